@@ -198,7 +198,8 @@ func New(streams IO) *cobra.Command {
 	root.AddCommand(
 		a.statusCommand(), a.topCommand(), a.webCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.hqdCommand(), a.mqdCommand(), a.amdlogCommand(),
 		a.traceCommand(), a.leaseCommand(),
-		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.reportRunCommand(), a.doctorCommand(), a.simCommand(), a.planCommand(),
+		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.reportRunCommand(), a.doctorCommand(),
+		a.simCommand(), a.planCommand(), a.trialCommand(), a.compareCommand(),
 		completionCommand(), a.versionCommand(),
 	)
 	root.SetHelpCommand(helpCommand(root))

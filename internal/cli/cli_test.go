@@ -39,6 +39,8 @@ func TestMain(m *testing.M) {
 //	terminal ARGS     runs gpctl as on a terminal
 //	python FILE WANT  reads FILE by Python, where it is installed, and compares queues
 //
+// run-pass, run-fail, run-slow and run-other are the folders of runs.
+//
 // Sockets: GPREEMPT_SOCKET is the machine, $DENIED refuses all requests, $SILENT never
 // answers, $DEAD has no listener.
 func TestScripts(t *testing.T) {
@@ -60,6 +62,9 @@ func TestScripts(t *testing.T) {
 			serve(test, env.Getenv(SocketEnv), newMachine())
 			serve(test, env.Getenv("DENIED"), newMachine(), grpc.UnaryInterceptor(denyAll))
 			serve(test, env.Getenv("SILENT"), newMachine(), grpc.UnaryInterceptor(silence))
+			if err := writeRuns(env.WorkDir); err != nil {
+				return err
+			}
 			dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: env.Getenv("DEAD"), Net: "unix"})
 			if err != nil {
 				return err

@@ -122,7 +122,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	if diff := cmp.Diff(help, documented); diff != "" {
 		t.Errorf("docs/api.md (-help +documented):\n%s", diff)
 	}
-	if len(help) != ExitNoGPU+1 {
-		t.Errorf("%d exit codes are documented, want %d", len(help), ExitNoGPU+1)
+	if len(help) != ExitCannotTell+1 {
+		t.Errorf("%d exit codes are documented, want %d", len(help), ExitCannotTell+1)
 	}
 }

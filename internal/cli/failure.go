@@ -33,6 +33,8 @@ const (
 	// Those of gpctl doctor.
 	ExitNotReady = 7
 	ExitNoGPU    = 8
+	// ExitCannotTell: a run has no verdict.
+	ExitCannotTell = 9
 )
 
 // failure is an error with its exit code.

@@ -31,11 +31,31 @@ type document struct {
 // Write writes a run to a folder, which it makes if it does not exist. Each file is replaced as
 // a whole, and run.json last: after a crash the folder has the run as it was, or as it is.
 func Write(dir string, run *Run) error {
-	if err := run.check(); err != nil {
-		return err
+	files, err := encode(run)
+	if err != nil {
+		return fmt.Errorf("cannot write the run to %s: %w", dir, err)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: the figures are no secret
 		return fmt.Errorf("cannot write the run: %w: choose another folder", err)
+	}
+	for _, f := range files {
+		if err := replace(dir, f.name, f.data); err != nil {
+			return fmt.Errorf("cannot write %s: %w", filepath.Join(dir, f.name), err)
+		}
+	}
+	return nil
+}
+
+// file is a file of a run.
+type file struct {
+	name string
+	data []byte
+}
+
+// encode returns the files of a run, in the order in which they must be written.
+func encode(run *Run) (files []file, err error) {
+	if err := run.check(); err != nil {
+		return nil, err
 	}
 	doc := document{Run: *run, Rows: map[string]int{}}
 	doc.Format = Format
@@ -49,26 +69,17 @@ func Write(dir string, run *Run) error {
 	}
 	for _, t := range tables {
 		var text bytes.Buffer
-		n, err := t.encode(&text, run)
-		if err == nil {
-			err = replace(dir, t.file, text.Bytes())
+		if doc.Rows[t.file], err = t.encode(&text, run); err != nil {
+			return nil, fmt.Errorf("%s: %w", t.file, err)
 		}
-		if err != nil {
-			return fmt.Errorf("cannot write %s: %w", filepath.Join(dir, t.file), err)
-		}
-		doc.Rows[t.file] = n
+		files = append(files, file{t.file, text.Bytes()})
 	}
-	if err := replace(dir, PlanFile, []byte(run.Plan)); err != nil {
-		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir, PlanFile), err)
-	}
+	files = append(files, file{PlanFile, []byte(run.Plan)})
 	text, err := json.MarshalIndent(doc, "", "  ")
-	if err == nil {
-		err = replace(dir, RunFile, append(text, '\n'))
-	}
 	if err != nil {
-		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir, RunFile), err)
+		return nil, fmt.Errorf("%s: %w", RunFile, err)
 	}
-	return nil
+	return append(files, file{RunFile, append(text, '\n')}), nil
 }
 
 // Append adds a finished repeat of the named arm to a run, and writes the run to its folder, so

@@ -24,6 +24,8 @@ type Verdict struct {
 	Origin  Origin `json:"origin"`
 	// Reasons say why the result is not PASS; empty for PASS.
 	Reasons []string `json:"reasons,omitempty"`
+	// Unverified is what was not looked at, and does not change the result.
+	Unverified []string `json:"unverified,omitempty"`
 	// Criteria has an entry for each protected arm and limit, in the order of arms and names.
 	Criteria []Criterion `json:"criteria"`
 }
@@ -64,6 +66,9 @@ func Judge(run *Run, p Profile) Verdict {
 			continue
 		}
 		protected++
+		if len(pool(arm.Repeats, reading(HQDsSuspended))) == 0 {
+			v.Unverified = append(v.Unverified, arm.Name+": whether the hardware slots of suspended processes are empty")
+		}
 		for _, name := range slices.Sorted(maps.Keys(p.Limits)) {
 			c, known := criteria[name]
 			if !known {

@@ -167,6 +167,17 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 	}
 }
 
+func TestSlotsThatWereNotReadAreUnverified(t *testing.T) {
+	run := sound()
+	for i := range run.Arms[3].Repeats {
+		run.Arms[3].Repeats[i].Samples = nil
+	}
+	v := evidence.Judge(run, profile(t, "documents-s3"))
+	if diff := cmp.Diff([]string{"protected: whether the hardware slots of suspended processes are empty"}, v.Unverified); v.Result != evidence.Pass || diff != "" {
+		t.Errorf("%s: %s", v.Result, diff)
+	}
+}
+
 func TestProfileWithoutLimitsCannotTell(t *testing.T) {
 	if v := evidence.Judge(sound(), evidence.Profile{}); v.Result != evidence.CannotTell {
 		t.Errorf("%+v", v)

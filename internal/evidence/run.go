@@ -46,7 +46,7 @@ type Fault struct {
 	Arm    string `json:"arm"`
 	Repeat int    `json:"repeat"`
 	What   string `json:"what"`
-	// Fails: the run failed (lost packets, HQDs that did not empty), rather than cannot be judged.
+	// Fails: the run failed (lost packets, HQDs that did not empty), rather than has no verdict.
 	Fails bool `json:"fails"`
 }
 

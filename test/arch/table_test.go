@@ -76,6 +76,9 @@ var table = []struct {
 	{"internal/daemon", rule{imports: []string{apiV1, "internal/accept", "internal/accept/workload", "internal/conformance", "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/api", "pkg/gpreempt"}}},
 
+	// The clients: they reach the daemon over its socket and in no other way.
+	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
+
 	// Evidence: what gpreempt does to given work, simulated, emulated or on hardware.
 	{"internal/scenario", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
 	{"internal/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/stat"}}},
@@ -83,8 +86,7 @@ var table = []struct {
 	{"internal/report", rule{imports: []string{"internal/evidence", "internal/stat"}}},
 	{"internal/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/evidence", "internal/scenario", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 
-	// The clients: they reach the daemon over its socket and in no other way.
-	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
+	// The commands of gpctl.
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/kfdtrace", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},

@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/internal/evidence"
+	"github.com/gpreempt/gpreempt/internal/scenario"
+	"github.com/gpreempt/gpreempt/internal/trial"
+)
+
+func (a *app) compareCommand() *cobra.Command {
+	var (
+		f                 trialFlags
+		queues, processes []int
+		iterations        int
+		hold, gap         time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "compare --offline COMMAND",
+		Short: "Compare policies and mechanisms by repeated leases, over numbers of queues and processes",
+		Args:  operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case len(f.own.Offline.Commands)+len(f.own.Offline.PIDs)+len(f.own.Offline.Containers) == 0:
+				return usage(cmd, "missing --offline: a command line, with {queues} for the number of queues")
+			case iterations < 1 || hold <= 0 || gap < 0:
+				return usage(cmd, "--iterations and --hold must be greater than 0, and --gap not negative")
+			case slices.ContainsFunc(slices.Concat(queues, processes), func(n int) bool { return n < 1 }):
+				return usage(cmd, "--queues and --processes must be greater than 0")
+			}
+			sized := slices.ContainsFunc(f.own.Offline.Commands, func(c string) bool { return strings.Contains(c, "{queues}") })
+			if !sized && len(queues) > 1 {
+				if cmd.Flags().Changed("queues") {
+					return usage(cmd, "--queues needs {queues} in a command of --offline, which it replaces")
+				}
+				queues = queues[:1]
+			}
+			p := f.own
+			p.Name, p.Online, p.Count = "compare", trial.Online{Hold: hold, MaxWait: longestWait}, iterations
+			p.Arrivals = scenario.Arrivals{Kind: scenario.Constant, Rate: 1 / (hold + gap).Seconds()}
+			p.Profile = or(f.profile, noProfile)
+			if p.Repeats == 0 {
+				p.Repeats = 1
+			}
+			for _, policy := range orEmpty(f.policies) {
+				for _, mechanism := range orEmpty(f.mechanisms) {
+					for _, q := range queues {
+						for _, n := range processes {
+							p.Arms = append(p.Arms, trial.Arm{Kind: evidence.Protected, Policy: policy, Mechanism: mechanism, Queues: q, Processes: n})
+						}
+					}
+				}
+			}
+			if len(p.Offline.Commands) == 0 { // running jobs have the queues and processes that they have
+				for i := range p.Arms {
+					p.Arms[i].Queues, p.Arms[i].Processes = 0, 0
+				}
+				p.Arms = slices.CompactFunc(p.Arms, func(a, b trial.Arm) bool { return a == b })
+			}
+			if err := f.findGPUs(a, cmd, &p); err != nil {
+				return err
+			}
+			if err := checkPlan(&p); err != nil {
+				return err
+			}
+			if err := checkProfile(p.Profile); err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("dry-run") {
+				return a.show(struct {
+					Arms []string `json:"arms"`
+				}{armNames(p.Arms)}, func(out *printer) {
+					out.linef("%s of %s each, about %s:", count(len(p.Arms), "arm"), count(iterations, "iteration"), duration(p.Estimate()))
+					for _, name := range armNames(p.Arms) {
+						out.linef("  %s", name)
+					}
+				})
+			}
+			return a.trialRun(cmd, &p, "compare", f.out)
+		},
+	}
+	flags := cmd.Flags()
+	f.addWork(flags)
+	flags.IntSliceVar(&queues, "queues", []int{1, 3, 10}, "numbers of queues, for {queues} in --offline")
+	flags.IntSliceVar(&processes, "processes", []int{1, 8}, "how often each --offline is started")
+	flags.IntVar(&iterations, "iterations", 100, "leases in each repeat")
+	flags.DurationVar(&hold, "hold", 10*time.Millisecond, "how long each lease is held")
+	flags.DurationVar(&gap, "gap", 100*time.Millisecond, "time between the end of a lease and the next")
+	flags.Bool("dry-run", false, "show the arms without running them")
+	complete(cmd, "profile", evidence.ProfileNames())
+	return cmd
+}
+
+// longestWait is how long an announcement waits for quiet GPUs: the comparison is of how long that
+// takes.
+const longestWait = 10 * time.Second
+
+func armNames(arms []trial.Arm) (names []string) {
+	for _, arm := range arms {
+		names = append(names, arm.Name())
+	}
+	return names
+}

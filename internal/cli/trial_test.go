@@ -1,0 +1,71 @@
+package cli
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/gpreempt/gpreempt/internal/evidence"
+)
+
+// writeRuns writes runs for the scripts below a directory: run-pass, run-fail and run-slow (another
+// of the same plan), and run-other, which is unlike the others.
+func writeRuns(dir string) error {
+	for name, slower := range map[string]float64{"run-pass": 0, "run-fail": 0, "run-slow": 1.5, "run-other": 0} {
+		run := madeUpRun(slower)
+		switch name {
+		case "run-fail":
+			run.Arms[3].Repeats[1].Lost = 2
+			run.Faults = []evidence.Fault{{Arm: "shared", Repeat: 0, What: "job 1 ended early, with exit status 1"}}
+		case "run-other":
+			run.Environment["gpreemptd"] = "v0.2.0"
+		}
+		if err := evidence.Write(filepath.Join(dir, name), run); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// madeUpRun is a run with figures that nobody measured.
+func madeUpRun(slower float64) *evidence.Run {
+	run := &evidence.Run{
+		Name: "made-up", Command: "trial", Origin: evidence.Simulated, Backend: "simulated mi300x", Plan: "version: 1\nname: made-up\nprofile: documents-s5\n",
+		Environment: map[string]string{"gpreemptd": "v0.3.0", "kernel": "6.12"}, Planned: 2,
+		Arms: []evidence.Arm{
+			{Name: "offline alone", Kind: evidence.OfflineAlone}, {Name: "online alone", Kind: evidence.OnlineAlone},
+			{Name: "shared", Kind: evidence.Shared}, {Name: "protected:strict", Kind: evidence.Protected, Policy: "strict", Mechanism: "dbgtrap"},
+		},
+	}
+	latency := map[evidence.ArmKind]float64{evidence.OnlineAlone: 6, evidence.Shared: 20, evidence.Protected: 7.5 + slower}
+	work := map[evidence.ArmKind]float64{evidence.OfflineAlone: 1000, evidence.Shared: 950, evidence.Protected: 920}
+	for i := range run.Arms {
+		arm := &run.Arms[i]
+		for repeat := range run.Planned {
+			r := evidence.Repeat{Seconds: 10}
+			if w := work[arm.Kind]; w > 0 {
+				r.Work, r.WorkUnit = w+float64(repeat), "steps"
+			}
+			for n := range 100 {
+				if latency[arm.Kind] == 0 {
+					break
+				}
+				at := float64(100 * n)
+				q := evidence.Request{At: at, Total: latency[arm.Kind] + float64(n%10)/10}
+				if arm.Kind == evidence.Protected {
+					q.Announce = 1
+					r.Suspends = append(r.Suspends, evidence.Timed{At: at, MS: 0.4 + float64(n%7)/100})
+					r.Resumes = append(r.Resumes, evidence.Timed{At: at + q.Total, MS: 0.3})
+				}
+				q.Service = q.Total - q.Announce
+				r.Requests = append(r.Requests, q)
+			}
+			if arm.Kind == evidence.Protected {
+				r.Samples = []evidence.Sample{{At: 10000, Values: map[string]float64{
+					evidence.HQDsActive: 8, evidence.HQDsSuspended: 0, evidence.HQDsAfter: 8, evidence.CPU: 0.25,
+				}}}
+			}
+			arm.Repeats = append(arm.Repeats, r)
+		}
+	}
+	return run
+}

@@ -1,0 +1,378 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/internal/evidence"
+	"github.com/gpreempt/gpreempt/internal/trial"
+)
+
+// trialResult is the result of a trial for programs.
+type trialResult struct {
+	Dir     string             `json:"dir"`
+	Name    string             `json:"name"`
+	Command string             `json:"command"`
+	Origin  evidence.Origin    `json:"origin"`
+	Backend string             `json:"backend"`
+	Verdict *evidence.Verdict  `json:"verdict,omitempty"`
+	Arms    []evidence.Summary `json:"arms"`
+	Faults  []evidence.Fault   `json:"faults"`
+	Alarms  []evidence.Alarm   `json:"alarms"`
+}
+
+// showRun shows the figures of a run and the verdict by a profile, "" for that of its plan. The exit
+// code is that of the verdict.
+func (a *app) showRun(dir string, run *evidence.Run, profile string) error {
+	if profile == "" {
+		p, err := trial.Parse(evidence.PlanFile, []byte(run.Plan))
+		if err == nil {
+			profile = p.Profile
+		}
+	}
+	result := trialResult{
+		Dir: dir, Name: run.Name, Command: run.Command, Origin: run.Origin, Backend: run.Backend, Arms: evidence.Summarize(run), Faults: run.Faults,
+		Alarms: run.Alarms,
+	}
+	if profile != "" && profile != noProfile {
+		limits, err := evidence.LoadProfile(profile)
+		if err != nil {
+			return &failure{code: ExitUsage, message: err.Error(), next: "gpctl trial profiles"}
+		}
+		verdict := evidence.Judge(run, limits)
+		result.Verdict = &verdict
+	}
+	if err := a.show(result, func(p *printer) { printRun(p, &result) }); err != nil {
+		return err
+	}
+	switch {
+	case result.Verdict == nil && len(run.Faults) > 0:
+		return &failure{code: ExitFailure}
+	case result.Verdict == nil || result.Verdict.Result == evidence.Pass:
+		return nil
+	case result.Verdict.Result == evidence.Fail:
+		return &failure{code: ExitFailure}
+	}
+	return &failure{code: ExitCannotTell}
+}
+
+// noProfile as a profile: no verdict.
+const noProfile = "none"
+
+func printRun(p *printer, r *trialResult) {
+	p.linef("%s on %s: %s", r.Name, r.Backend, strings.ToUpper(string(r.Origin)))
+	p.linef("")
+	t := p.table("", columns{
+		"ARM", ">REPEATS", ">REQUESTS", ">FAILED", ">MEAN", "+>STD", ">P50", "+>P95", ">P99", ">MAX", "+>SPREAD", ">ANNOUNCE", "+>START", "+>SERVICE", ">OFFLINE WORK", ">OF ALONE",
+	})
+	for i := range r.Arms {
+		s := &r.Arms[i]
+		t.row(s.Arm, s.Repeats, s.Latency.N+s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
+			inMS(s.Latency.N, s.Latency.P95), inMS(s.Latency.N, s.Latency.P99), inMS(s.Latency.N, s.Latency.Max), inMS(s.Latency.N, s.Latency.SpreadP99),
+			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s))
+	}
+	t.flush()
+	durations := p.table("", columns{"ARM", "", ">N", ">MEAN", ">STD", ">P50", ">P95", ">P99", ">MAX"})
+	any := false
+	for i := range r.Arms {
+		s := &r.Arms[i]
+		for _, d := range []struct {
+			name string
+			evidence.Distribution
+		}{{"suspend", s.Suspends}, {"resume", s.Resumes}} {
+			if d.N > 0 {
+				any = true
+				durations.row(s.Arm, d.name, d.N, inMS(d.N, d.Mean), inMS(d.N, d.Std), inMS(d.N, d.P50), inMS(d.N, d.P95), inMS(d.N, d.P99), inMS(d.N, d.Max))
+			}
+		}
+	}
+	if any {
+		p.linef("")
+		durations.flush()
+	}
+	printReadings(p, r.Arms)
+	printVerdict(p, r)
+	p.linef("")
+	p.linef("samples: %s", r.Dir)
+}
+
+// printReadings prints the means of what was read of the machine.
+func printReadings(p *printer, arms []evidence.Summary) {
+	names := map[string]bool{}
+	for i := range arms {
+		for name := range arms[i].Readings {
+			names[name] = true
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	sorted := slices.Sorted(maps.Keys(names))
+	cols := columns{"ARM"}
+	for _, name := range sorted {
+		cols = append(cols, ">"+strings.ToUpper(strings.ReplaceAll(name, "_", " ")))
+	}
+	p.linef("")
+	t := p.table("", cols)
+	for i := range arms {
+		row := []any{arms[i].Arm}
+		for _, name := range sorted {
+			if v, ok := arms[i].Readings[name]; ok {
+				row = append(row, figure(v))
+			} else {
+				row = append(row, "-")
+			}
+		}
+		t.row(row...)
+	}
+	t.flush()
+}
+
+func printVerdict(p *printer, r *trialResult) {
+	p.linef("")
+	v := r.Verdict
+	if v == nil {
+		for _, f := range r.Faults {
+			p.line(cell{"fault: ", styleBad}, fmt.Sprintf("%s, repeat %d: %s", f.Arm, f.Repeat+1, f.What))
+		}
+		for _, alarm := range r.Alarms {
+			p.line(cell{"alarm: ", styleBad}, alarm.From+": "+alarm.Text)
+		}
+		p.linef("no verdict: --profile chooses the limits for one")
+		return
+	}
+	if len(v.Criteria) > 0 {
+		t := p.table("", columns{"CRITERION", "ARM", ">FIGURE", ">LIMIT", "UNIT", ">SPREAD", "RESULT"})
+		for _, c := range v.Criteria {
+			got, limit := "-", "< "
+			if c.Figure != nil {
+				got = figure(*c.Figure)
+			}
+			if c.AtLeast {
+				limit = ">= "
+			}
+			t.row(c.Name, c.Arm, got, limit+figure(c.Limit), c.Unit, figure(c.Spread), resultCell(c.Result))
+		}
+		t.flush()
+		p.linef("")
+	}
+	p.line(strings.ToUpper(string(v.Origin))+", profile "+v.Profile+": ", resultCell(v.Result))
+	const most = 20
+	for i, reason := range v.Reasons {
+		if i == most {
+			p.linef("  and %d more: -o json has all", len(v.Reasons)-most)
+			break
+		}
+		p.linef("  %s", reason)
+	}
+	for _, what := range v.Unverified {
+		p.linef("  not verified: %s", what)
+	}
+}
+
+func resultCell(r evidence.Result) cell {
+	return cell{string(r), map[evidence.Result]style{evidence.Pass: styleGood, evidence.Fail: styleBad, evidence.CannotTell: styleNote}[r]}
+}
+
+// inMS formats a duration in milliseconds of n samples.
+func inMS(n int, v float64) string {
+	if n == 0 {
+		return "-"
+	}
+	return figure(v) + "ms"
+}
+
+// figure formats a number with three digits that matter.
+func figure(v float64) string {
+	switch abs := max(v, -v); {
+	case abs >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case abs >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case abs >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3f", v)
+}
+
+func workText(s *evidence.Summary) string {
+	if s.WorkUnit == "" {
+		return "-"
+	}
+	return figure(s.WorkRate) + " " + s.WorkUnit + "/s"
+}
+
+func relative(s *evidence.Summary) string {
+	if s.WorkRelative == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*s.WorkRelative)
+}
+
+// readRun reads a run for a command.
+func readRun(dir string) (*evidence.Run, error) {
+	run, err := evidence.Read(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("%s has no run: %s does not exist", dir, evidence.RunFile), next: "gpctl trial --output-dir " + dir}
+	}
+	if err != nil {
+		return nil, &failure{code: ExitFailure, message: err.Error()}
+	}
+	return run, nil
+}
+
+func (a *app) trialJudge() *cobra.Command {
+	var profile string
+	cmd := &cobra.Command{
+		Use:   "judge DIR",
+		Short: "Show a run, with the verdict by another profile",
+		Args:  operands("DIR"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			run, err := readRun(args[0])
+			if err != nil {
+				return err
+			}
+			return a.showRun(args[0], run, profile)
+		},
+	}
+	cmd.Flags().StringVar(&profile, "profile", "", "`NAME` of the profile, or the path of a YAML file (default: that of the plan)")
+	complete(cmd, "profile", evidence.ProfileNames())
+	return cmd
+}
+
+// runComparison is the comparison of two runs for programs.
+type runComparison struct {
+	A      string           `json:"a"`
+	B      string           `json:"b"`
+	Origin evidence.Origin  `json:"origin"`
+	Ratios []evidence.Ratio `json:"ratios"`
+}
+
+func (a *app) trialCompare() *cobra.Command {
+	var except []string
+	cmd := &cobra.Command{
+		Use:   "compare A B",
+		Short: "Show the figures of run B as ratios to those of run A",
+		Args:  operands("A", "B"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			first, err := readRun(args[0])
+			if err != nil {
+				return err
+			}
+			second, err := readRun(args[1])
+			if err != nil {
+				return err
+			}
+			ratios, err := evidence.Compare(first, second, except...)
+			if err != nil {
+				return &failure{code: ExitRefused, message: err.Error(), next: cmd.CommandPath() + " --except KEY, for a key of the environment that differs on purpose"}
+			}
+			result := runComparison{A: args[0], B: args[1], Origin: first.Origin, Ratios: ratios}
+			return a.show(result, func(p *printer) {
+				p.linef("%s, B divided by A, with 95 %% intervals", strings.ToUpper(string(first.Origin)))
+				p.linef("")
+				t := p.table("", columns{"ARM", "FIGURE", ">A", ">B", "UNIT", ">RATIO", ">FROM", ">TO", "", "+>N OF A", "+>N OF B"})
+				for _, r := range ratios {
+					differs := ""
+					if r.Low > 1 || r.High < 1 {
+						differs = "differs"
+					}
+					t.row(r.Arm, r.Figure, figure(r.A), figure(r.B), r.Unit, figure(r.Ratio), figure(r.Low), figure(r.High), differs, r.NA, r.NB)
+				}
+				t.flush()
+			})
+		},
+	}
+	cmd.Flags().StringArrayVar(&except, "except", nil, "`KEY` of the environment that may differ; may be repeated")
+	return cmd
+}
+
+// planSummary is a plan for programs.
+type planSummary struct {
+	Name    string `json:"name"`
+	About   string `json:"about"`
+	Profile string `json:"profile"`
+	Takes   string `json:"takes"`
+	Plan    string `json:"plan"`
+}
+
+func (a *app) trialPlans() *cobra.Command {
+	return &cobra.Command{
+		Use:   "plans",
+		Short: "List the plans that gpctl brings; -o yaml has their text",
+		Args:  operands(),
+		RunE: func(*cobra.Command, []string) error {
+			var list []planSummary
+			for _, name := range trial.PlanNames() {
+				file, text, err := trial.ReadPlan(name)
+				if err != nil {
+					return err
+				}
+				p, err := trial.Parse(file, text)
+				if err != nil {
+					return err
+				}
+				p.Normalize()
+				list = append(list, planSummary{Name: name, About: p.About, Profile: p.Profile, Takes: duration(p.Estimate()), Plan: string(text)})
+			}
+			return a.show(struct {
+				Plans []planSummary `json:"plans"`
+			}{list}, func(p *printer) {
+				t := p.table("", columns{"PLAN", ">TAKES", "PROFILE", "ABOUT"})
+				for _, plan := range list {
+					t.row(plan.Name, plan.Takes, plan.Profile, plan.About)
+				}
+				t.flush()
+			})
+		},
+	}
+}
+
+// profileSummary is a profile for programs.
+type profileSummary struct {
+	Name   string             `json:"name"`
+	About  string             `json:"about"`
+	Limits map[string]float64 `json:"limits"`
+}
+
+func (a *app) trialProfiles() *cobra.Command {
+	return &cobra.Command{
+		Use:   "profiles",
+		Short: "List the profiles that gpctl brings, and what a profile may limit",
+		Args:  operands(),
+		RunE: func(*cobra.Command, []string) error {
+			var list []profileSummary
+			for _, name := range evidence.ProfileNames() {
+				p, err := evidence.LoadProfile(name)
+				if err != nil {
+					return err
+				}
+				list = append(list, profileSummary{p.Name, p.About, p.Limits})
+			}
+			return a.show(struct {
+				Profiles []profileSummary `json:"profiles"`
+			}{list}, func(p *printer) {
+				t := p.table("", columns{"PROFILE", "CRITERION", ">LIMIT"})
+				for _, profile := range list {
+					for _, name := range slices.SortedFunc(maps.Keys(profile.Limits), cmp.Compare[string]) {
+						t.row(profile.Name, name, figure(profile.Limits[name]))
+					}
+				}
+				t.flush()
+				p.linef("")
+				t = p.table("", columns{"CRITERION", "LIMIT IS", "UNIT", "MEANING"})
+				for _, c := range evidence.Criteria() {
+					t.row(c.Name, map[bool]string{true: "least", false: "below"}[c.AtLeast], c.Unit, c.Meaning)
+				}
+				t.flush()
+			})
+		},
+	}
+}

@@ -1,0 +1,313 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/evidence"
+)
+
+// unmanaged is a config by which no process is offline: a trial classifies its jobs itself.
+var unmanaged = atOnce[:strings.Index(atOnce, "rules:")] + `safety:
+  hazards:
+    - {id: emulated, gfx: ["gfx*"], action: allow, why: It is emulated.}
+`
+
+// lenient has limits that a busy host keeps: the tests are about what a trial does.
+const lenient = `version: 1
+name: lenient
+limits: {online_max_ms: 60000, suspend_mean_ms: 60000, resume_mean_ms: 60000}
+`
+
+// workReports has the client report how far it is, twenty times a second.
+const (
+	workReports  = `while sleep 0.05; do echo report; done | exec %s --runtime --queues 2 --depth 2 --duration 2000 --occupancy 300000%s`
+	workProgress = `\],"packets":\d+,"count":(\d+)`
+)
+
+// trialOf runs gpctl trial on the machine.
+func trialOf(t *testing.T, m *emulated, d *daemon, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	cmd := trialCommand(m, d, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func trialCommand(m *emulated, d *daemon, args ...string) *exec.Cmd {
+	cmd := m.Command(context.Background(), gpctl, append([]string{"--socket", d.socket}, args...)...)
+	cmd.Env = environment(cmd.Env...)
+	return cmd
+}
+
+// serving returns the flags for a server: one in Python that announces its work by the SDK, or
+// kfdemu answer, whose work the trial announces.
+func serving(t *testing.T) []string {
+	t.Helper()
+	answer := kfdemuBinary + " answer --packets 10 --duration 200"
+	for _, python := range []string{"/usr/bin/python3", "python3"} {
+		if exec.CommandContext(t.Context(), python, "-c", "import google.protobuf").Run() != nil {
+			continue
+		}
+		bindings, err := filepath.Abs("../../bindings/python")
+		if err != nil {
+			t.Fatal(err)
+		}
+		script := filepath.Join(t.TempDir(), "serve.py")
+		text := `import subprocess, sys
+import gpreempt
+model = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+model.stdout.readline()
+chat = gpreempt.online(gpus=gpreempt.ALL, label="chat", max_wait=5)
+print("ready", flush=True)
+for line in sys.stdin:
+    with chat as lease:
+        model.stdin.write("\n")
+        model.stdin.flush()
+        model.stdout.readline()
+    print("answer", lease.protected, flush=True)
+`
+		if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return []string{
+			"--online", fmt.Sprintf("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=%s exec %s %s %s", bindings, python, script, answer),
+			"--request", "stdin", "--ready", "^ready$", "--answer", "^answer", "--announce", "command",
+		}
+	}
+	t.Log("no python3 with protobuf: the server is kfdemu answer")
+	return []string{"--online", "exec " + answer, "--request", "stdin", "--ready", `"ready"`, "--answer", `"answer"`}
+}
+
+// written writes a file and returns its path.
+func written(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	d := m.start(unmanaged)
+	before, err := d.admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	args := append([]string{
+		"trial", "-o", "json", "--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress, "--unit", "packets", "--rate", "20", "--count", "20",
+		"--repeats", "2", "--warm-up", "300ms", "--policy", "share", "--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir,
+	}, serving(t)...)
+	code, stdout, stderr := trialOf(t, m, d, args...)
+	var result struct {
+		Verdict evidence.Verdict
+		Arms    []evidence.Summary
+		Backend string
+	}
+	if err := json.Unmarshal([]byte(stdout), &result); err != nil {
+		t.Fatalf("exit code %d: %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	if code != 0 || result.Verdict.Result != evidence.Pass || result.Verdict.Origin != evidence.Emulated || !strings.HasPrefix(result.Backend, "emulated") {
+		t.Errorf("exit code %d: %s\n%s", code, stdout, stderr)
+	}
+	run, err := evidence.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i, arm := range run.Arms {
+		names = append(names, arm.Name)
+		for n, r := range arm.Repeats {
+			requests := 20
+			if arm.Kind == evidence.OfflineAlone {
+				requests = 0
+			}
+			if len(r.Requests) != requests || r.Seconds <= 0 || len(r.Samples) == 0 || (r.Work > 0) != (arm.Kind != evidence.OnlineAlone) {
+				t.Errorf("%s, repeat %d: %d requests, %v s, %d samples, %v %s", arm.Name, n+1, len(r.Requests), r.Seconds, len(r.Samples), r.Work, r.WorkUnit)
+			}
+			protected := arm.Kind == evidence.Protected
+			if protected != (len(r.Suspends) > 0) || protected != (len(r.Resumes) > 0) || protected && result.Arms[i].Readings[evidence.HQDsActive] == 0 {
+				t.Errorf("%s, repeat %d: %d suspends, %d resumes, %v", arm.Name, n+1, len(r.Suspends), len(r.Resumes), result.Arms[i].Readings)
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{"offline alone", "online alone", "shared", "protected:share"}, names); diff != "" {
+		t.Error(diff)
+	}
+	if protected := run.Arms[3]; protected.Mechanism != "dbgtrap" || protected.Policy != "share" {
+		t.Errorf("mechanism %q, policy %q", protected.Mechanism, protected.Policy)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range files {
+		files[i] = filepath.Base(files[i])
+	}
+	want := []string{"logs", "pids.json", "plan.yaml", "requests.csv", "resumes.csv", "run.json", "samples.csv", "spans.csv", "suspends.csv"}
+	if diff := cmp.Diff(want, files); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	if logs, err := filepath.Glob(filepath.Join(dir, "logs", "*.log")); err != nil || len(logs) != 2*3*2 {
+		t.Errorf("%d logs: %v, %v", len(logs), logs, err)
+	}
+	after, err := d.admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	if err != nil || !proto.Equal(before, after) {
+		t.Errorf("the policy was %v and is %v: %v", before, after, err)
+	}
+	d.eventually("the jobs have ended", func() bool { return d.status().GetTargetCount() == 0 })
+
+	// The runs of one machine and plan can be compared, and a run with itself has ratio 1.
+	if r := d.ctl("trial", "compare", dir, dir); r.Code != 0 || !strings.Contains(r.Out, "online mean") || strings.Contains(r.Out, "differs") {
+		t.Errorf("trial compare: %+v", r)
+	}
+	if r := d.ctl("trial", "judge", dir, "--profile", "documents-s3"); r.Code != 9 || !strings.Contains(r.Out, "EMULATED, profile documents-s3: CANNOT TELL") {
+		t.Errorf("trial judge: %+v", r)
+	}
+	if r := d.ctl("trial", "--resume", dir); r.Code == 0 && !strings.Contains(r.Out, "PASS") {
+		t.Errorf("resume of a complete run: %+v", r)
+	}
+}
+
+// A trial whose work does not do what it should is never a success.
+func TestBrokenTrialNeverPasses(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	d := m.start(unmanaged)
+	work := kfdemuBinary + " work"
+	answer := []string{"--online", "exec " + kfdemuBinary + " answer --packets 5 --duration 200", "--request", "stdin", "--ready", `"ready"`, "--answer", `"answer"`}
+	job := []string{"--offline", fmt.Sprintf(workReports, work, "")}
+	for name, tc := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"job that ends": {
+			slices.Concat(answer, []string{"--offline", fmt.Sprintf(workReports, work, " --packets 400")}), 1, "ended early",
+		},
+		"job that stands": {
+			slices.Concat(answer, []string{"--offline", fmt.Sprintf(workReports, work, " --rate 0.001")}), 1, "the offline work made no progress",
+		},
+		"job without queues": {
+			slices.Concat(answer, []string{"--offline", "sleep 0.3"}), 1, "ended early",
+		},
+		"failing request": {
+			slices.Concat(job, []string{"--request", "echo out of memory >&2; exit 3"}), 1, "the first request failed: exit status 3: out of memory",
+		},
+		"server that ends": {
+			slices.Concat(job, []string{"--online", "exit 4", "--ready", "x", "--request", "stdin"}), 1, "ended before it was ready, with exit status 4",
+		},
+		"requests that fail later": {
+			slices.Concat(job, []string{"--online", `sleep 0.1; for i in 1 2 3; do echo gpreempt-request total_ms=1; sleep 0.1; done; exit 5`}), 1, "requests failed",
+		},
+		"mechanism that is not used": {
+			slices.Concat(job, answer, []string{"--mechanism", "freezer"}), 9, "is suspended by dbgtrap and not by freezer",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := trialOf(t, m, d, append([]string{
+				"trial", "--arm", "protected", "--progress", workProgress, "--rate", "10", "--count", "10", "--duration", "5s", "--repeats", "1", "--warm-up", "200ms",
+				"--profile", written(t, "lenient.yaml", lenient), "--output-dir", filepath.Join(t.TempDir(), "run"),
+			}, tc.args...)...)
+			if code != tc.code || !strings.Contains(stdout+stderr, tc.want) || strings.Contains(stdout, "lenient: PASS") {
+				t.Errorf("exit code %d, want %d with %q:\n%s\n%s", code, tc.code, tc.want, stdout, stderr)
+			}
+			d.eventually("the jobs have ended", func() bool { return d.status().GetTargetCount() == 0 })
+		})
+	}
+}
+
+// Ctrl-C ends a trial and what it started, and undoes what it changed; --resume continues it.
+func TestInterruptedTrialLeavesNothingAndIsContinued(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	d := m.start(unmanaged)
+	w := m.serve("--runtime", "--queues", "2", "--duration", "2000", "--occupancy", "300000")
+	d.eventually("the job is found", func() bool { return d.target(w.PID).GetQueueCount() == 2 })
+	dir := filepath.Join(t.TempDir(), "run")
+	cmd := trialCommand(m, d, append([]string{
+		"trial", "--pid", fmt.Sprint(w.PID), "--arm", "shared", "--arm", "protected", "--rate", "10", "--count", "30", "--repeats", "1", "--warm-up", "200ms",
+		"--policy", "balanced", "--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir,
+	}, serving(t)...)...)
+	var out lines
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stuck := time.AfterFunc(3*timeout, func() { _ = cmd.Process.Kill() })
+	defer stuck.Stop()
+	d.eventually("the protected arm suspends the job", func() bool {
+		target := d.target(w.PID)
+		return target.GetClass() == gpreemptv1.Class_CLASS_OFFLINE && target.GetSuspends() > 2
+	})
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // checked below
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(out.String(), "was interrupted") || !strings.Contains(out.String(), "--resume "+dir) {
+		t.Errorf("exit code %d:\n%s", code, &out)
+	}
+	d.eventually("the job is unmanaged and runs", func() bool {
+		target := d.target(w.PID)
+		return target.GetClass() == gpreemptv1.Class_CLASS_UNMANAGED && target.GetDecidedBy() == "default" && target.GetState() == gpreemptv1.TargetState_TARGET_STATE_RUNNING
+	})
+	d.eventually("the server has ended", func() bool { return d.status().GetTargetCount() == 1 })
+	if policy := d.status().GetPolicy(); policy != "custom" {
+		t.Errorf("the policy is %s", policy)
+	}
+	run, err := evidence.Read(dir)
+	if err != nil || len(run.Arms[0].Repeats) != 1 || len(run.Arms[1].Repeats) != 0 {
+		t.Fatalf("the folder has %+v: %v", run, err)
+	}
+	code, stdout, stderr := trialOf(t, m, d, "trial", "--resume", dir)
+	if run, err = evidence.Read(dir); err != nil || len(run.Arms[1].Repeats) != 1 || len(run.Arms[1].Repeats[0].Suspends) == 0 || run.Arms[1].Repeats[0].Work == 0 {
+		t.Errorf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	}
+}
+
+func TestCompareMeasuresPoliciesAndQueues(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	d := m.start(unmanaged)
+	dir := filepath.Join(t.TempDir(), "run")
+	code, stdout, stderr := trialOf(t, m, d, "compare", "-o", "json", "--offline",
+		fmt.Sprintf(strings.ReplaceAll(workReports, "--queues 2", "--queues {queues}"), kfdemuBinary+" work", ""), "--progress", workProgress,
+		"--policy", "strict", "--policy", "balanced", "--queues", "1,3", "--processes", "2", "--iterations", "15", "--hold", "5ms", "--gap", "100ms",
+		"--warm-up", "200ms", "--output-dir", dir)
+	var result struct{ Arms []evidence.Summary }
+	if err := json.Unmarshal([]byte(stdout), &result); err != nil || code != 0 {
+		t.Fatalf("exit code %d: %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	var names []string
+	for _, arm := range result.Arms {
+		names = append(names, arm.Arm)
+		if arm.Latency.N != 15 || arm.Suspends.N == 0 || arm.Latency.Mean <= 0 || arm.Latency.Mean != arm.Announce.Mean {
+			t.Errorf("%+v", arm)
+		}
+	}
+	want := []string{
+		"protected:strict, queues 1, processes 2", "protected:strict, queues 3, processes 2",
+		"protected:balanced, queues 1, processes 2", "protected:balanced, queues 3, processes 2",
+	}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Error(diff)
+	}
+}
