@@ -4,13 +4,15 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/tools/txtar"
+	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/gpreempt/gpreempt/internal/evidence"
 	"github.com/gpreempt/gpreempt/internal/sim"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -90,6 +92,30 @@ func TestTargetsWithoutALineAreInferredFromTheirSuspensions(t *testing.T) {
 	}
 	if got.inferred != 1 {
 		t.Errorf("%d are inferred", got.inferred)
+	}
+}
+
+func TestRunOfAPlanIsReadBack(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	args := []string{"plan", "mi308x-matmul", "--duration", "2s", "--policy", "strict", "--floor", "0,0.5", "--repeats", "2", "--run", dir}
+	var stdout, stderr bytes.Buffer
+	if code := Main(t.Context(), args, strings.NewReader(""), &stdout, &stderr, func(string) string { return "" }); code != ExitOK {
+		t.Fatalf("code %d: %s", code, stderr.String())
+	}
+	run, err := evidence.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var arms []string
+	for _, a := range run.Arms {
+		arms = append(arms, fmt.Sprint(a.Name, ": ", len(a.Repeats)))
+	}
+	want := []string{"offline alone: 2", "online alone: 2", "no preemption: 2", "strict, share floor 0.00: 2", "strict, share floor 0.50: 2"}
+	if diff := cmp.Diff(want, arms); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if run.Command != "plan" || run.Origin != evidence.Simulated || !strings.Contains(run.Plan, "name: mi308x-matmul") {
+		t.Errorf("command %q, origin %q, plan\n%s", run.Command, run.Origin, run.Plan)
 	}
 }
 
