@@ -67,12 +67,12 @@ func number(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 var tables = []*table{
 	{
 		file:    "requests.csv",
-		columns: []string{"at_ms", "total_ms", "announce_ms", "start_ms", "service_ms", "ttft_ms", "tpot_ms", "preemptions", "failed"},
+		columns: []string{"at_ms", "total_ms", "announce_ms", "start_ms", "service_ms", "ttft_ms", "tpot_ms", "preemptions", "failed", "server"},
 		rows: func(r *Repeat) (rows [][]string) {
 			for _, q := range r.Requests {
 				rows = append(rows, []string{
 					number(q.At), number(q.Total), number(q.Announce), number(q.Start), number(q.Service), number(q.TTFT), number(q.TPOT),
-					strconv.Itoa(q.Preemptions), clean(q.Failed),
+					strconv.Itoa(q.Preemptions), clean(q.Failed), clean(q.Server),
 				})
 			}
 			return rows
@@ -80,7 +80,7 @@ var tables = []*table{
 		add: func(r *Repeat, f row) error {
 			r.Requests = append(r.Requests, Request{
 				At: f.number(0), Total: f.number(1), Announce: f.number(2), Start: f.number(3), Service: f.number(4), TTFT: f.number(5),
-				TPOT: f.number(6), Preemptions: f.whole(7), Failed: f.text(8),
+				TPOT: f.number(6), Preemptions: f.whole(7), Failed: f.text(8), Server: f.text(9),
 			})
 			return *f.err
 		},
