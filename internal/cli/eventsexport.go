@@ -135,7 +135,7 @@ func (e *exporting) run(ctx context.Context, now time.Time) error {
 		return writeLine(e.w, m)
 	})
 	if e.follow && ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // the user has ended it
 	}
 	return err
 }

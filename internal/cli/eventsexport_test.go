@@ -96,7 +96,7 @@ func TestRecordingHasALineForEachTargetBeforeItsEvents(t *testing.T) {
 		if strings.HasPrefix(line, `{"event"`) {
 			line = line[:strings.Index(line, `",`)+2] + "..."
 		} else if strings.HasPrefix(line, `{"format"`) || strings.HasPrefix(line, `{"gpu"`) || strings.HasPrefix(line, `{"policy"`) {
-			line = line[:strings.Index(line, ":")]
+			line, _, _ = strings.Cut(line, ":")
 		}
 		got = append(got, strings.TrimSpace(line))
 	}

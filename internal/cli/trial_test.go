@@ -32,8 +32,10 @@ func madeUpRun(slower float64) *evidence.Run {
 		Name: "made-up", Command: "trial", Origin: evidence.Simulated, Backend: "simulated mi300x", Plan: "version: 1\nname: made-up\nprofile: documents-s5\n",
 		Environment: map[string]string{"gpreemptd": "v0.3.0", "kernel": "6.12"}, Planned: 2,
 		Arms: []evidence.Arm{
-			{Name: "offline alone", Kind: evidence.OfflineAlone}, {Name: "online alone", Kind: evidence.OnlineAlone},
-			{Name: "shared", Kind: evidence.Shared}, {Name: "protected:strict", Kind: evidence.Protected, Policy: "strict", Mechanism: "dbgtrap"},
+			{Name: "offline alone", Kind: evidence.OfflineAlone},
+			{Name: "online alone", Kind: evidence.OnlineAlone},
+			{Name: "shared", Kind: evidence.Shared},
+			{Name: "protected:strict", Kind: evidence.Protected, Policy: "strict", Mechanism: "dbgtrap"},
 		},
 	}
 	latency := map[evidence.ArmKind]float64{evidence.OnlineAlone: 6, evidence.Shared: 20, evidence.Protected: 7.5 + slower}

@@ -31,20 +31,20 @@ const (
 )
 
 var criteria = map[string]criterion{
-	"online_mean_ms": ofSeries(latencies, "ms", "mean latency of online requests", 1, stat.Mean[float64]),
-	"online_p95_ms":  ofSeries(latencies, "ms", "95th percentile of the latency of online requests", minForP95, quantile(0.95)),
-	"online_p99_ms":  ofSeries(latencies, "ms", "99th percentile of the latency of online requests", minForP99, quantile(0.99)),
-	"online_max_ms":  ofSeries(latencies, "ms", "largest latency of an online request", 1, quantile(1)),
-	"ttft_p99_ms": ofSeries(part(func(q *Request) float64 { return q.TTFT }), "ms", "99th percentile of the time to the first token",
+	"online_mean_ms": ofSeries(latencies, "mean latency of online requests", 1, stat.Mean[float64]),
+	"online_p95_ms":  ofSeries(latencies, "95th percentile of the latency of online requests", minForP95, quantile(0.95)),
+	"online_p99_ms":  ofSeries(latencies, "99th percentile of the latency of online requests", minForP99, quantile(0.99)),
+	"online_max_ms":  ofSeries(latencies, "largest latency of an online request", 1, quantile(1)),
+	"ttft_p99_ms": ofSeries(part(func(q *Request) float64 { return q.TTFT }), "99th percentile of the time to the first token",
 		minForP99, quantile(0.99)),
-	"tpot_p99_ms": ofSeries(part(func(q *Request) float64 { return q.TPOT }), "ms", "99th percentile of the time for each further token",
+	"tpot_p99_ms": ofSeries(part(func(q *Request) float64 { return q.TPOT }), "99th percentile of the time for each further token",
 		minForP99, quantile(0.99)),
-	"suspend_mean_ms": ofSeries(suspends, "ms", "mean duration of a suspend", 1, stat.Mean[float64]),
-	"suspend_p99_ms":  ofSeries(suspends, "ms", "99th percentile of the duration of a suspend", minForP99, quantile(0.99)),
-	"suspend_max_ms":  ofSeries(suspends, "ms", "longest suspend", 1, quantile(1)),
-	"resume_mean_ms":  ofSeries(resumes, "ms", "mean duration of a resume", 1, stat.Mean[float64]),
-	"resume_p99_ms":   ofSeries(resumes, "ms", "99th percentile of the duration of a resume", minForP99, quantile(0.99)),
-	"resume_max_ms":   ofSeries(resumes, "ms", "longest resume", 1, quantile(1)),
+	"suspend_mean_ms": ofSeries(suspends, "mean duration of a suspend", 1, stat.Mean[float64]),
+	"suspend_p99_ms":  ofSeries(suspends, "99th percentile of the duration of a suspend", minForP99, quantile(0.99)),
+	"suspend_max_ms":  ofSeries(suspends, "longest suspend", 1, quantile(1)),
+	"resume_mean_ms":  ofSeries(resumes, "mean duration of a resume", 1, stat.Mean[float64]),
+	"resume_p99_ms":   ofSeries(resumes, "99th percentile of the duration of a resume", minForP99, quantile(0.99)),
+	"resume_max_ms":   ofSeries(resumes, "longest resume", 1, quantile(1)),
 	"online_mean_ratio": {
 		unit: "times", meaning: "mean latency of online requests, as a multiple of that of online alone", base: OnlineAlone, least: 1, of: latencies,
 		figure: func(arm, base []Repeat) float64 {
@@ -81,9 +81,10 @@ var criteria = map[string]criterion{
 	},
 }
 
-func ofSeries(of series, unit, meaning string, least int, statistic func([]float64) float64) criterion {
+// ofSeries returns a criterion about times in ms.
+func ofSeries(of series, meaning string, least int, statistic func([]float64) float64) criterion {
 	return criterion{
-		unit: unit, meaning: meaning, least: least, of: of,
+		unit: "ms", meaning: meaning, least: least, of: of,
 		figure: func(arm, _ []Repeat) float64 { return statistic(pool(arm, of)) },
 	}
 }

@@ -16,8 +16,10 @@ func sound() *evidence.Run {
 		Format: evidence.Format, Command: "trial", Origin: evidence.Emulated, Backend: "emulated mi300x x1", Plan: "version: 1\n", Planned: 2,
 		Environment: map[string]string{"kernel": "6.12"},
 		Arms: []evidence.Arm{
-			{Name: "offline alone", Kind: evidence.OfflineAlone}, {Name: "online alone", Kind: evidence.OnlineAlone},
-			{Name: "shared", Kind: evidence.Shared}, {Name: "protected", Kind: evidence.Protected},
+			{Name: "offline alone", Kind: evidence.OfflineAlone},
+			{Name: "online alone", Kind: evidence.OnlineAlone},
+			{Name: "shared", Kind: evidence.Shared},
+			{Name: "protected", Kind: evidence.Protected},
 		},
 	}
 	for i := range run.Arms {
@@ -105,8 +107,10 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 		"an arm is missing": {func(r *evidence.Run) { r.Arms = r.Arms[1:] }, evidence.CannotTell, `no arm "offline alone"`},
 		"no protected arm":  {func(r *evidence.Run) { r.Arms = r.Arms[:3] }, evidence.CannotTell, "no arm is protected"},
 		"no arm at all":     {func(r *evidence.Run) { r.Arms = nil }, evidence.CannotTell, "no arm"},
-		"a repeat did not run": {func(r *evidence.Run) { r.Arms[1].Repeats = r.Arms[1].Repeats[:1] }, evidence.CannotTell,
-			"online alone: 1 of 2 repeats were run"},
+		"a repeat did not run": {
+			func(r *evidence.Run) { r.Arms[1].Repeats = r.Arms[1].Repeats[:1] }, evidence.CannotTell,
+			"online alone: 1 of 2 repeats were run",
+		},
 		"one repeat is no comparison": {func(r *evidence.Run) {
 			r.Planned = 1
 			for i := range r.Arms {
@@ -116,15 +120,19 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 		"offline work that stands": {func(r *evidence.Run) { protected(r).Work = 0 }, evidence.Fail, "protected, repeat 2: the offline work made no progress"},
 		"baseline that stands":     {func(r *evidence.Run) { r.Arms[0].Repeats[0].Work = 0 }, evidence.CannotTell, "the offline work made no progress"},
 		"unknown progress":         {func(r *evidence.Run) { protected(r).WorkUnit = "" }, evidence.CannotTell, "the progress of the offline work is not known"},
-		"a request failed": {func(r *evidence.Run) { protected(r).Requests[7].Failed = "exit status 1" }, evidence.Fail,
-			"1 of 100 online requests failed, the first with: exit status 1"},
+		"a request failed": {
+			func(r *evidence.Run) { protected(r).Requests[7].Failed = "exit status 1" }, evidence.Fail,
+			"1 of 100 online requests failed, the first with: exit status 1",
+		},
 		"a request of a baseline failed": {func(r *evidence.Run) { r.Arms[1].Repeats[0].Requests[0].Failed = "x" }, evidence.CannotTell, "requests failed"},
 		"no request":                     {func(r *evidence.Run) { protected(r).Requests = nil }, evidence.CannotTell, "no online request was made"},
 		"a lease was refused":            {func(r *evidence.Run) { protected(r).Unprotected = 2 }, evidence.Fail, "2 requests ran without a lease"},
 		"lost packets":                   {func(r *evidence.Run) { protected(r).Lost = 1 }, evidence.Fail, "1 packets of offline work were lost"},
 		"repeated packets":               {func(r *evidence.Run) { protected(r).Repeated = 3 }, evidence.Fail, "3 ran twice"},
-		"HQDs that do not empty": {func(r *evidence.Run) { protected(r).Samples[0].Values[evidence.HQDsSuspended] = 2 }, evidence.Fail,
-			"2 hardware slots had queues of suspended processes"},
+		"HQDs that do not empty": {
+			func(r *evidence.Run) { protected(r).Samples[0].Values[evidence.HQDsSuspended] = 2 }, evidence.Fail,
+			"2 hardware slots had queues of suspended processes",
+		},
 		"too few requests": {func(r *evidence.Run) {
 			for i := range r.Arms[3].Repeats {
 				r.Arms[3].Repeats[i].Requests = r.Arms[3].Repeats[i].Requests[:40]
@@ -132,15 +140,19 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 		}, evidence.CannotTell, "80 samples, and it needs at least 100"},
 		"repeats that differ more than the effect": {func(r *evidence.Run) { protected(r).Work = 900 }, evidence.CannotTell, "the repeats differ by 8.00 %"},
 		"mixed origins": {func(r *evidence.Run) { r.Origin = evidence.Hardware }, evidence.CannotTell, "figures of two origins cannot be mixed"},
-		"hardware called emulated": {func(r *evidence.Run) { r.Backend = "kfd" }, evidence.CannotTell,
-			"figures of two origins cannot be mixed"},
+		"hardware called emulated": {
+			func(r *evidence.Run) { r.Backend = "kfd" }, evidence.CannotTell,
+			"figures of two origins cannot be mixed",
+		},
 		"nothing suspended": {func(r *evidence.Run) {
 			for i := range r.Arms[3].Repeats {
 				r.Arms[3].Repeats[i].Suspends = nil
 			}
 		}, evidence.CannotTell, "nothing was suspended"},
-		"a fault": {func(r *evidence.Run) { r.Faults = []evidence.Fault{{Arm: "shared", Repeat: 1, What: "the job ended"}} }, evidence.CannotTell,
-			"shared, repeat 2: the job ended"},
+		"a fault": {
+			func(r *evidence.Run) { r.Faults = []evidence.Fault{{Arm: "shared", Repeat: 1, What: "the job ended"}} }, evidence.CannotTell,
+			"shared, repeat 2: the job ended",
+		},
 		"a failure": {func(r *evidence.Run) { r.Faults = []evidence.Fault{{What: "the daemon ended", Fails: true}} }, evidence.Fail, "the daemon ended"},
 		"an alarm":  {func(r *evidence.Run) { r.Alarms = []evidence.Alarm{{From: "breaker", Text: "opened"}} }, evidence.Fail, "1 alarms, the first from breaker: opened"},
 		"too slow": {func(r *evidence.Run) {

@@ -57,8 +57,9 @@ func (i ink) variable() string {
 		return "--dim"
 	case inkGrid:
 		return "--line"
+	default:
+		return fmt.Sprintf("--s%d", i-inkSeries)
 	}
-	return fmt.Sprintf("--s%d", i-inkSeries)
 }
 
 // seriesInk returns the colour of series n.

@@ -59,8 +59,8 @@ func arms(runs []evidence.Run) []arm {
 	names := map[string]int{}
 	for i := range runs {
 		summaries := evidence.Summarize(&runs[i])
-		for j := range runs[i].Arms {
-			a := arm{Arm: &runs[i].Arms[j], run: &runs[i], sum: summaries[j]}
+		for j, sum := range summaries { // one for each arm
+			a := arm{Arm: &runs[i].Arms[j], run: &runs[i], sum: sum}
 			a.name = clean(a.Arm.Name)
 			if len(runs) > 1 {
 				a.name = clean(runs[i].Name) + ": " + a.name

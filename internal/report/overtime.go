@@ -103,7 +103,7 @@ func timeline(a *arm, repeat int, spans []evidence.Span, origin string) (f *figu
 		times[[2]int{at, kind}] += span.To - span.From
 		counts[[2]int{at, kind}]++
 	}
-	for at := len(order) - 1; at >= 0; at-- {
+	for at := range slices.Backward(order) {
 		for kind := range spanKinds {
 			if k := [2]int{at, kind}; counts[k] > 0 {
 				rows = append(rows, []string{a.name, names[at], spanKinds[kind].name, fmt.Sprint(counts[k]), number(times[k]), percent(times[k] / max(end, 1e-9))})

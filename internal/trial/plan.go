@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -266,14 +267,7 @@ const scenarioRequests = 10_000_000
 
 // wants reports whether the plan has an arm of one of the kinds.
 func (p *Plan) wants(kinds ...evidence.ArmKind) bool {
-	for _, arm := range p.Arms {
-		for _, kind := range kinds {
-			if arm.Kind == kind {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.Arms, func(arm Arm) bool { return slices.Contains(kinds, arm.Kind) })
 }
 
 // window returns how long a repeat is measured when requests take no time.

@@ -21,7 +21,9 @@ func full() Plan {
 		Arrivals: scenario.Arrivals{Kind: scenario.Bursts, Rate: 2.5, CV: 1, Burst: 3, BurstGap: time.Millisecond},
 		Count:    100, Duration: 90 * time.Second,
 		Arms: []Arm{
-			{Kind: evidence.OfflineAlone}, {Kind: evidence.Protected, Policy: "strict", Mechanism: "dbgtrap"}, {Kind: evidence.Protected, Mechanism: "freezer"},
+			{Kind: evidence.OfflineAlone},
+			{Kind: evidence.Protected, Policy: "strict", Mechanism: "dbgtrap"},
+			{Kind: evidence.Protected, Mechanism: "freezer"},
 			{Kind: evidence.Protected, Policy: "share", Queues: 10, Processes: 8},
 		},
 		Repeats: 4, WarmUp: 3 * time.Second, Profile: "./mine.yaml", GPUs: []uint32{34535, 7}, Seed: 9,

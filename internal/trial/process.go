@@ -55,7 +55,7 @@ func startProcess(name, command, log string, env []string, line func(at time.Tim
 	for _, out := range []*io.Writer{&p.cmd.Stdout, &p.cmd.Stderr} {
 		r, w, pipeErr := os.Pipe()
 		if pipeErr != nil {
-			err = errors.Join(err, pipeErr)
+			err = pipeErr
 			break
 		}
 		*out = w

@@ -23,10 +23,13 @@ import (
 )
 
 // unmanaged is a config by which no process is offline: a trial classifies its jobs itself.
-var unmanaged = atOnce[:strings.Index(atOnce, "rules:")] + `safety:
+var unmanaged = func() string {
+	before, _, _ := strings.Cut(atOnce, "rules:")
+	return before + `safety:
   hazards:
     - {id: emulated, gfx: ["gfx*"], action: allow, why: It is emulated.}
 `
+}()
 
 // lenient has limits that a busy host keeps: the tests are about what a trial does.
 const lenient = `version: 1
