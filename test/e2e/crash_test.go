@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -89,6 +90,8 @@ type crashes struct {
 	// jobs are offline, and have the same queues all the time; all are those and others.
 	jobs, all []*worker
 	reign     *reign // the daemon there is
+	// wrote also takes what all daemons write.
+	wrote io.Writer
 
 	died             map[stage]int
 	missed           []string
@@ -141,7 +144,10 @@ func (c *crashes) launch(fault *kfdemu.Fault) *kfdemu.Injection {
 		Cmd: c.m.Command(context.Background(), c.gpreemptd, "serve", "--socket", socket, "--config", filepath.Join(c.dir, "gpreemptd.yaml")),
 		log: &lines{}, began: time.Now(),
 	}
-	r.Env, r.Stderr = environment("RUNTIME_DIRECTORY="+c.dir), r.log
+	r.Env, r.Stderr = environment("RUNTIME_DIRECTORY="+c.dir), io.Writer(r.log)
+	if c.wrote != nil {
+		r.Stderr = io.MultiWriter(r.log, c.wrote)
+	}
 	var err error
 	if r.conn, err = connect(socket); err != nil {
 		c.t.Fatal(err)

@@ -388,6 +388,14 @@ func (l *lines) String() string {
 	return string(l.text)
 }
 
+// take returns what was written, and forgets it.
+func (l *lines) take() (text []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text, l.text = l.text, nil
+	return text
+}
+
 func (l *lines) all() []string {
 	return strings.Split(strings.TrimSuffix(l.String(), "\n"), "\n")
 }

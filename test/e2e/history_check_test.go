@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -37,6 +38,8 @@ const (
 // entry is one line of a history.
 type entry struct {
 	What happening `json:"what"`
+	// At is for those who compare with logs; judge knows no time.
+	At time.Time `json:"at,omitzero"`
 	// Call is the number of an announcement.
 	Call   int    `json:"call,omitempty"`
 	Quiet  bool   `json:"quiet,omitempty"`

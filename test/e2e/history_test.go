@@ -109,6 +109,7 @@ type historian struct {
 
 	mu      sync.Mutex // guards all below
 	history history
+	daemons *lines // what the daemons of the history wrote
 	calls   int
 	judged  int // entries that were judged and dropped
 }
@@ -126,7 +127,8 @@ func newHistorian(t *testing.T, seed uint64, long bool) *historian {
 		t: t, m: emulate(t, kfdemu.Config{Machine: "mi300x", GPUs: 2, Profile: profile}), gpreemptd: withoutDetector(t, "gpreemptd"),
 		dir: dir, r: rand.New(rand.NewPCG(seed, 0)), died: map[stage]int{},
 	}
-	h := &historian{crashes: c, memory: memory, kinds: faultKinds, did: map[string]int{}}
+	h := &historian{crashes: c, memory: memory, kinds: faultKinds, did: map[string]int{}, daemons: &lines{}}
+	c.wrote = h.daemons
 	if long {
 		h.swinging, h.kinds = swinging(t), append(slices.Clone(faultKinds), clockJumps)
 	} else {
@@ -155,6 +157,7 @@ func (h *historian) configure(n uint64) {
 
 // add records an entry, and returns its place.
 func (h *historian) add(e entry) int {
+	e.At = time.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.history.Entries = append(h.history.Entries, e)
@@ -318,15 +321,16 @@ func (h *historian) judgeLocked() {
 	problems := judge(part)
 	h.judged += len(h.history.Entries)
 	h.history.Entries = nil
+	wrote := h.daemons.take()
 	if len(problems) == 0 {
 		return
 	}
-	file := filepath.Join(os.TempDir(), fmt.Sprintf("gpreempt-history-%d.json", os.Getpid()))
+	file := filepath.Join(os.TempDir(), fmt.Sprintf("gpreempt-history-%d", os.Getpid()))
 	text, err := json.MarshalIndent(part, "", " ")
 	if err == nil {
-		err = os.WriteFile(file, text, 0o600)
+		err = errors.Join(os.WriteFile(file+".json", text, 0o600), os.WriteFile(file+".log", wrote, 0o600))
 	}
-	h.t.Errorf("%d problems, the first %q; the history is in %s (%v)", len(problems), problems[:min(len(problems), 10)], file, err)
+	h.t.Errorf("%d problems, the first %q; the history is in %s.json, what the daemons wrote in .log (%v)", len(problems), problems[:min(len(problems), 10)], file, err)
 }
 
 // The faults.
