@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -76,7 +77,10 @@ func (a *app) searchQueues(cmd *cobra.Command, s search, container string, root 
 	})
 	if f, ok := errors.AsType[*failure](err); ok && f.code == ExitUnreachable && a.address == "" && container == "" {
 		fmt.Fprintf(a.Err, "gpctl: %s; the result is from sysfs, with the priorities that the tags ask for\n", printable(f.message))
-		resp, err = s.onHost(root)
+		var unread int
+		if resp, unread, err = s.onHost(root); unread > 0 {
+			fmt.Fprintf(a.Err, "gpctl: the environment of %d processes could not be read in %v: they are not searched\n", unread, readTime)
+		}
 	}
 	switch {
 	case err != nil:
@@ -87,16 +91,31 @@ func (a *app) searchQueues(cmd *cobra.Command, s search, container string, root 
 	return a.show(resp, func(p *printer) { a.printQueues(p, resp.GetQueues(), names, false) })
 }
 
-// onHost searches the processes of this host. Their class is unknown; their priority is that of
-// the tag.
-func (s *search) onHost(root fs.FS) (*gpreemptv1.ListQueuesResponse, error) {
+// readTime bounds how long a search without a daemon reads environments. A scan alone waits
+// for milliseconds, because the daemon scans again.
+const readTime = 2 * time.Second
+
+// onHost searches the processes of this host, and returns how many could not be read in time.
+// Their class is unknown; their priority is that of the tag.
+func (s *search) onHost(root fs.FS) (resp *gpreemptv1.ListQueuesResponse, unread int, err error) {
 	host := discovery.NewFS(root)
 	host.SetEnv(slices.AppendSeq(slices.Collect(maps.Keys(tagEnv)), maps.Values(tagEnv)))
-	found, err := host.Scan()
-	if err != nil {
-		return nil, &failure{code: ExitNoGPU, message: fmt.Sprintf("cannot read the driver's processes: %v", err), next: "gpctl doctor"}
+	var found discovery.Snapshot
+	for until := time.Now().Add(readTime); ; <-time.After(10 * time.Millisecond) {
+		if found, err = host.Scan(); err != nil {
+			return nil, 0, &failure{code: ExitNoGPU, message: fmt.Sprintf("cannot read the driver's processes: %v", err), next: "gpctl doctor"}
+		}
+		unread = 0
+		for _, process := range found.Processes {
+			if process.Unread {
+				unread++
+			}
+		}
+		if unread == 0 || time.Now().After(until) {
+			break
+		}
 	}
-	resp := &gpreemptv1.ListQueuesResponse{}
+	resp = &gpreemptv1.ListQueuesResponse{}
 	for _, process := range found.Processes {
 		var priority *uint32
 		for _, name := range slices.Sorted(maps.Values(tagEnv)) { // GPREEMPT_PRIORITY takes precedence
@@ -118,7 +137,7 @@ func (s *search) onHost(root fs.FS) (*gpreemptv1.ListQueuesResponse, error) {
 			resp.Queues = append(resp.Queues, queue)
 		}
 	}
-	return resp, nil
+	return resp, unread, nil
 }
 
 // completeTags completes the tags of the present targets.

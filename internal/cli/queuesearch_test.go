@@ -37,9 +37,9 @@ func TestQueuesAreSearchedInSysfsWithoutADaemon(t *testing.T) {
 		{search{priority: "3", least: 3, most: 3}, []int32{10}},
 		{search{tag: "offline", priority: "12", least: 12, most: 12}, nil},
 	} {
-		got, err := tt.by.onHost(root)
-		if err != nil {
-			t.Fatal(err)
+		got, unread, err := tt.by.onHost(root)
+		if err != nil || unread != 0 {
+			t.Fatal(unread, err)
 		}
 		want := &gpreemptv1.ListQueuesResponse{}
 		for _, pid := range tt.pids {
@@ -55,7 +55,7 @@ func TestQueuesAreSearchedInSysfsWithoutADaemon(t *testing.T) {
 			t.Errorf("%+v (-want +got):\n%s", tt.by, diff)
 		}
 	}
-	if _, err := (&search{}).onHost(fstest.MapFS{}); err == nil || !strings.Contains(err.Error(), "cannot read the driver's processes") {
+	if _, _, err := (&search{}).onHost(fstest.MapFS{}); err == nil || !strings.Contains(err.Error(), "cannot read the driver's processes") {
 		t.Errorf("without a driver: %v", err)
 	}
 }
