@@ -78,8 +78,8 @@ func madeUpRun(slower float64) *evidence.Run {
 	return run
 }
 
-// The report in the folder of a run is that of gpctl report with the profile of the plan, whether or
-// not the run can be judged.
+// The report in the folder of a run is that of gpctl report with the profile of the plan, also
+// without a verdict.
 func TestTrialWritesAReportOfEachRun(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change  func(*evidence.Run)

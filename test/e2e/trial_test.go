@@ -319,12 +319,18 @@ func TestBrokenTrialNeverPasses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
 			code, stdout, stderr := trialOf(t, m, d, append([]string{
 				"trial", "--arm", "protected", "--progress", workProgress, "--rate", "10", "--count", "10", "--duration", "5s", "--repeats", "1", "--warm-up", "200ms",
-				"--profile", written(t, "lenient.yaml", lenient), "--output-dir", filepath.Join(t.TempDir(), "run"),
+				"--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir,
 			}, tc.args...)...)
 			if code != tc.code || !strings.Contains(stdout+stderr, tc.want) || strings.Contains(stdout, "lenient: PASS") {
 				t.Errorf("exit code %d, want %d with %q:\n%s\n%s", code, tc.code, tc.want, stdout, stderr)
+			}
+			for _, name := range []string{"report.html", "report.md"} {
+				if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), "EMULATED") || strings.Contains(string(text), "| PASS | lenient | emulated |") {
+					t.Errorf("%s: %v\n%s", name, err, text)
+				}
 			}
 			d.eventually("the jobs have ended", func() bool { return d.status().GetTargetCount() == 0 })
 		})
@@ -367,6 +373,10 @@ func TestInterruptedTrialLeavesNothingAndIsContinued(t *testing.T) {
 	d.eventually("the server has ended", func() bool { return d.status().GetTargetCount() == 1 })
 	if policy := d.status().GetPolicy(); policy != "custom" {
 		t.Errorf("the policy is %s", policy)
+	}
+	report := filepath.Join(dir, "report.md")
+	if text, err := os.ReadFile(report); err != nil || !strings.Contains(string(text), "CANNOT TELL") || !strings.Contains(out.String(), dir+"/report.html") {
+		t.Errorf("the report of the interrupted run: %v\n%s\n%s", err, text, &out)
 	}
 	run, err := evidence.Read(dir)
 	if err != nil || len(run.Arms[0].Repeats) != 1 || len(run.Arms[1].Repeats) != 0 {
