@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -48,28 +49,18 @@ func (a *app) reportCommand() *cobra.Command {
 				}
 				return &failure{code: ExitRefused, message: message, next: "a report of each run"}
 			}
-			written := false
-			for _, form := range []struct {
-				flag, path string
-				write      func(io.Writer) error
-			}{
-				{"output", page, r.HTML},
-				{"markdown", markdown, r.Markdown},
-				{"csv", samples, r.CSV},
-				{"frontier", frontier, r.Frontier},
+			var forms []reportForm
+			for _, form := range []reportForm{
+				{"output", page, r.HTML}, {"markdown", markdown, r.Markdown}, {"csv", samples, r.CSV}, {"frontier", frontier, r.Frontier},
 			} {
-				if !cmd.Flags().Changed(form.flag) {
-					continue
+				if cmd.Flags().Changed(form.flag) {
+					forms = append(forms, form)
 				}
-				if err := replaceFile(form.path, "--"+form.flag, form.write); err != nil {
-					return err
-				}
-				written = true
 			}
-			if !written {
+			if len(forms) == 0 {
 				return r.Markdown(a.Out)
 			}
-			return nil
+			return writeForms(forms)
 		},
 	}
 	cmd.Flags().StringVarP(&page, "output", "o", "", "write one page of HTML to this `FILE`")
@@ -79,6 +70,44 @@ func (a *app) reportCommand() *cobra.Command {
 	cmd.Flags().StringVar(&profile, "profile", evidence.DefaultProfile, "limits of the verdict: "+strings.Join(evidence.ProfileNames(), ", ")+", or a YAML file")
 	complete(cmd, "profile", evidence.ProfileNames())
 	return cmd
+}
+
+// reportForm is a file of a report. flag is the flag that names its path.
+type reportForm struct {
+	flag, path string
+	write      func(io.Writer) error
+}
+
+// writeForms writes files of a report.
+func writeForms(forms []reportForm) error {
+	for _, form := range forms {
+		if err := replaceFile(form.path, "--"+form.flag, form.write); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reportIn writes the report of a run into the run's folder, as a page and as Markdown, with the
+// verdict by the profile of its plan. It returns the path of the page.
+func reportIn(dir string, run *evidence.Run) (page string, err error) {
+	limits := evidence.Profile{Name: noProfile, About: "it has no limit, so that there is no verdict."}
+	if name := planProfile(run); name != "" && name != noProfile {
+		if limits, err = evidence.LoadProfile(name); err != nil {
+			return "", &failure{code: ExitUsage, message: err.Error(), next: "gpctl report " + dir + " --profile NAME"}
+		}
+	}
+	r, err := report.New([]evidence.Run{*run}, limits)
+	if err != nil {
+		return "", err
+	}
+	page = filepath.Join(dir, "report.html")
+	if err := writeForms([]reportForm{
+		{"output-dir", page, r.HTML}, {"output-dir", filepath.Join(dir, "report.md"), r.Markdown},
+	}); err != nil {
+		return "", err
+	}
+	return page, nil
 }
 
 // readRuns reads the runs of folders.

@@ -289,10 +289,20 @@ func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string) e
 		failed := a.trialFailed(ctx, err)
 		if run != nil {
 			failed.next = fmt.Sprintf("%s; its figures are in %s, and gpctl trial --resume %s continues it", or(failed.next, "see "+dir+"/"+evidence.LogsDir), dir, dir)
+			if page, err := reportIn(dir, run); err == nil {
+				failed.next += "; a report of what was run is " + page
+			} else {
+				failed.next += "; its report failed: " + err.Error()
+			}
 		}
 		return failed
 	}
-	return a.showRun(dir, run, "")
+	page, err := reportIn(dir, run)
+	shown := a.showRun(dir, run, "", page)
+	if err != nil {
+		return err
+	}
+	return shown
 }
 
 // trialFailed returns the failure for the error of a trial.

@@ -1,8 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
 )
@@ -70,4 +76,56 @@ func madeUpRun(slower float64) *evidence.Run {
 		}
 	}
 	return run
+}
+
+// The report in the folder of a run is that of gpctl report with the profile of the plan, also
+// without a verdict.
+func TestTrialWritesAReportOfEachRun(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change  func(*evidence.Run)
+		profile string // for gpctl report; "" where it has none
+		verdict string
+	}{
+		"passed": {func(*evidence.Run) {}, "documents-s5", "| made-up | PASS | documents-s5 | simulated |"},
+		"failed": {func(run *evidence.Run) { run.Arms[3].Repeats[1].Lost = 2 }, "documents-s5", "| made-up | FAIL | documents-s5 | simulated |"},
+		"broken": {func(run *evidence.Run) {
+			run.Arms[3].Repeats = nil
+			run.Faults = []evidence.Fault{{Arm: "shared", What: "job 1 ended early, with exit status 1"}}
+		}, "documents-s5", "| made-up | CANNOT TELL | documents-s5 | simulated |"},
+		"without an arm":    {func(run *evidence.Run) { run.Arms = nil }, "documents-s5", "| made-up | CANNOT TELL | documents-s5 | simulated |"},
+		"without a profile": {func(run *evidence.Run) { run.Plan = "version: 1\nname: made-up\nprofile: none\n" }, "", "| made-up | CANNOT TELL | none | simulated |"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			run := madeUpRun(0)
+			tc.change(run)
+			if err := evidence.Write(dir, run); err != nil {
+				t.Fatal(err)
+			}
+			page, err := reportIn(dir, run)
+			if err != nil || page != filepath.Join(dir, "report.html") {
+				t.Fatalf("%q, %v", page, err)
+			}
+			text, err := os.ReadFile(filepath.Join(dir, "report.md"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(string(text), tc.verdict) {
+				t.Errorf("the report has not %q:\n%s", tc.verdict, text)
+			}
+			if html, err := os.ReadFile(page); err != nil || !strings.Contains(string(html), "SIMULATED") {
+				t.Errorf("%v: %.200s", err, html)
+			}
+			if tc.profile == "" {
+				return
+			}
+			var out, errs bytes.Buffer
+			if code := Main(t.Context(), []string{"report", dir, "--profile", tc.profile}, strings.NewReader(""), &out, &errs, func(string) string { return "" }); code != ExitOK {
+				t.Fatalf("exit code %d: %s", code, &errs)
+			}
+			if diff := cmp.Diff(out.String(), string(text)); diff != "" {
+				t.Errorf("gpctl report and report.md differ (-want +got):\n%s", diff)
+			}
+		})
+	}
 }

@@ -26,20 +26,19 @@ type trialResult struct {
 	Arms    []evidence.Summary `json:"arms"`
 	Faults  []evidence.Fault   `json:"faults"`
 	Alarms  []evidence.Alarm   `json:"alarms"`
+	// Report is the path of the report, if one was written.
+	Report string `json:"report,omitempty"`
 }
 
 // showRun shows the figures of a run and the verdict by a profile, "" for that of its plan. The exit
-// code is that of the verdict.
-func (a *app) showRun(dir string, run *evidence.Run, profile string) error {
+// code is that of the verdict. page is the path of the report, "" without one.
+func (a *app) showRun(dir string, run *evidence.Run, profile, page string) error {
 	if profile == "" {
-		p, err := trial.Parse(evidence.PlanFile, []byte(run.Plan))
-		if err == nil {
-			profile = p.Profile
-		}
+		profile = planProfile(run)
 	}
 	result := trialResult{
 		Dir: dir, Name: run.Name, Command: run.Command, Origin: run.Origin, Backend: run.Backend, Arms: evidence.Summarize(run), Faults: run.Faults,
-		Alarms: run.Alarms,
+		Alarms: run.Alarms, Report: page,
 	}
 	if profile != "" && profile != noProfile {
 		limits, err := evidence.LoadProfile(profile)
@@ -61,6 +60,15 @@ func (a *app) showRun(dir string, run *evidence.Run, profile string) error {
 		return &failure{code: ExitFailure}
 	}
 	return &failure{code: ExitCannotTell}
+}
+
+// planProfile is the profile of a run's plan, "" if the plan has none.
+func planProfile(run *evidence.Run) string {
+	p, err := trial.Parse(evidence.PlanFile, []byte(run.Plan))
+	if err != nil {
+		return ""
+	}
+	return p.Profile
 }
 
 // noProfile as a profile: no verdict.
@@ -101,6 +109,9 @@ func printRun(p *printer, r *trialResult) {
 	printVerdict(p, r)
 	p.linef("")
 	p.linef("samples: %s", r.Dir)
+	if r.Report != "" {
+		p.linef("report: %s", r.Report)
+	}
 }
 
 // printReadings prints the means of what was read of the machine.
@@ -239,7 +250,7 @@ func (a *app) trialJudge() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.showRun(args[0], run, profile)
+			return a.showRun(args[0], run, profile, "")
 		},
 	}
 	cmd.Flags().StringVar(&profile, "profile", "", "`NAME` of the profile, or the path of a YAML file (default: that of the plan)")

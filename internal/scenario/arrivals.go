@@ -21,7 +21,7 @@ type Arrival struct {
 // Times returns the requests that arrive before d, in order. It returns nil for Closed, whose
 // arrivals depend on the answers, and for Trace before Load has read the file.
 func (a Arrivals) Times(seed uint64, d time.Duration) []Arrival {
-	rng := rand.New(rand.NewPCG(seed, arrivalStream)) //nolint:gosec // G404: the same seed must give the same arrivals
+	rng := rand.New(rand.NewPCG(seed, arrivalStream)) //nolint:gosec // G404: the same seed must return the same arrivals
 	switch a.Kind {
 	case Constant:
 		// The phase is random, so that repeats sample how two services that are equally fast

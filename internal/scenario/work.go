@@ -35,7 +35,7 @@ func (w Work) Durations(seed uint64) []time.Duration {
 	} else {
 		w.quantiles(relative, w.curve(n))
 	}
-	//nolint:gosec // G404: the same seed must give the same durations
+	//nolint:gosec // G404: the same seed must return the same durations
 	rand.New(rand.NewPCG(seed, kernelStream)).Shuffle(n, func(i, j int) { relative[i], relative[j] = relative[j], relative[i] })
 	return scaled(relative, w.Alone())
 }

@@ -5,11 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -117,9 +120,15 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	job := kfdemuBinary + " work"
+	if inC := clientInC(t); inC != "" {
+		job = inC
+	} else {
+		t.Log("no compiler: the job is kfdemu work, and not the client in C")
+	}
 	dir := filepath.Join(t.TempDir(), "run")
 	args := append([]string{
-		"trial", "-o", "json", "--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress, "--unit", "packets", "--rate", "20", "--count", "20",
+		"trial", "-o", "json", "--offline", fmt.Sprintf(workReports, job, ""), "--progress", workProgress, "--unit", "packets", "--rate", "20", "--count", "20",
 		"--repeats", "2", "--warm-up", "300ms", "--policy", "share", "--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir,
 	}, serving(t)...)
 	code, stdout, stderr := trialOf(t, m, d, args...)
@@ -127,6 +136,7 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 		Verdict evidence.Verdict
 		Arms    []evidence.Summary
 		Backend string
+		Report  string
 	}
 	if err := json.Unmarshal([]byte(stdout), &result); err != nil {
 		t.Fatalf("exit code %d: %v\n%s\n%s", code, err, stdout, stderr)
@@ -168,7 +178,7 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	for i := range files {
 		files[i] = filepath.Base(files[i])
 	}
-	want := []string{"logs", "pids.json", "plan.yaml", "requests.csv", "resumes.csv", "run.json", "samples.csv", "spans.csv", "suspends.csv"}
+	want := []string{"logs", "pids.json", "plan.yaml", "report.html", "report.md", "requests.csv", "resumes.csv", "run.json", "samples.csv", "spans.csv", "suspends.csv"}
 	if diff := cmp.Diff(want, files); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
@@ -181,6 +191,11 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	}
 	d.eventually("the jobs have ended", func() bool { return d.status().GetTargetCount() == 0 })
 
+	if want := filepath.Join(dir, "report.html"); result.Report != want {
+		t.Errorf("the report is %q, want %q", result.Report, want)
+	}
+	t.Run("its report in a browser", func(t *testing.T) { trialReport(t, result.Report, "lenient") })
+
 	// The runs of one machine and plan can be compared, and a run with itself has ratio 1.
 	if r := d.ctl("trial", "compare", dir, dir); r.Code != 0 || !strings.Contains(r.Out, "online mean") || strings.Contains(r.Out, "differs") {
 		t.Errorf("trial compare: %+v", r)
@@ -190,6 +205,82 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	}
 	if r := d.ctl("trial", "--resume", dir); r.Code == 0 && !strings.Contains(r.Out, "PASS") {
 		t.Errorf("resume of a complete run: %+v", r)
+	}
+}
+
+// trialReport opens the report of a trial that passed.
+func trialReport(t *testing.T, page, profile string) {
+	t.Helper()
+	b := startBrowser(t)
+	b.resize(1280, 900, false)
+	b.call("Page.navigate", map[string]any{"url": "file://" + page}, nil)
+	b.await(`document.readyState === "complete" && document.querySelectorAll("section").length > 10`)
+	for _, width := range []int{360, 1280} {
+		b.resize(width, 900, false)
+		if got := b.eval(`document.documentElement.scrollWidth`); got != float64(width) {
+			t.Errorf("in a window of %d pixels the page is %v wide", width, got)
+		}
+		// The verdict, its profile and its origin are in the window without scrolling.
+		got := b.eval(`[...document.querySelectorAll("#verdict tbody tr:first-child td")].slice(1, 4).map((cell) => {
+			const r = cell.getBoundingClientRect();
+			return cell.innerText + (r.width > 0 && r.height > 0 && r.top >= 0 && r.bottom <= innerHeight ? "" : " is hidden");
+		}).slice(0, 3).join()`)
+		if want := "PASS," + profile + ",emulated"; got != want {
+			t.Errorf("in a window of %d pixels the verdict is %v, want %s", width, got, want)
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.problems) > 0 {
+		t.Errorf("the browser reports\n%s", strings.Join(b.problems, "\n"))
+	}
+}
+
+// A trial replays the times of a trace and requests a URL, whose server it does not start.
+func TestTrialReplaysATraceToAServer(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	d := m.start(unmanaged)
+	var served atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if served.Add(1); r.URL.Path != "/predict" {
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	trace := written(t, "trace.csv", "at_ms\n0\n100\n150\n400\n450\n700\n800\n1200\n")
+	const lines = 8
+	dir := filepath.Join(t.TempDir(), "run")
+	code, stdout, stderr := trialOf(t, m, d, "trial", "--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress, "--unit", "packets",
+		"--request", server.URL+"/predict", "--trace", trace, "--count", fmt.Sprint(lines), "--arm", "shared", "--arm", "protected:strict", "--repeats", "1",
+		"--warm-up", "200ms", "--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir)
+	run, err := evidence.Read(dir)
+	if err != nil || len(run.Arms) != 2 {
+		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	for _, arm := range run.Arms {
+		if len(arm.Repeats) != 1 || len(arm.Repeats[0].Requests) != lines {
+			t.Errorf("%s: %+v", arm.Name, arm.Repeats)
+			continue
+		}
+		for i, r := range arm.Repeats[0].Requests {
+			if r.Failed != "" || r.Total <= 0 || i > 0 && r.At < arm.Repeats[0].Requests[i-1].At {
+				t.Errorf("%s, request %d: %+v", arm.Name, i, r)
+			}
+		}
+	}
+	if got, want := served.Load(), int64(2*(lines+1)); got != want { // one before each repeat
+		t.Errorf("the server has answered %d requests, want %d", got, want)
+	}
+	if want := "report: " + filepath.Join(dir, "report.html"); !strings.Contains(stdout, want) || len(run.Arms[1].Repeats[0].Suspends) == 0 {
+		t.Errorf("exit code %d:\n%s\n%s", code, stdout, stderr)
+	}
+
+	// A page that does not exist is a failed request, and the trial ends with it.
+	code, stdout, stderr = trialOf(t, m, d, "trial", "--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress,
+		"--request", server.URL+"/gone", "--trace", trace, "--count", "3", "--arm", "protected", "--repeats", "1", "--warm-up", "200ms",
+		"--profile", written(t, "lenient.yaml", lenient), "--output-dir", filepath.Join(t.TempDir(), "gone"))
+	if code != 1 || !strings.Contains(stderr, "404") || strings.Contains(stdout, "PASS") {
+		t.Errorf("exit code %d:\n%s\n%s", code, stdout, stderr)
 	}
 }
 
@@ -228,12 +319,18 @@ func TestBrokenTrialNeverPasses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
 			code, stdout, stderr := trialOf(t, m, d, append([]string{
 				"trial", "--arm", "protected", "--progress", workProgress, "--rate", "10", "--count", "10", "--duration", "5s", "--repeats", "1", "--warm-up", "200ms",
-				"--profile", written(t, "lenient.yaml", lenient), "--output-dir", filepath.Join(t.TempDir(), "run"),
+				"--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir,
 			}, tc.args...)...)
 			if code != tc.code || !strings.Contains(stdout+stderr, tc.want) || strings.Contains(stdout, "lenient: PASS") {
 				t.Errorf("exit code %d, want %d with %q:\n%s\n%s", code, tc.code, tc.want, stdout, stderr)
+			}
+			for _, name := range []string{"report.html", "report.md"} {
+				if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), "EMULATED") || strings.Contains(string(text), "| PASS | lenient | emulated |") {
+					t.Errorf("%s: %v\n%s", name, err, text)
+				}
 			}
 			d.eventually("the jobs have ended", func() bool { return d.status().GetTargetCount() == 0 })
 		})
@@ -276,6 +373,10 @@ func TestInterruptedTrialLeavesNothingAndIsContinued(t *testing.T) {
 	d.eventually("the server has ended", func() bool { return d.status().GetTargetCount() == 1 })
 	if policy := d.status().GetPolicy(); policy != "custom" {
 		t.Errorf("the policy is %s", policy)
+	}
+	report := filepath.Join(dir, "report.md")
+	if text, err := os.ReadFile(report); err != nil || !strings.Contains(string(text), "CANNOT TELL") || !strings.Contains(out.String(), dir+"/report.html") {
+		t.Errorf("the report of the interrupted run: %v\n%s\n%s", err, text, &out)
 	}
 	run, err := evidence.Read(dir)
 	if err != nil || len(run.Arms[0].Repeats) != 1 || len(run.Arms[1].Repeats) != 0 {

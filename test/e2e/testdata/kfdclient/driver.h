@@ -44,6 +44,10 @@ _Static_assert(AMDKFD_IOC_SET_EVENT == 0x40084B0A, "SET_EVENT");
 _Static_assert(AMDKFD_IOC_WAIT_EVENTS == 0xC0184B0C && sizeof(struct kfd_event_data) == 48, "WAIT_EVENTS");
 _Static_assert(AMDKFD_IOC_GET_PROCESS_APERTURES_NEW == 0xC0104B14 && sizeof(struct kfd_process_device_apertures) == 56, "GET_PROCESS_APERTURES_NEW");
 _Static_assert(AMDKFD_IOC_ACQUIRE_VM == 0x40084B15, "ACQUIRE_VM");
+_Static_assert(AMDKFD_IOC_ALLOC_MEMORY_OF_GPU == 0xC0284B16, "ALLOC_MEMORY_OF_GPU");
+_Static_assert(AMDKFD_IOC_FREE_MEMORY_OF_GPU == 0x40084B17, "FREE_MEMORY_OF_GPU");
+_Static_assert(AMDKFD_IOC_MAP_MEMORY_TO_GPU == 0xC0184B18, "MAP_MEMORY_TO_GPU");
+_Static_assert(AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU == 0xC0184B19, "UNMAP_MEMORY_FROM_GPU");
 _Static_assert(AMDKFD_IOC_RUNTIME_ENABLE == 0xC0104B25, "RUNTIME_ENABLE");
 
 /* What packages abi and kfdwork say: layouts, and how big things are. */
@@ -55,7 +59,8 @@ enum {
 	OP_MIX = 1, WHOLE = 1000000,
 	DOORBELLS = 8192, /* bytes a process has on a GPU */
 	EVENTS = KFD_SIGNAL_EVENT_LIMIT * 8,
-	MIN_SLOTS = 64, MAX_DEPTH = 4096, MAX_GPUS = 64, MAX_WORKERS = 4096, MAX_ARGS = 64,
+	MIN_SLOTS = 64, MAX_DEPTH = 4096, MAX_GPUS = 64, MAX_WORKERS = 4096, MAX_ARGS = 64, MAX_PARTS = 5,
+	PAGE = 4096,
 	COPY = 64 << 10, MAX_COPIES = 8, COPY_RING = 4096,
 	SDMA_NOP = 0, SDMA_COPY = 1, SDMA_FENCE = 5, SDMA_TRAP = 6,
 	NORMAL = 7, /* the priority ROCm's runtime gives a queue */
@@ -67,7 +72,8 @@ enum {
 #define SECOND 1000000000ll
 
 struct gpu {
-	uint32_t id, stack, save, xccs, minor;
+	uint32_t id, stack, save, debug, xccs, minor;
+	bool vm; /* the process has an address space there */
 	char *doorbells;
 };
 
@@ -82,6 +88,8 @@ struct worker {
 	uint32_t event;
 	uint64_t mailbox;
 	char *mem, *save;
+	uint64_t handles[MAX_PARTS]; /* of the parts that are mapped on the GPU */
+	int nhandles;
 	size_t mem_bytes, save_bytes, at_signals, at_args, at_progress;
 	uint64_t *doorbell, random;
 	pthread_t thread;
@@ -266,6 +274,20 @@ static bool read_file(const char *path, char *text, size_t n)
 	return got > 0;
 }
 
+/* debug_area is what the driver wants behind a save area for a debugger, for each XCC
+ * (kfd_queue_ctx_save_restore_size). The topology does not list it. */
+static uint32_t debug_area(const char *text)
+{
+	uint32_t per_cu = read_number(text, "simd_per_cu"), per_engine = read_number(text, "simd_arrays_per_engine"), xccs = read_number(text, "num_xcc");
+	uint32_t cus = read_number(text, "simd_count") / (per_cu > 0 ? per_cu : 1) / (xccs > 0 ? xccs : 1), waves = cus * 32, most;
+
+	if (read_number(text, "gfx_target_version") < 100100) {
+		most = read_number(text, "array_count") / (per_engine > 0 ? per_engine : 1) * 512;
+		waves = cus * 40 < most ? cus * 40 : most;
+	}
+	return (waves * 32 + 63) / 64 * 64;
+}
+
 /* describe reads what the topology says of a GPU, as far as there is one. */
 static void describe(struct gpu *g)
 {
@@ -279,8 +301,10 @@ static void describe(struct gpu *g)
 		snprintf(path, sizeof path, "/sys/class/kfd/kfd/topology/nodes/%d/properties", node);
 		if (!read_file(path, text, sizeof text))
 			return;
-		if ((v = read_number(text, "cwsr_size")) > 0)
+		if ((v = read_number(text, "cwsr_size")) > 0) {
 			g->save = v;
+			g->debug = debug_area(text);
+		}
 		if ((v = read_number(text, "ctl_stack_size")) > 0)
 			g->stack = v;
 		if ((v = read_number(text, "num_xcc")) > 0)
@@ -304,7 +328,48 @@ static bool acquire_vm(struct gpu *g)
 	args.drm_fd = (uint32_t)fd;
 	err = call(AMDKFD_IOC_ACQUIRE_VM, &args);
 	close(fd);
-	return err == 0 || fail(err, "ACQUIRE_VM GPU %u", g->id);
+	g->vm = err == 0;
+	return g->vm || fail(err, "ACQUIRE_VM GPU %u", g->id);
+}
+
+/* map_on_gpu maps n bytes on the worker's GPU at their address in the process. Linux
+ * creates a queue from 6.12 on only if each of its buffers is exactly one such mapping
+ * (kfd_queue_acquire_buffers). Without an address space there it does nothing: a
+ * replacement of the driver may not need it. */
+static bool map_on_gpu(struct worker *w, char *p, size_t n)
+{
+	struct kfd_ioctl_alloc_memory_of_gpu_args alloc = {
+		.va_addr = addr(p), .size = n, .mmap_offset = addr(p), .gpu_id = w->gpu->id,
+		.flags = KFD_IOC_ALLOC_MEM_FLAGS_USERPTR | KFD_IOC_ALLOC_MEM_FLAGS_WRITABLE | KFD_IOC_ALLOC_MEM_FLAGS_EXECUTABLE,
+	};
+	struct kfd_ioctl_map_memory_to_gpu_args args = {.device_ids_array_ptr = addr((char *)&w->gpu->id), .n_devices = 1};
+	int err;
+
+	if (!w->gpu->vm)
+		return true;
+	if ((err = call(AMDKFD_IOC_ALLOC_MEMORY_OF_GPU, &alloc)) != 0)
+		return fail(err, "ALLOC_MEMORY_OF_GPU %u", w->gpu->id);
+	args.handle = w->handles[w->nhandles++] = alloc.handle;
+	err = call(AMDKFD_IOC_MAP_MEMORY_TO_GPU, &args);
+	return err == 0 || fail(err, "MAP_MEMORY_TO_GPU %u", w->gpu->id);
+}
+
+/* unmap_on_gpu undoes what map_on_gpu did. */
+static bool unmap_on_gpu(struct worker *w)
+{
+	for (; w->nhandles > 0; w->nhandles--) {
+		struct kfd_ioctl_unmap_memory_from_gpu_args unmap = {
+			.handle = w->handles[w->nhandles - 1], .device_ids_array_ptr = addr((char *)&w->gpu->id), .n_devices = 1,
+		};
+		struct kfd_ioctl_free_memory_of_gpu_args release = {.handle = unmap.handle};
+		int err = call(AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU, &unmap);
+
+		if (err != 0)
+			return fail(err, "UNMAP_MEMORY_FROM_GPU %u", w->gpu->id);
+		if ((err = call(AMDKFD_IOC_FREE_MEMORY_OF_GPU, &release)) != 0)
+			return fail(err, "FREE_MEMORY_OF_GPU %u", w->gpu->id);
+	}
+	return true;
 }
 
 static bool wanted(uint32_t id)
@@ -331,7 +396,7 @@ static bool find_gpus(void)
 	for (uint32_t i = 0; i < args.num_of_nodes; i++) {
 		if (!wanted(all[i].gpu_id))
 			continue;
-		gpus[ngpus] = (struct gpu){.id = all[i].gpu_id, .stack = 4096, .save = 1 << 20, .xccs = 1};
+		gpus[ngpus] = (struct gpu){.id = all[i].gpu_id, .stack = 4096, .save = 1 << 20, .debug = 1 << 19, .xccs = 1};
 		describe(&gpus[ngpus]);
 		ngpus++;
 	}

@@ -13,20 +13,32 @@ static char *progress_of(struct worker *w, uint64_t n) { return w->mem + w->at_p
 static char *fence_of(struct worker *w, uint64_t n) { return w->mem + AT_FENCES + n % MAX_COPIES * 64; }
 static char *source_of(struct worker *w, uint64_t n) { return w->mem + AT_COPIES + n % MAX_COPIES * 2 * COPY; }
 
+static size_t pages(size_t n) { return (n + PAGE - 1) & ~(size_t)(PAGE - 1); }
+
+/* prepare_memory maps the memory of a worker, and each buffer of its queue on its GPU: a
+ * page of pointers, the ring, the rest, and for kernels what end-of-pipe events need and
+ * the save area. */
 static bool prepare_memory(struct worker *w)
 {
+	size_t ring;
+
 	if (w->copies) {
 		w->mem_bytes = AT_COPIES + 2 * MAX_COPIES * COPY;
-		return (w->mem = map(w->mem_bytes, -1, 0)) != NULL;
+		return (w->mem = map(w->mem_bytes, -1, 0)) != NULL && map_on_gpu(w, w->mem, AT_COPY_RING) &&
+		       map_on_gpu(w, w->mem + AT_COPY_RING, COPY_RING) && map_on_gpu(w, w->mem + AT_FENCES, w->mem_bytes - AT_FENCES);
 	}
 	for (w->slots = MIN_SLOTS; w->slots < 2 * cfg.depth; w->slots *= 2)
 		;
 	w->at_signals = AT_RING + w->slots * PACKET;
 	w->at_args = w->at_signals + w->slots * SIGNAL;
 	w->at_progress = w->at_args + w->slots * MIX;
-	w->mem_bytes = w->at_progress + w->slots * 8;
-	w->save_bytes = w->gpu->xccs * ((size_t)w->gpu->save + (1 << 19)); /* room for a debugger */
+	w->mem_bytes = pages(w->at_progress + w->slots * 8);
+	w->save_bytes = pages(w->gpu->xccs * ((size_t)w->gpu->save + w->gpu->debug));
+	ring = w->slots * PACKET;
 	if ((w->mem = map(w->mem_bytes, -1, 0)) == NULL || (w->save = map(w->save_bytes, -1, 0)) == NULL)
+		return false;
+	if (!map_on_gpu(w, w->mem, AT_EOP) || !map_on_gpu(w, w->mem + AT_EOP, AT_RING - AT_EOP) || !map_on_gpu(w, w->mem + AT_RING, ring) ||
+	    !map_on_gpu(w, w->mem + AT_RING + ring, w->mem_bytes - AT_RING - ring) || !map_on_gpu(w, w->save, w->save_bytes))
 		return false;
 	memcpy(w->mem + AT_KERNEL, "KFDEMUK1", 8);
 	put32(w->mem + AT_KERNEL + 8, OP_MIX);

@@ -71,6 +71,29 @@ struct kfd_ioctl_acquire_vm_args {
 	__u32 drm_fd, gpu_id;
 };
 
+#define KFD_IOC_ALLOC_MEM_FLAGS_USERPTR (1 << 2)
+#define KFD_IOC_ALLOC_MEM_FLAGS_WRITABLE (1 << 31)
+#define KFD_IOC_ALLOC_MEM_FLAGS_EXECUTABLE (1 << 30)
+
+struct kfd_ioctl_alloc_memory_of_gpu_args {
+	__u64 va_addr, size, handle, mmap_offset;
+	__u32 gpu_id, flags;
+};
+
+struct kfd_ioctl_free_memory_of_gpu_args {
+	__u64 handle;
+};
+
+struct kfd_ioctl_map_memory_to_gpu_args {
+	__u64 handle, device_ids_array_ptr;
+	__u32 n_devices, n_success;
+};
+
+struct kfd_ioctl_unmap_memory_from_gpu_args {
+	__u64 handle, device_ids_array_ptr;
+	__u32 n_devices, n_success;
+};
+
 #define AMDKFD_IOC_GET_VERSION _IOR('K', 0x01, struct kfd_ioctl_get_version_args)
 #define AMDKFD_IOC_CREATE_QUEUE _IOWR('K', 0x02, struct kfd_ioctl_create_queue_args)
 #define AMDKFD_IOC_DESTROY_QUEUE _IOWR('K', 0x03, struct kfd_ioctl_destroy_queue_args)
@@ -80,5 +103,9 @@ struct kfd_ioctl_acquire_vm_args {
 #define AMDKFD_IOC_WAIT_EVENTS _IOWR('K', 0x0C, struct kfd_ioctl_wait_events_args)
 #define AMDKFD_IOC_GET_PROCESS_APERTURES_NEW _IOWR('K', 0x14, struct kfd_ioctl_get_process_apertures_new_args)
 #define AMDKFD_IOC_ACQUIRE_VM _IOW('K', 0x15, struct kfd_ioctl_acquire_vm_args)
+#define AMDKFD_IOC_ALLOC_MEMORY_OF_GPU _IOWR('K', 0x16, struct kfd_ioctl_alloc_memory_of_gpu_args)
+#define AMDKFD_IOC_FREE_MEMORY_OF_GPU _IOW('K', 0x17, struct kfd_ioctl_free_memory_of_gpu_args)
+#define AMDKFD_IOC_MAP_MEMORY_TO_GPU _IOWR('K', 0x18, struct kfd_ioctl_map_memory_to_gpu_args)
+#define AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU _IOWR('K', 0x19, struct kfd_ioctl_unmap_memory_from_gpu_args)
 
 #endif

@@ -282,6 +282,8 @@ static bool close_up(struct worker *w)
 
 	if (w->mailbox != 0 && (err = call(AMDKFD_IOC_DESTROY_EVENT, &args)) != 0)
 		return fail(err, "DESTROY_EVENT");
+	if (!unmap_on_gpu(w))
+		return false; /* the GPU may still write to it */
 	if ((w->mem != NULL && munmap(w->mem, w->mem_bytes) != 0) || (w->save != NULL && munmap(w->save, w->save_bytes) != 0))
 		return fail(errno, "unmap memory");
 	return true;
