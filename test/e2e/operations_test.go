@@ -61,10 +61,13 @@ func commands(document string) [][]string {
 	return inWords(lines)
 }
 
+// shellWord is a word, which spaces in quotes do not end.
+var shellWord = regexp.MustCompile(`(?:'[^']*'|"[^"]*"|[^\s'"])+`)
+
 // inWords splits commands, without those that repeat, and without what follows in the shell.
 func inWords(lines []string) (all [][]string) {
 	for _, line := range lines {
-		words := strings.Fields(commandEnd.ReplaceAllString(line, ""))
+		words := shellWord.FindAllString(strings.TrimSuffix(commandEnd.ReplaceAllString(line, ""), `\`), -1)
 		if len(words) > 1 && !slices.ContainsFunc(all, func(w []string) bool { return slices.Equal(w, words) }) {
 			all = append(all, words)
 		}
