@@ -60,7 +60,7 @@ func arms(runs []evidence.Run) []arm {
 	for i := range runs {
 		summaries := evidence.Summarize(&runs[i])
 		for j, sum := range summaries { // one for each arm
-			a := arm{Arm: &runs[i].Arms[j], run: &runs[i], sum: sum}
+			a := arm{Arm: &runs[i].Arms[j], run: &runs[i], sum: sum} //nolint:gosec // G602: j is an index of Arms
 			a.name = clean(a.Arm.Name)
 			if len(runs) > 1 {
 				a.name = clean(runs[i].Name) + ": " + a.name
