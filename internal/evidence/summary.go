@@ -172,15 +172,19 @@ func pool(repeats []Repeat, of series) (all []float64) {
 	return all
 }
 
-func distribution(repeats []Repeat, of series) Distribution {
-	all := pool(repeats, of)
-	if len(all) == 0 {
+// Distribute returns the distribution of sorted values, without a spread.
+func Distribute(sorted []float64) Distribution {
+	if len(sorted) == 0 {
 		return Distribution{}
 	}
-	d := Distribution{
-		N: len(all), Mean: stat.Mean(all), Std: deviation(all), P50: stat.Quantile(all, 0.5), P95: stat.Quantile(all, 0.95),
-		P99: stat.Quantile(all, 0.99), Max: all[len(all)-1],
+	return Distribution{
+		N: len(sorted), Mean: stat.Mean(sorted), Std: deviation(sorted), P50: stat.Quantile(sorted, 0.5), P95: stat.Quantile(sorted, 0.95),
+		P99: stat.Quantile(sorted, 0.99), Max: sorted[len(sorted)-1],
 	}
+}
+
+func distribution(repeats []Repeat, of series) Distribution {
+	d := Distribute(pool(repeats, of))
 	var p50, p99 []float64
 	for i := range repeats {
 		if own := pool(repeats[i:i+1], of); len(own) > 0 {

@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
-	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
 // document is what all forms of a report have in common.
@@ -120,23 +119,6 @@ func resumes(r evidence.Repeat) []evidence.Timed  { return r.Resumes }
 
 // usable reports whether a value can be shown: a file may contain anything.
 func usable(v float64) bool { return v > -1e12 && v < 1e12 }
-
-// summarize returns the distribution of values, without a spread.
-func summarize(values []float64) evidence.Distribution {
-	values = sorted(values)
-	n := len(values)
-	if n == 0 {
-		return evidence.Distribution{}
-	}
-	d := evidence.Distribution{
-		N: n, Mean: stat.Mean(values), P50: stat.Quantile(values, 0.5), P95: stat.Quantile(values, 0.95), P99: stat.Quantile(values, 0.99), Max: values[n-1],
-	}
-	for _, v := range values {
-		d.Std += (v - d.Mean) * (v - d.Mean)
-	}
-	d.Std = math.Sqrt(d.Std / float64(max(n-1, 1)))
-	return d
-}
 
 // cells are the figures of a distribution as the cells of a row, "-" without values.
 func cells(d evidence.Distribution) []string {

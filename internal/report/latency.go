@@ -72,7 +72,7 @@ func serviceTable(all []arm) table {
 				}
 			}
 			if len(values) > 0 {
-				t.Rows = append(t.Rows, slices.Concat([]string{or(clean(name)), all[i].name}, cells(summarize(values))))
+				t.Rows = append(t.Rows, slices.Concat([]string{or(clean(name)), all[i].name}, cells(evidence.Distribute(sorted(values)))))
 			}
 		}
 	}
@@ -203,7 +203,7 @@ func suspendSection(all []arm, origin string) section {
 				continue
 			}
 			s.Charts = append(s.Charts, histogram(origin+": "+part.what+", "+all[i].name, part.what+" (ms)", values, i).draw())
-			t.Rows = append(t.Rows, slices.Concat([]string{all[i].name, part.what}, cells(summarize(values))))
+			t.Rows = append(t.Rows, slices.Concat([]string{all[i].name, part.what}, cells(evidence.Distribute(sorted(values)))))
 		}
 	}
 	if len(t.Rows) == 0 {

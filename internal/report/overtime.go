@@ -151,7 +151,7 @@ func machineSection(all []arm, origin string) section {
 			}
 			if len(values) > 0 {
 				f.series = append(f.series, series{name: all[i].name, number: i, points: thin(first)})
-				t.Rows = append(t.Rows, slices.Concat([]string{clean(name), all[i].name}, cells(summarize(values))))
+				t.Rows = append(t.Rows, slices.Concat([]string{clean(name), all[i].name}, cells(evidence.Distribute(sorted(values)))))
 			}
 		}
 		if len(f.series) > 0 {
@@ -257,7 +257,7 @@ func inWindows(r evidence.Repeat) (evidence.Distribution, plotter.XYs) {
 			points = append(points, plotter.XY{X: (float64(i) + 0.5) / windows * r.Seconds, Y: stat.Quantile(sorted(window), 0.99)})
 		}
 	}
-	return summarize(values), points
+	return evidence.Distribute(sorted(values)), points
 }
 
 // drift compares the p99 of the end of a repeat with that of its beginning.

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// drain is BlockWait and Throttle: while online work wants a GPU, the queues of offline work
-// launch no more kernels.
+// drain implements BlockWait and Throttle: offline queues stop launching kernels while online
+// work needs the GPU.
 type drain struct {
 	unwilling
 	engine *engine

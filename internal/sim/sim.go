@@ -21,8 +21,8 @@ const (
 	OnlineAlone  Kind = "online-alone"
 	// None: no preemption. All kernels share the GPU.
 	None Kind = "none"
-	// BlockWait: online work waits for the offline kernels in flight, and no more of them
-	// begin while it has the GPU.
+	// BlockWait: offline queues stop launching kernels while online work needs the GPU, and
+	// online work starts when the offline kernels in flight have finished.
 	BlockWait Kind = "block-wait"
 	// Sequential: one request or one step at a time on each GPU, first come first served.
 	Sequential Kind = "sequential"
@@ -30,8 +30,8 @@ const (
 	TimeSlice Kind = "time-slice"
 	// Reset (as REEF): the offline kernels in flight are killed at once, and repeated later.
 	Reset Kind = "reset"
-	// Throttle (as XSched at level 1): no more offline kernels are launched, and those in
-	// flight share the GPU until they end.
+	// Throttle (as XSched at level 1): offline queues stop launching kernels while online work
+	// needs the GPU. It starts at once and shares the GPU with the kernels in flight.
 	Throttle Kind = "throttle"
 	// GPreempt: the daemon's core with Policy.
 	GPreempt Kind = "gpreempt"

@@ -117,7 +117,7 @@ func (d *daemon) targets(ctx context.Context, roots []int, o *Offline) ([]*gpree
 		}
 	}
 	return slices.DeleteFunc(list.GetTargets(), func(t *gpreemptv1.Target) bool {
-		return !contained[t.GetTargetId()] && !slices.Contains(o.PIDs, t.GetPid()) && !below(int(t.GetPid()), roots)
+		return !contained[t.GetTargetId()] && !slices.Contains(o.PIDs, t.GetPid()) && !below(int(t.GetPid()), roots, readStat)
 	}), nil
 }
 

@@ -146,7 +146,7 @@ func (p *play) startJobs(ctx context.Context) error {
 		missing := ""
 		for _, j := range p.jobs {
 			if !slices.ContainsFunc(targets, func(t *gpreemptv1.Target) bool {
-				return t.GetQueueCount() > 0 && below(int(t.GetPid()), []int{j.pid()})
+				return t.GetQueueCount() > 0 && below(int(t.GetPid()), []int{j.pid()}, readStat)
 			}) {
 				missing = j.name
 			}

@@ -53,14 +53,15 @@ func parseStat(text string) (s stat, ok bool) {
 	return s, errors.Join(errs...) == nil
 }
 
-// below reports whether a process is one of the roots, in the group of one, or below one.
-func below(pid int, roots []int) bool {
+// below reports whether a process is one of the roots, in the group of one, or below one. read
+// is readStat, or what was read before.
+func below(pid int, roots []int, read func(int) (stat, bool)) bool {
 	const deepest = 1000 // the chain may change while it is read
 	for range deepest {
 		if slices.Contains(roots, pid) {
 			return true
 		}
-		s, ok := readStat(pid)
+		s, ok := read(pid)
 		if !ok {
 			return false
 		}
@@ -81,18 +82,31 @@ type usage struct {
 	mib   float64
 }
 
-// usageOf sums what the processes below the roots, and those with the pids, have used.
-func usageOf(roots []int, pids []int) (u usage) {
+// readStats reads the stat of all processes, each once: a trial must not use the processors that
+// its work needs.
+func readStats() map[int]stat {
 	names, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		panic(err) // the pattern is invalid
 	}
+	all := make(map[int]stat, len(names))
 	for _, name := range names {
 		pid, err := strconv.Atoi(filepath.Base(name))
 		if err != nil {
 			continue
 		}
-		if s, ok := readStat(pid); ok && (slices.Contains(pids, pid) || below(pid, roots)) {
+		if s, ok := readStat(pid); ok {
+			all[pid] = s
+		}
+	}
+	return all
+}
+
+// usageOf sums what the processes below the roots, and those with the pids, have used.
+func usageOf(all map[int]stat, roots []int, pids []int) (u usage) {
+	read := func(pid int) (s stat, ok bool) { s, ok = all[pid]; return s, ok }
+	for pid, s := range all {
+		if slices.Contains(pids, pid) || below(pid, roots, read) {
 			u.ticks += s.ticks
 			u.mib += float64(s.pages) * float64(os.Getpagesize()) / (1 << 20)
 		}

@@ -187,7 +187,7 @@ func (s *server) askByLine(ctx context.Context) (string, error) {
 		return "", s.broken
 	}
 	if _, err := io.WriteString(s.in, "request\n"); err != nil {
-		s.broken = fmt.Errorf("the online command reads no more requests: %w", err)
+		s.broken = fmt.Errorf("cannot send a request to the online command: %w", err)
 		return "", s.broken
 	}
 	select {

@@ -79,9 +79,10 @@ func (s *sampler) sample(ctx context.Context, minors []uint32, before map[string
 			pids = append(pids, int(t.GetPid()))
 		}
 	}
-	use := map[string]usage{evidence.CPU: usageOf(s.roots(), pids)}
+	all := readStats()
+	use := map[string]usage{evidence.CPU: usageOf(all, s.roots(), pids)}
 	if s.server != nil && s.server.process != nil {
-		use[evidence.OnlineCPU] = usageOf([]int{s.server.pid()}, nil)
+		use[evidence.OnlineCPU] = usageOf(all, []int{s.server.pid()}, nil)
 	}
 	for name, u := range use {
 		if was, ok := before[name]; ok && u.ticks >= was.ticks {

@@ -128,6 +128,7 @@ var notLinked = map[string]map[string]string{
 		"emu":               "the kit is not shipped",
 		"test":              "the kit is not shipped",
 		"internal/cli":      "the exporter of traces is a client",
+		"internal/report":   "its charts are for clients, and link what a root process has no use for",
 		"internal/testutil": "the kit is not shipped",
 	},
 }
