@@ -207,7 +207,12 @@ func (d *daemon) awaitServing() {
 
 func (d *daemon) writeConfig(text string) {
 	d.t.Helper()
-	if err := os.WriteFile(d.config, []byte(text), 0o600); err != nil {
+	// Another reload may be under way: it reads the old file or the new one.
+	next := d.config + ".next"
+	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := os.Rename(next, d.config); err != nil {
 		d.t.Fatal(err)
 	}
 }

@@ -8,11 +8,13 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
+
+	"golang.org/x/net/http2"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -102,17 +104,24 @@ func holdMain(a attack, in io.Reader, out io.Writer) int {
 			return 1
 		}
 		defer c.Close()
-		_, _ = c.Write(hello) // an error is the refusal
+		_, _ = c.Write(slices.Concat(hello, frame(framePing, 0, 0, make([]byte, 8)))) // an error is the refusal
 		conns = append(conns, c)
 	}
-	// What is refused is closed within a second.
+	// What is served answers a ping. What is refused is closed, at once or after it was told why.
 	var served atomic.Int64
 	var all sync.WaitGroup
 	for _, c := range conns {
 		all.Go(func() {
-			_ = c.SetReadDeadline(time.Now().Add(3 * time.Second))
-			if _, err := io.Copy(io.Discard, c); isTimeout(err) {
-				served.Add(1)
+			frames := http2.NewFramer(c, c)
+			for {
+				f, err := frames.ReadFrame()
+				if err != nil { // the refusal
+					return
+				}
+				if _, ok := f.(*http2.PingFrame); ok {
+					served.Add(1)
+					return
+				}
 			}
 		})
 	}
