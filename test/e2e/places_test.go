@@ -107,7 +107,8 @@ func holdMain(a attack, in io.Reader, out io.Writer) int {
 		_, _ = c.Write(slices.Concat(hello, frame(framePing, 0, 0, make([]byte, 8)))) // an error is the refusal
 		conns = append(conns, c)
 	}
-	// What is served answers a ping. What is refused is closed, at once or closed after its first call has the reason.
+	// A connection that is served answers a ping. One that is refused is closed, and may be sent
+	// the settings of HTTP/2 before.
 	var served atomic.Int64
 	var all sync.WaitGroup
 	for _, c := range conns {

@@ -108,25 +108,28 @@ func TestReloadNamesKeysThatNeedARestart(t *testing.T) {
 	d.eventually("the warning goes", func() bool { return d.warned("RESTART_NEEDED") == nil })
 }
 
+// policy returns the policy in force.
+func (d *daemon) policy() *gpreemptv1.Policy {
+	d.t.Helper()
+	resp, err := d.admin.GetPolicy(d.t.Context(), &gpreemptv1.GetPolicyRequest{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return resp.GetPolicy()
+}
+
 // SetPolicy lasts until the next reload, whether the file has changed or not.
 func TestReloadReplacesAPolicySetByAnAdmin(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
-	inForce := func() *gpreemptv1.Policy {
-		resp, err := d.admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.GetPolicy()
-	}
-	before := inForce()
+	before := d.policy()
 	d.check(0, "until the daemon reloads or restarts", "policy", "set", "shadow")
-	if !inForce().GetShadow() {
+	if !d.policy().GetShadow() {
 		t.Fatal("the policy is not in force")
 	}
 	d.reload(atOnce)
-	d.eventually("the policy of the file is in force", func() bool { return !inForce().GetShadow() })
-	if diff := cmp.Diff(before, inForce(), protocmp.Transform()); diff != "" {
+	d.eventually("the policy of the file is in force", func() bool { return !d.policy().GetShadow() })
+	if diff := cmp.Diff(before, d.policy(), protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -113,15 +112,6 @@ func TestMoreSignalsDuringTheShutdownChangeNothing(t *testing.T) {
 	job.stop()
 }
 
-func (d *daemon) isShadow() bool {
-	d.t.Helper()
-	resp, err := d.admin.GetPolicy(d.t.Context(), &gpreemptv1.GetPolicyRequest{})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return resp.GetPolicy().GetShadow()
-}
-
 // Each reload that is asked for while one is under way is one more, no matter how often.
 func TestReloadStormDoesNotBlockClients(t *testing.T) {
 	t.Parallel()
@@ -153,9 +143,9 @@ func TestReloadStormDoesNotBlockClients(t *testing.T) {
 	storm.Wait()
 	t.Logf("%d signals during 200 leases", sent)
 	d.reload(strings.Replace(atOnce, "linger: none", "shadow: true", 1))
-	d.eventually("the last file is in force", d.isShadow)
+	d.eventually("the last file is in force", func() bool { return d.policy().GetShadow() })
 	d.reload(atOnce)
-	d.eventually("the first file is in force again", func() bool { return !d.isShadow() })
+	d.eventually("the first file is in force again", func() bool { return !d.policy().GetShadow() })
 	d.settled(before, fds)
 	d.checkRuns(pid)
 	d.stopJob(pid)
