@@ -15,7 +15,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
@@ -48,6 +50,9 @@ type Conn interface {
 	// Exiting reports whether the process has exited or is exiting. It is true before
 	// a dying process loses its sockets, which is before Done; on TCP it is false.
 	Exiting() bool
+	// Left reports whether the peer has closed its end, or reset the connection. What it had
+	// sent before may not have been read. It does not block.
+	Left() bool
 
 	// handshake identifies the peer. gRPC bounds its time.
 	handshake() error
@@ -108,3 +113,21 @@ func (transport) Info() credentials.ProtocolInfo {
 func (t transport) Clone() credentials.TransportCredentials { return t }
 
 func (transport) OverrideServerName(string) error { return nil }
+
+// left implements Conn.Left for a connection with a descriptor.
+func left(conn net.Conn) bool {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true // it is closed
+	}
+	events := []unix.PollFd{{Events: unix.POLLRDHUP}}
+	err = raw.Control(func(fd uintptr) {
+		events[0].Fd = int32(fd)
+		_, _ = unix.Poll(events, 0) // on an error no event is set
+	})
+	return err != nil || events[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+}

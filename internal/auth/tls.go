@@ -26,6 +26,9 @@ const (
 	// deadHostTime is how soon the connections of a host that has vanished are closed:
 	// they hold leases.
 	deadHostTime = 20 * time.Second
+	// receiveBytes bounds what the kernel keeps of a connection that the daemon does not read
+	// because its client sends too much. Without it, that is up to tcp_rmem, 6 MiB.
+	receiveBytes = 64 << 10
 	// alertTime is how long a refused client may take to read the reason.
 	alertTime = 500 * time.Millisecond
 )
@@ -85,7 +88,8 @@ func ListenTLS(ctx context.Context, address string, certs *CertificateStore, ref
 			var failure error
 			err := socket.Control(func(fd uintptr) {
 				// For bytes that are never acknowledged; accepted sockets inherit it.
-				failure = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(deadHostTime.Milliseconds()))
+				failure = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(deadHostTime.Milliseconds())),
+					unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBytes))
 			})
 			return errors.Join(err, failure)
 		},
@@ -188,6 +192,8 @@ func (c *tlsConn) Done() <-chan struct{} { return c.done }
 func (*tlsConn) Died() bool { return false }
 
 func (*tlsConn) Exiting() bool { return false }
+
+func (c *tlsConn) Left() bool { return left(c.raw) }
 
 // Close closes the connection, once. It waits for nothing.
 func (c *tlsConn) Close() error {

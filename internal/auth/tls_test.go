@@ -171,9 +171,15 @@ func TestPeerHasTheNamesOfItsCertificate(t *testing.T) {
 	if v := client.ConnectionState().Version; v != tls.VersionTLS13 {
 		t.Errorf("TLS version %x", v)
 	}
+	if server.Left() {
+		t.Error("Left is true for a client that is there")
+	}
 	_ = client.Close()
 	if _, err := server.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("read %v, want the end", err)
+	}
+	if !server.Left() {
+		t.Error("Left is false after the client's end")
 	}
 	_ = server.Close()
 	<-server.Done()

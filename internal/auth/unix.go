@@ -320,6 +320,8 @@ func (c *unixConn) Close() error {
 
 func (c *unixConn) Exiting() bool { return c.dead() || c.leaving() }
 
+func (c *unixConn) Left() bool { return left(c.Conn) }
+
 func (c *unixConn) end(died bool) error {
 	c.once.Do(func() {
 		c.died = died

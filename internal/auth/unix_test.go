@@ -153,9 +153,15 @@ func TestClosedConnectionIsNotADeath(t *testing.T) {
 	if c.Died() {
 		t.Error("Died is true before the end")
 	}
+	if c.Left() {
+		t.Error("Left is true before the end")
+	}
 	client.order(t) // to close
 	serve(c)
 	<-c.Done()
+	if !c.Left() {
+		t.Error("Left is false after the end")
+	}
 	if c.Died() {
 		t.Error("Died is true, but the process only closed its end")
 	}

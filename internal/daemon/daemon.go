@@ -38,6 +38,9 @@ const (
 	changesKept = 8192
 	// shutdownTime bounds a shutdown: resume everything, answer calls in flight.
 	shutdownTime = 10 * time.Second
+	// callsTime is the part of it for the calls in flight: a client that sends too much reads
+	// that the daemon stops when its debt is paid.
+	callsTime = 5 * time.Second
 	// endTime bounds the end of the parts after that.
 	endTime = 5 * time.Second
 	// orphansTime is how long the start waits for the first attempt to resume processes

@@ -94,7 +94,9 @@ func (d *daemon) shutdown(ctx context.Context) error {
 	defer cancel()
 	d.runner.Stop()
 	quiet := d.awaitAllRunning(ctx)
-	d.server.Shutdown(ctx)
+	calls, end := context.WithTimeout(ctx, callsTime)
+	d.server.Shutdown(calls)
+	end()
 	if err := errors.Join(quiet, d.sessions.Close(ctx)); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}

@@ -62,6 +62,7 @@ func (c *memoryConn) SetWriteDeadline(t time.Time) error { return c.pipe.SetWrit
 func (c *memoryConn) Done() <-chan struct{}              { return c.done }
 func (c *memoryConn) Died() bool                         { return false }
 func (c *memoryConn) Exiting() bool                      { return false }
+func (c *memoryConn) Left() bool                         { return false }
 
 func (c *memoryConn) Close() error {
 	c.once.Do(func() { close(c.done) })
