@@ -101,7 +101,7 @@ func (d *daemon) restore(ctx context.Context) error {
 
 // targets returns the targets of the offline work: those below the processes with the given pids,
 // those with one of the pids, and those in the containers.
-func (d *daemon) targets(ctx context.Context, roots []int, o *Offline) ([]*gpreemptv1.Target, error) {
+func (d *daemon) targets(ctx context.Context, roots []int32, o *Offline) ([]*gpreemptv1.Target, error) {
 	list, err := d.admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func (d *daemon) targets(ctx context.Context, roots []int, o *Offline) ([]*gpree
 		}
 	}
 	return slices.DeleteFunc(list.GetTargets(), func(t *gpreemptv1.Target) bool {
-		return !contained[t.GetTargetId()] && !slices.Contains(o.PIDs, t.GetPid()) && !below(int(t.GetPid()), roots, readStat)
+		return !contained[t.GetTargetId()] && !slices.Contains(o.PIDs, t.GetPid()) && !below(t.GetPid(), roots, readStat)
 	}), nil
 }
 
