@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -15,6 +14,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 // reportRun is the hidden command that reports what the daemon makes of the command of a gpctl
@@ -146,16 +146,11 @@ func descends(pid, root int32) bool {
 		if err != nil {
 			return false
 		}
-		// PID (COMM) STATE PPID: the name may contain anything.
-		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-		if len(fields) < 2 {
+		s, err := discovery.ParseProcStat(text)
+		if err != nil || s.Parent == 0 {
 			return false
 		}
-		parent, err := strconv.ParseInt(fields[1], 10, 32)
-		if err != nil || parent == 0 {
-			return false
-		}
-		pid = int32(parent)
+		pid = s.Parent
 	}
 	return false
 }

@@ -92,6 +92,11 @@ func TestTrialWritesAReportOfEachRun(t *testing.T) {
 			run.Arms[3].Repeats = nil
 			run.Faults = []evidence.Fault{{Arm: "shared", What: "job 1 ended early, with exit status 1"}}
 		}, "documents-s5", "| made-up | CANNOT TELL | documents-s5 | simulated |"},
+		"with slots that were not read": {func(run *evidence.Run) {
+			r := &run.Arms[3].Repeats[1]
+			r.Samples, r.SlotsUnread = nil, "a reason"
+		}, "documents-s5", "| made-up | protected:strict: whether the hardware slots of suspended processes are empty, in 1 of 2 repeats: a reason |"},
+		"without a trace":   {func(run *evidence.Run) { run.Missing = map[string]string{"KFD trace": "a reason"} }, "documents-s5", "| no KFD trace | a reason |"},
 		"without an arm":    {func(run *evidence.Run) { run.Arms = nil }, "documents-s5", "| made-up | CANNOT TELL | documents-s5 | simulated |"},
 		"without a profile": {func(run *evidence.Run) { run.Plan = "version: 1\nname: made-up\nprofile: none\n" }, "", "| made-up | CANNOT TELL | none | simulated |"},
 	} {

@@ -26,6 +26,8 @@ type trialResult struct {
 	Arms    []evidence.Summary `json:"arms"`
 	Faults  []evidence.Fault   `json:"faults"`
 	Alarms  []evidence.Alarm   `json:"alarms"`
+	// Missing says why the folder does not have something, by its name.
+	Missing map[string]string `json:"missing,omitempty"`
 	// Report is the path of the report, if one was written.
 	Report string `json:"report,omitempty"`
 }
@@ -38,7 +40,7 @@ func (a *app) showRun(dir string, run *evidence.Run, profile, page string) error
 	}
 	result := trialResult{
 		Dir: dir, Name: run.Name, Command: run.Command, Origin: run.Origin, Backend: run.Backend, Arms: evidence.Summarize(run), Faults: run.Faults,
-		Alarms: run.Alarms, Report: page,
+		Alarms: run.Alarms, Missing: run.Missing, Report: page,
 	}
 	if profile != "" && profile != noProfile {
 		limits, err := evidence.LoadProfile(profile)
@@ -108,6 +110,9 @@ func printRun(p *printer, r *trialResult) {
 	printReadings(p, r.Arms)
 	printVerdict(p, r)
 	p.linef("")
+	for _, what := range slices.Sorted(maps.Keys(r.Missing)) {
+		p.linef("no %s: %s", what, r.Missing[what])
+	}
 	p.linef("samples: %s", r.Dir)
 	if r.Report != "" {
 		p.linef("report: %s", r.Report)

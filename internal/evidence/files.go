@@ -39,11 +39,17 @@ func Write(dir string, run *Run) error {
 		return fmt.Errorf("cannot write the run: %w: choose another folder", err)
 	}
 	for _, f := range files {
+		if f.name == RunFile {
+			// The rows that it counts must not be lost without it.
+			if err := syncDir(dir); err != nil {
+				return fmt.Errorf("cannot write the run: %w", err)
+			}
+		}
 		if err := replace(dir, f.name, f.data); err != nil {
 			return fmt.Errorf("cannot write %s: %w", filepath.Join(dir, f.name), err)
 		}
 	}
-	return nil
+	return syncDir(dir)
 }
 
 // file is a file of a run.
@@ -109,6 +115,15 @@ func replace(dir, name string, data []byte) (err error) {
 		return err
 	}
 	return os.Rename(tmp.Name(), filepath.Join(dir, name))
+}
+
+// syncDir makes the names of a folder last through a loss of power.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // Read reads the run in a folder. The error wraps fs.ErrNotExist when the folder has none.

@@ -55,33 +55,38 @@ func TestAppendAddsARepeatToTheFolder(t *testing.T) {
 	}
 }
 
-// A crash between the files leaves rows of a repeat that run.json does not have.
-func TestRowsOfAnInterruptedAppendAreIgnored(t *testing.T) {
-	run := sample()
-	dir := t.TempDir()
-	if err := evidence.Write(dir, run); err != nil {
-		t.Fatal(err)
-	}
-	before, err := os.ReadFile(filepath.Join(dir, evidence.RunFile))
+// run.json is written last: after a crash before it, some of the other files have rows of a repeat that it does not have.
+func TestCrashWhileARepeatIsAppendedLeavesTheRunBefore(t *testing.T) {
+	before, after := sample(), sample()
+	after.Arms[3].Repeats = append(after.Arms[3].Repeats, after.Arms[3].Repeats[0])
+	old, err := evidence.Encode(before)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := evidence.Read(dir)
+	files, err := evidence.Encode(after)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := evidence.Append(dir, run, "protected", &run.Arms[3].Repeats[0]); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, evidence.RunFile), before, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	got, err := evidence.Read(dir)
+	want, err := evidence.ReadFS(old)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	for name, f := range files {
+		if name == evidence.RunFile {
+			continue
+		}
+		old[name] = f // one file more is new
+		got, err := evidence.ReadFS(old)
+		if err != nil {
+			t.Fatalf("with a new %s: %v", name, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("with a new %s (-want +got):\n%s", name, diff)
+		}
+	}
+	old[evidence.RunFile] = files[evidence.RunFile]
+	if got, err := evidence.ReadFS(old); err != nil || len(got.Arms[3].Repeats) != 2 {
+		t.Errorf("with all files new: %+v, %v", got, err)
 	}
 }
 
@@ -205,7 +210,7 @@ func sample() *evidence.Run {
 	return &evidence.Run{
 		Format: evidence.Format, Name: "test", Command: "trial", Origin: evidence.Emulated, Backend: "emulated mi300x x1",
 		Began: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Seed: 5, Plan: "version: 1\nname: test\n",
-		Environment: map[string]string{"kernel": "6.12"}, Planned: 1,
+		Environment: map[string]string{"kernel": "6.12"}, Missing: map[string]string{"KFD trace": "a reason"}, Planned: 1,
 		Arms: []evidence.Arm{
 			{Name: "offline alone", Kind: evidence.OfflineAlone, Repeats: []evidence.Repeat{{Seconds: 2, Work: 20, WorkUnit: "steps"}}},
 			{Name: "online alone", Kind: evidence.OnlineAlone},
@@ -213,7 +218,7 @@ func sample() *evidence.Run {
 			{
 				Name: "protected", Kind: evidence.Protected, Mechanism: "dbgtrap", Policy: "strict",
 				Repeats: []evidence.Repeat{{
-					Seconds: 2.5, Work: 17.25, WorkUnit: "steps", Lost: 1, Repeated: 2, Unprotected: 3, NotQuiet: 4,
+					Seconds: 2.5, Work: 17.25, WorkUnit: "steps", Lost: 1, Repeated: 2, Unprotected: 3, NotQuiet: 4, SlotsUnread: "a reason",
 					Requests: []evidence.Request{
 						{At: 10, Total: 7.125, Announce: 0.5, Start: 0.25, Service: 6.375, TTFT: 1, TPOT: 2, Preemptions: 1},
 						{At: 1e-9, Total: 1.0 / 3, Failed: "exit status 1, \"quoted\""},

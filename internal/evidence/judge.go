@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -66,8 +67,8 @@ func Judge(run *Run, p Profile) Verdict {
 			continue
 		}
 		protected++
-		if len(pool(arm.Repeats, reading(HQDsSuspended))) == 0 {
-			v.Unverified = append(v.Unverified, arm.Name+": whether the hardware slots of suspended processes are empty")
+		if unread := arm.slotsUnread(); unread != "" {
+			v.Unverified = append(v.Unverified, arm.Name+": whether the hardware slots of suspended processes are empty"+unread)
 		}
 		for _, name := range slices.Sorted(maps.Keys(p.Limits)) {
 			c, known := criteria[name]
@@ -93,6 +94,26 @@ func Judge(run *Run, p Profile) Verdict {
 		note(CannotTell, "the profile has no limit")
 	}
 	return v
+}
+
+// slotsUnread says in how many repeats the slots of suspended processes were not read, and why in the first of them; "" if
+// they were read in all.
+func (a *Arm) slotsUnread() (text string) {
+	n, why := 0, ""
+	for i := range a.Repeats {
+		if len(pool(a.Repeats[i:i+1], reading(HQDsSuspended))) == 0 {
+			n++
+			why = cmp.Or(why, a.Repeats[i].SlotsUnread)
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	text = fmt.Sprintf(", in %d of %d repeats", n, len(a.Repeats))
+	if why != "" {
+		text += ": " + why
+	}
+	return text
 }
 
 // complete notes what is missing in a run, and what it says of itself.

@@ -180,13 +180,19 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 }
 
 func TestSlotsThatWereNotReadAreUnverified(t *testing.T) {
-	run := sound()
-	for i := range run.Arms[3].Repeats {
-		run.Arms[3].Repeats[i].Samples = nil
-	}
-	v := evidence.Judge(run, profile(t, "documents-s3"))
-	if diff := cmp.Diff([]string{"protected: whether the hardware slots of suspended processes are empty"}, v.Unverified); v.Result != evidence.Pass || diff != "" {
-		t.Errorf("%s: %s", v.Result, diff)
+	const empty = "protected: whether the hardware slots of suspended processes are empty, "
+	for want, unread := range map[string][]int{
+		empty + "in 2 of 2 repeats: the reason": {0, 1}, empty + "in 1 of 2 repeats: the reason": {1},
+	} {
+		run := sound()
+		for _, i := range unread {
+			run.Arms[3].Repeats[i].Samples = nil
+		}
+		run.Arms[3].Repeats[1].SlotsUnread = "the reason"
+		v := evidence.Judge(run, profile(t, "documents-s3"))
+		if diff := cmp.Diff([]string{want}, v.Unverified); v.Result != evidence.Pass || diff != "" {
+			t.Errorf("%s: %s", v.Result, diff)
+		}
 	}
 }
 

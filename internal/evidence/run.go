@@ -39,6 +39,8 @@ type Run struct {
 	Faults []Fault `json:"faults,omitempty"`
 	// Alarms are what the daemon or the kernel log reported during the run.
 	Alarms []Alarm `json:"alarms,omitempty"`
+	// Missing says why the folder of the run does not have something, such as the KFD trace, by its name.
+	Missing map[string]string `json:"missing,omitempty"`
 }
 
 // Fault is something that went wrong with a run itself.
@@ -98,6 +100,9 @@ type Repeat struct {
 	// lease before the GPUs were quiet.
 	Unprotected int `json:"unprotected,omitempty"`
 	NotQuiet    int `json:"not_quiet,omitempty"`
+	// SlotsUnread is why the hardware slots were not read while the processes of a protected arm were suspended, "" if
+	// they were.
+	SlotsUnread string `json:"slots_unread,omitempty"`
 	// Samples are readings of the machine in time.
 	Samples []Sample `json:"samples,omitempty"`
 	// Spans are who had a GPU when, for timelines; they may be cut to the first seconds.

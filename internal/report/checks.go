@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
@@ -157,9 +158,10 @@ func checkPreemptions(_ *evidence.Run, all []arm) (result, text string) {
 }
 
 func checkSlots(_ *evidence.Run, all []arm) (result, text string) {
-	readings, most := 0, 0.0
+	readings, most, why := 0, 0.0, ""
 	for i := range all {
 		for _, r := range all[i].Repeats {
+			why = cmp.Or(why, r.SlotsUnread)
 			for _, sample := range r.Samples {
 				if v, ok := sample.Values[evidence.HQDsSuspended]; ok {
 					readings++
@@ -169,7 +171,7 @@ func checkSlots(_ *evidence.Run, all []arm) (result, text string) {
 		}
 	}
 	if readings == 0 {
-		return resultUnknown, "the slots were not read while queues were suspended"
+		return resultUnknown, "the slots were not read while queues were suspended: " + cmp.Or(clean(why), "no reason is known")
 	}
 	return verdictOf(most == 0), fmt.Sprintf("%d readings, at most %g slots in use", readings, most)
 }

@@ -99,6 +99,9 @@ func environmentSection(runs []evidence.Run) section {
 		for _, key := range slices.Sorted(maps.Keys(run.Environment)) {
 			t.Rows = append(t.Rows, []string{clean(key), or(clean(run.Environment[key]))})
 		}
+		for _, what := range slices.Sorted(maps.Keys(run.Missing)) {
+			t.Rows = append(t.Rows, []string{"no " + clean(what), clean(run.Missing[what])})
+		}
 		s.Tables = append(s.Tables, t)
 	}
 	return s

@@ -11,6 +11,7 @@ func verdictSection(runs []evidence.Run, profile evidence.Profile) section {
 	s := section{ID: "verdict", Title: "Verdict"}
 	results := table{Head: []string{"run", "verdict", "profile", "measured on"}}
 	reasons := table{Title: "Reasons", Head: []string{"run", "reason"}}
+	unverified := table{Title: "Not verified", Head: []string{"run", "what"}}
 	limits := table{
 		Title: "Figures and limits. Spread is how much a figure differs between the repeats.",
 		Head:  []string{"run", "arm", "criterion", ">figure", ">limit", "unit", ">spread", "result", "why"},
@@ -21,6 +22,9 @@ func verdictSection(runs []evidence.Run, profile evidence.Profile) section {
 		results.Rows = append(results.Rows, []string{name, string(v.Result), clean(v.Profile), clean(string(v.Origin))})
 		for _, reason := range v.Reasons {
 			reasons.Rows = append(reasons.Rows, []string{name, clean(reason)})
+		}
+		for _, what := range v.Unverified {
+			unverified.Rows = append(unverified.Rows, []string{name, clean(what)})
 		}
 		for _, c := range v.Criteria {
 			figure, spread, sign := "-", "-", "<"
@@ -38,7 +42,7 @@ func verdictSection(runs []evidence.Run, profile evidence.Profile) section {
 	if profile.About != "" {
 		s.text("Profile %s: %s", clean(profile.Name), clean(profile.About))
 	}
-	for _, t := range []table{results, reasons, limits} {
+	for _, t := range []table{results, reasons, unverified, limits} {
 		if len(t.Rows) > 0 {
 			s.Tables = append(s.Tables, t)
 		}

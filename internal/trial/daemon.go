@@ -2,7 +2,6 @@ package trial
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -101,7 +100,7 @@ func (d *daemon) restore(ctx context.Context) error {
 
 // targets returns the targets of the offline work: those below the processes with the given pids,
 // those with one of the pids, and those in the containers.
-func (d *daemon) targets(ctx context.Context, roots []int, o *Offline) ([]*gpreemptv1.Target, error) {
+func (d *daemon) targets(ctx context.Context, roots []int32, o *Offline) ([]*gpreemptv1.Target, error) {
 	list, err := d.admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 	if err != nil {
 		return nil, err
@@ -117,7 +116,7 @@ func (d *daemon) targets(ctx context.Context, roots []int, o *Offline) ([]*gpree
 		}
 	}
 	return slices.DeleteFunc(list.GetTargets(), func(t *gpreemptv1.Target) bool {
-		return !contained[t.GetTargetId()] && !slices.Contains(o.PIDs, t.GetPid()) && !below(int(t.GetPid()), roots, readStat)
+		return !contained[t.GetTargetId()] && !slices.Contains(o.PIDs, t.GetPid()) && !below(t.GetPid(), roots, readStat)
 	}), nil
 }
 
@@ -329,7 +328,7 @@ func originOf(backend string) evidence.Origin {
 
 // probeSlots suspends the offline targets by hand and reads the hardware slots before, during and
 // after. It adds them to a repeat as a sample at a time, unless the daemon finds no slot of the
-// targets, or they do not stay suspended: then nothing is known.
+// targets, or they do not stay suspended: then nothing is known, and the repeat says why.
 func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, at time.Duration, r *evidence.Repeat) (err error) {
 	policy, err := d.admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 	if err != nil {
@@ -337,8 +336,12 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	}
 	longest := min(policy.GetPolicy().GetMaxSuspend().AsDuration(), slotTime)
 	before, failed := d.slots(ctx, targets, time.Now())
-	if failed != nil || before == 0 {
-		// The daemon may not read the slots, or has no queues to match them with.
+	switch {
+	case failed != nil:
+		r.SlotsUnread = "the daemon did not read them: " + api.FromStatus(failed).Error()
+		return ctx.Err()
+	case before == 0:
+		r.SlotsUnread = "the daemon matched none with a queue of the jobs while these ran: set discovery.mqds_interval in its config file"
 		return ctx.Err()
 	}
 	defer func() {
@@ -351,6 +354,7 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	}()
 	for _, t := range targets {
 		if _, failed := d.admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: t.GetTargetId(), Ttl: durationpb.New(longest)}); failed != nil {
+			r.SlotsUnread = fmt.Sprintf("%s (%d) could not be suspended for it: %v", t.GetComm(), t.GetPid(), api.FromStatus(failed))
 			return ctx.Err()
 		}
 	}
@@ -360,6 +364,7 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 		case err != nil:
 			return err
 		case !all && time.Now().After(end):
+			r.SlotsUnread = fmt.Sprintf("not all jobs were suspended within %v when it was ordered", longest/4)
 			return nil
 		case !all:
 			if err := sleep(ctx, pollTime); err != nil {
@@ -373,8 +378,15 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	during, failed := d.settledSlots(ctx, targets, began.Add(longest/2-slotAge), func(n int) bool { return n == 0 })
 	// It counts only if the targets were suspended before and after the reading.
 	all, err := d.suspendedFor(ctx, targets, time.Since(began))
-	if err != nil || failed != nil || !all {
-		return errors.Join(err, ctx.Err())
+	switch {
+	case err != nil:
+		return err
+	case failed != nil:
+		r.SlotsUnread = "the daemon did not read them while the jobs were suspended: " + api.FromStatus(failed).Error()
+		return ctx.Err()
+	case !all:
+		r.SlotsUnread = "the jobs were resumed while they were read"
+		return ctx.Err()
 	}
 	values := map[string]float64{evidence.HQDsActive: float64(before), evidence.HQDsSuspended: float64(during)}
 	r.Samples = append(r.Samples, evidence.Sample{At: ms(at), Values: values})

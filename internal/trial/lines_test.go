@@ -94,20 +94,3 @@ func TestJobProvesItsPackets(t *testing.T) {
 		t.Errorf("proof %+v", got)
 	}
 }
-
-func TestStatOfAProcessIsParsed(t *testing.T) {
-	got, ok := parseStat("42 (a) b) S 7 8 8 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 1 0 100 1000 321 1844 1 1")
-	if want := (stat{state: 'S', parent: 7, group: 8, ticks: 300, pages: 321}); !ok || got != want {
-		t.Errorf("%+v, %v, want %+v", got, ok, want)
-	}
-	for _, text := range []string{"", "42 (a", "42 (a) S 1 2 3", "42 (a) S x 8 8 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 1 0 100 1000 321"} {
-		if _, ok := parseStat(text); ok {
-			t.Errorf("%q is accepted", text)
-		}
-	}
-}
-
-func FuzzParseStat(f *testing.F) {
-	f.Add("42 (a) b) S 7 8 8 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 1 0 100 1000 321 1844 1 1")
-	f.Fuzz(func(_ *testing.T, text string) { parseStat(text) })
-}

@@ -101,7 +101,7 @@ func (p *play) log(name string) string {
 }
 
 // roots are the pids of the jobs.
-func (p *play) roots() (pids []int) {
+func (p *play) roots() (pids []int32) {
 	for _, j := range p.jobs {
 		pids = append(pids, j.pid())
 	}
@@ -146,7 +146,7 @@ func (p *play) startJobs(ctx context.Context) error {
 		missing := ""
 		for _, j := range p.jobs {
 			if !slices.ContainsFunc(targets, func(t *gpreemptv1.Target) bool {
-				return t.GetQueueCount() > 0 && below(int(t.GetPid()), []int{j.pid()}, readStat)
+				return t.GetQueueCount() > 0 && below(t.GetPid(), []int32{j.pid()}, readStat)
 			}) {
 				missing = j.name
 			}
@@ -177,7 +177,7 @@ func (p *play) jobsRun() error {
 		}
 	}
 	for _, t := range p.measured {
-		if s, here := readStat(int(t.GetPid())); !here || s.state == 'Z' || s.state == 'X' {
+		if s, here := readStat(t.GetPid()); !here || s.MainEnded() {
 			return fmt.Errorf("the offline process %s (%d) ended early: it must run for the whole repeat", t.GetComm(), t.GetPid())
 		}
 	}
@@ -229,7 +229,7 @@ func (p *play) warmUp(ctx context.Context) ([]*gpreemptv1.Target, error) {
 		return nil, err
 	}
 	for _, t := range targets {
-		if _, here := readStat(int(t.GetPid())); here && p.run.Origin != evidence.Simulated {
+		if _, here := readStat(t.GetPid()); here && p.run.Origin != evidence.Simulated {
 			p.measured = append(p.measured, t)
 		}
 		row := pidRow{
@@ -239,7 +239,7 @@ func (p *play) warmUp(ctx context.Context) ([]*gpreemptv1.Target, error) {
 		p.pids = append(p.pids, row)
 	}
 	if p.server != nil && p.server.process != nil {
-		p.pids = append(p.pids, pidRow{Arm: p.arm.Name(), Repeat: p.repeat, Role: "online", PID: int32(p.server.pid())})
+		p.pids = append(p.pids, pidRow{Arm: p.arm.Name(), Repeat: p.repeat, Role: "online", PID: p.server.pid()})
 	}
 	return targets, p.jobsRun()
 }

@@ -2,7 +2,6 @@ package trial
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,48 +13,23 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/evidence"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// stat is what /proc/PID/stat says of a process.
-type stat struct {
-	state         byte // a letter, Z for a zombie
-	parent, group int
-	ticks         uint64 // of the processors, in 1/userHZ s
-	pages         uint64
-}
-
-// userHZ is the unit of times in /proc, on every architecture that has AMD GPUs.
-const userHZ = 100
-
 // readStat reads /proc/PID/stat.
-func readStat(pid int) (s stat, ok bool) {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+func readStat(pid int32) (s discovery.ProcStat, ok bool) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return s, false
 	}
-	return parseStat(string(text))
-}
-
-// parseStat parses PID (COMM) STATE PPID PGRP ...: the name may contain anything.
-func parseStat(text string) (s stat, ok bool) {
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 22 {
-		return s, false
-	}
-	var errs []error
-	number := func(i int) uint64 {
-		v, err := strconv.ParseUint(fields[i], 10, 64)
-		errs = append(errs, err)
-		return v
-	}
-	s = stat{state: fields[0][0], parent: int(number(1)), group: int(number(2)), ticks: number(11) + number(12), pages: number(21)}
-	return s, errors.Join(errs...) == nil
+	s, err = discovery.ParseProcStat(text)
+	return s, err == nil
 }
 
 // below reports whether a process is one of the roots, in the group of one, or below one. read
 // is readStat, or what was read before.
-func below(pid int, roots []int, read func(int) (stat, bool)) bool {
+func below(pid int32, roots []int32, read func(int32) (discovery.ProcStat, bool)) bool {
 	const deepest = 1000 // the chain may change while it is read
 	for range deepest {
 		if slices.Contains(roots, pid) {
@@ -65,13 +39,13 @@ func below(pid int, roots []int, read func(int) (stat, bool)) bool {
 		if !ok {
 			return false
 		}
-		if slices.Contains(roots, s.group) {
+		if slices.Contains(roots, s.Group) {
 			return true
 		}
-		if s.parent == 0 {
+		if s.Parent == 0 {
 			return false
 		}
-		pid = s.parent
+		pid = s.Parent
 	}
 	return false
 }
@@ -84,31 +58,31 @@ type usage struct {
 
 // readStats reads the stat of all processes, each once: a trial must not use the processors that
 // its work needs.
-func readStats() map[int]stat {
+func readStats() map[int32]discovery.ProcStat {
 	names, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		panic(err) // the pattern is invalid
 	}
-	all := make(map[int]stat, len(names))
+	all := make(map[int32]discovery.ProcStat, len(names))
 	for _, name := range names {
-		pid, err := strconv.Atoi(filepath.Base(name))
+		pid, err := strconv.ParseInt(filepath.Base(name), 10, 32)
 		if err != nil {
 			continue
 		}
-		if s, ok := readStat(pid); ok {
-			all[pid] = s
+		if s, ok := readStat(int32(pid)); ok {
+			all[s.PID] = s
 		}
 	}
 	return all
 }
 
 // usageOf sums what the processes below the roots, and those with the pids, have used.
-func usageOf(all map[int]stat, roots []int, pids []int) (u usage) {
-	read := func(pid int) (s stat, ok bool) { s, ok = all[pid]; return s, ok }
+func usageOf(all map[int32]discovery.ProcStat, roots, pids []int32) (u usage) {
+	read := func(pid int32) (s discovery.ProcStat, ok bool) { s, ok = all[pid]; return s, ok }
 	for pid, s := range all {
 		if slices.Contains(pids, pid) || below(pid, roots, read) {
-			u.ticks += s.ticks
-			u.mib += float64(s.pages) * float64(os.Getpagesize()) / (1 << 20)
+			u.ticks += s.Ticks
+			u.mib += float64(s.Pages) * float64(os.Getpagesize()) / (1 << 20)
 		}
 	}
 	return u

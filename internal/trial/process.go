@@ -119,7 +119,7 @@ func (p *process) read(r io.Reader, mu *sync.Mutex, line func(time.Time, string)
 }
 
 // pid is that of the shell, which is that of the group too.
-func (p *process) pid() int { return p.cmd.Process.Pid }
+func (p *process) pid() int32 { return int32(p.cmd.Process.Pid) }
 
 // hasEnded reports whether the command has ended.
 func (p *process) hasEnded() bool {
@@ -143,7 +143,7 @@ func (p *process) how() string {
 // it can write any more. It reports whether SIGKILL was needed.
 func (p *process) stop(grace time.Duration) (killed bool) {
 	_ = p.in.Close() // the command may have closed its side
-	_ = syscall.Kill(-p.pid(), syscall.SIGTERM)
+	_ = syscall.Kill(-int(p.pid()), syscall.SIGTERM)
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	over := false
@@ -157,7 +157,7 @@ func (p *process) stop(grace time.Duration) (killed bool) {
 			over, killed = true, true
 		}
 	}
-	_ = syscall.Kill(-p.pid(), syscall.SIGKILL) // also children that closed their output
+	_ = syscall.Kill(-int(p.pid()), syscall.SIGKILL) // also children that closed their output
 	<-p.ended
 	select {
 	case <-p.silent:

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 // spoken is what a process wrote.
@@ -73,7 +75,7 @@ func TestStoppedProcessLeavesNoChild(t *testing.T) {
 			<-said.any
 			p.stop(50 * time.Millisecond)
 			// A group without processes cannot be signalled. Its zombies are reaped by init.
-			for late := time.Now().Add(time.Minute); syscall.Kill(-p.pid(), 0) == nil && !onlyZombies(t, p.pid()); {
+			for late := time.Now().Add(time.Minute); syscall.Kill(-int(p.pid()), 0) == nil && !onlyZombies(t, p.pid()); {
 				if time.Now().After(late) {
 					t.Fatal("a process is left")
 				}
@@ -83,7 +85,7 @@ func TestStoppedProcessLeavesNoChild(t *testing.T) {
 }
 
 // onlyZombies reports whether no process of a group runs.
-func onlyZombies(t *testing.T, group int) bool {
+func onlyZombies(t *testing.T, group int32) bool {
 	t.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -94,7 +96,7 @@ func onlyZombies(t *testing.T, group int) bool {
 		if err != nil {
 			continue
 		}
-		if s, ok := parseStat(string(text)); ok && s.group == group && s.state != 'Z' && s.state != 'X' {
+		if s, err := discovery.ParseProcStat(text); err == nil && s.Group == group && !s.MainEnded() {
 			return false
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/evidence"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 // sampler reads the machine while a window is measured.
@@ -73,20 +74,20 @@ func (s *sampler) sample(ctx context.Context, minors []uint32, before map[string
 		}
 	}
 	now := time.Now()
-	var pids []int
+	var pids []int32
 	for _, t := range targets {
 		if s.trial.run.Origin != evidence.Simulated { // whose processes the host does not have
-			pids = append(pids, int(t.GetPid()))
+			pids = append(pids, t.GetPid())
 		}
 	}
 	all := readStats()
 	use := map[string]usage{evidence.CPU: usageOf(all, s.roots(), pids)}
 	if s.server != nil && s.server.process != nil {
-		use[evidence.OnlineCPU] = usageOf(all, []int{s.server.pid()}, nil)
+		use[evidence.OnlineCPU] = usageOf(all, []int32{s.server.pid()}, nil)
 	}
 	for name, u := range use {
 		if was, ok := before[name]; ok && u.ticks >= was.ticks {
-			values[name] = float64(u.ticks-was.ticks) / userHZ / now.Sub(*last).Seconds()
+			values[name] = float64(u.ticks-was.ticks) / discovery.ClockTicks / now.Sub(*last).Seconds()
 		}
 		before[name] = u
 		values[map[string]string{evidence.CPU: evidence.RSS, evidence.OnlineCPU: evidence.OnlineRSS}[name]] = u.mib

@@ -139,13 +139,22 @@ type ProcStat struct {
 	Comm string
 	// State is the letter of field 3, of the main thread.
 	State byte
+	// Parent and Group are the pids of the parent, 0 without one, and of the leader of the process group.
+	Parent, Group int32
 	// Flags are the kernel's task flags of the main thread, such as FlagExiting.
 	Flags uint32
 	// Threads is the number of threads that have not ended.
 	Threads int
+	// Ticks is the processor time of all threads, in user and kernel mode, in clock ticks.
+	Ticks uint64
 	// Start is the start time in clock ticks since boot.
 	Start uint64
+	// Pages is the resident memory, in pages.
+	Pages uint64
 }
+
+// ClockTicks is the number of clock ticks in a second: USER_HZ, on every architecture that has AMD GPUs.
+const ClockTicks = 100
 
 // FlagExiting is PF_EXITING (include/linux/sched.h): the thread is exiting. It is set
 // before the thread releases its files.
@@ -166,15 +175,6 @@ func (s ProcStat) Alive() bool {
 	return true
 }
 
-// Fields of /proc/PID/stat after the command name, counted from 0: 3, 9, 20 and 22 in
-// proc(5).
-const (
-	statState   = 0
-	statFlags   = 6
-	statThreads = 17
-	statStart   = 19
-)
-
 // ParseProcStat parses /proc/PID/stat. The command name is in parentheses and may contain
 // any characters, including parentheses, spaces and newlines: it ends at the last
 // parenthesis. The error is a *ParseError.
@@ -190,31 +190,36 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 	if err != nil || pid <= 0 {
 		return ProcStat{}, refuse(fmt.Sprintf("the pid is %q, want a positive number", b[:opening]))
 	}
-	s := ProcStat{PID: int32(pid), Comm: string(b[opening+1 : closing])}
-	n := 0
+	const first, last = 3, 24 // the fields after the name that are used, as proc(5) counts them
+	var fields [last + 1][]byte
+	n := first
 	for field := range bytes.FieldsSeq(b[closing+1:]) {
-		switch n {
-		case statState:
-			s.State = field[0]
-		case statFlags:
-			flags, err := strconv.ParseUint(string(field), 10, 32)
-			if err != nil {
-				return ProcStat{}, refuse(fmt.Sprintf("field 9, the task flags, is %q", field))
-			}
-			s.Flags = uint32(flags)
-		case statThreads:
-			if s.Threads, err = strconv.Atoi(string(field)); err != nil {
-				return ProcStat{}, refuse(fmt.Sprintf("field 20, the number of threads, is %q", field))
-			}
-		case statStart:
-			if s.Start, err = strconv.ParseUint(string(field), 10, 64); err != nil {
-				return ProcStat{}, refuse(fmt.Sprintf("field 22, the start time, is %q", field))
-			}
-			return s, nil
+		fields[n] = field
+		if n++; n > last {
+			break
 		}
-		n++
 	}
-	return ProcStat{}, refuse(fmt.Sprintf("only %d fields, want 22 or more", n+2))
+	if n <= last {
+		return ProcStat{}, refuse(fmt.Sprintf("only %d fields, want %d or more", n-1, last))
+	}
+	var failed error
+	number := func(i, bits int, what string) uint64 {
+		v, err := strconv.ParseUint(string(fields[i]), 10, bits)
+		if err != nil && failed == nil {
+			failed = refuse(fmt.Sprintf("field %d, the %s, is %q", i, what, fields[i]))
+		}
+		return v
+	}
+	s := ProcStat{
+		PID: int32(pid), Comm: string(b[opening+1 : closing]), State: fields[first][0],
+		Parent: int32(number(4, 31, "parent")), Group: int32(number(5, 31, "process group")), Flags: uint32(number(9, 32, "task flags")),
+		Ticks:   number(14, 63, "time in user mode") + number(15, 63, "time in kernel mode"),
+		Threads: int(number(20, 31, "number of threads")), Start: number(22, 64, "start time"), Pages: number(24, 64, "resident memory"),
+	}
+	if failed != nil {
+		return ProcStat{}, failed
+	}
+	return s, nil
 }
 
 // ParseProcCmdline returns the words of /proc/PID/cmdline, separated by spaces.

@@ -16,7 +16,7 @@ import (
 
 // stat returns a line of /proc/PID/stat.
 func stat(pid int, comm string, state byte, threads int, start uint64) string {
-	return fmt.Sprintf("%d (%s) %c 1 1 1 0 -1 4194304 10 0 0 0 5 6 0 0 20 0 %d 0 %d 1000 20 0\n", pid, comm, state, threads, start)
+	return fmt.Sprintf("%d (%s) %c 1 2 1 0 -1 4194304 10 0 0 0 5 6 0 0 20 0 %d 0 %d 1000 20 0\n", pid, comm, state, threads, start)
 }
 
 func TestParseProcStat(t *testing.T) {
@@ -26,7 +26,7 @@ func TestParseProcStat(t *testing.T) {
 			t.Errorf("comm %q: %v", comm, err)
 			continue
 		}
-		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Flags: 4194304, Threads: 64, Start: 987654}
+		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Parent: 1, Group: 2, Flags: 4194304, Ticks: 11, Threads: 64, Start: 987654, Pages: 20}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("comm %q (-want +got):\n%s", comm, diff)
 		}
@@ -66,7 +66,7 @@ func TestParsersNameTheLineAndTheProblem(t *testing.T) {
 		{"stat", ")(", "line 1: no command name in parentheses"},
 		{"stat", "x (a) S", `line 1: the pid is "x ", want a positive number`},
 		{"stat", "-5 (a) S", `line 1: the pid is "-5 ", want a positive number`},
-		{"stat", "5 (a) S 1 2", "line 1: only 5 fields, want 22 or more"},
+		{"stat", "5 (a) S 1 2", "line 1: only 5 fields, want 24 or more"},
 		{"stat", strings.Replace(stat(5, "a", 'S', 1, 77), " 77 ", " x ", 1), `line 1: field 22, the start time, is "x"`},
 		{"stat", strings.Replace(stat(5, "a", 'S', 99, 77), " 99 ", " ? ", 1), `line 1: field 20, the number of threads, is "?"`},
 		{"status", "Name:\ta\nUid:\t1\t1\t1\t1\n", "line 2: no line Uid: or Gid:"},
@@ -144,7 +144,8 @@ func FuzzParseProcStat(f *testing.F) {
 			t.Errorf("%q gave %+v", b, s)
 		}
 		again, err := discovery.ParseProcStat([]byte(stat(int(s.PID), s.Comm, s.State, s.Threads, s.Start)))
-		again.Flags = s.Flags // stat writes different ones
+		// stat writes other values for the rest.
+		again.Parent, again.Group, again.Flags, again.Ticks, again.Pages = s.Parent, s.Group, s.Flags, s.Ticks, s.Pages
 		if s.State < utf8.RuneSelf && (err != nil || again != s) {
 			t.Errorf("%+v, written and read again: %+v, %v", s, again, err)
 		}

@@ -8,12 +8,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 // top is section m: gpctl top as it is shipped, in a terminal of 80 columns, with 80 targets of a
@@ -93,11 +93,6 @@ func processorTime(pid int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the name", pid, len(fields))
-	}
-	user, err1 := strconv.ParseInt(string(fields[11]), 10, 64)
-	system, err2 := strconv.ParseInt(string(fields[12]), 10, 64)
-	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err1, err2)
+	s, err := discovery.ParseProcStat(stat)
+	return time.Duration(s.Ticks) * (time.Second / discovery.ClockTicks), err
 }
