@@ -253,6 +253,9 @@ func (p *process) unlimit() {
 // applyLimits makes the choice again for the targets with queues on a GPU, with one runlist
 // if that changes anything.
 func (d *Driver) applyLimits(c *call, g *gpu, targets []kmapTarget, args *kfd.KmapSetArgs) {
+	if d.perQueue(g) {
+		return // out of reach: no queue there is held
+	}
 	defer d.hold(c, &g.dqm)()
 	var changed *process
 	for _, t := range targets {
@@ -260,7 +263,7 @@ func (d *Driver) applyLimits(c *call, g *gpu, targets []kmapTarget, args *kfd.Km
 			changed = t.p
 		}
 	}
-	if changed == nil || d.perQueue(g) {
+	if changed == nil {
 		return
 	}
 	if d.executeQueues(c, g, changed, args.Grace) == 0 {

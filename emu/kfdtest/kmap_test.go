@@ -253,6 +253,42 @@ func TestHandleEndsWithItsLastDescriptor(t *testing.T) {
 	}
 }
 
+// A target that exits while a SET waits for the hardware is not mapped on the next GPU.
+func TestTargetThatExitsDuringASetIsNotMapped(t *testing.T) {
+	var mapped []gpreempt.GPUID
+	var job int32
+	stageOf(t, kfdtest.Config{Profile: driver.KmapProfile, Hardware: func(step driver.Step) driver.Outcome {
+		for _, q := range step.Queues {
+			if q.PID == job {
+				mapped = append(mapped, q.GPU)
+			}
+		}
+		return driver.Outcome{}
+	}}, hws, func(s *scene) {
+		s.queue(gpuB)
+		other := s.m.Spawn()
+		fd, err := other.Main().StartRuntime()
+		s.must(err)
+		_, err = other.Main().CreateQueue(fd, gpuA, kfd.QueueTypeComputeAQL)
+		s.must(err)
+		l := s.limiter()
+		l.set(0, time.Minute, s.job)
+		mapped, job = nil, s.job.PID()
+		hang := s.m.Inject(kfdtest.Fault{Op: "KMAP_SET", GPU: gpuA, Stage: kfdtest.Hardware, Hold: true})
+		targets := []kfd.KmapTarget{{PIDFD: l.pidfd(s.job.PID())}, {PIDFD: l.pidfd(other.PID())}}
+		done := start(func() error {
+			_, err := l.k.Set(targets, time.Minute, 0)
+			return err
+		})
+		s.job.Kill()
+		hang.Release()
+		s.must(<-done)
+		if mapped != nil {
+			t.Errorf("mapped on %v", mapped)
+		}
+	})
+}
+
 // Nothing of a process that exits while it is held is mapped before its end.
 func TestHeldProcessThatExitsIsNotMapped(t *testing.T) {
 	for name, end := range map[string]func(p *kfdtest.Process){"kill": (*kfdtest.Process).Kill, "exec": (*kfdtest.Process).Exec} {
