@@ -89,9 +89,12 @@ func bytesOf(value any) []byte {
 // fields unchanged.
 func decode(v reflect.Value, b []byte) {
 	eachNumber(v, b, func(v reflect.Value, b []byte) {
-		if v.Kind() == reflect.Uint64 {
+		switch v.Kind() {
+		case reflect.Uint64:
 			v.SetUint(binary.NativeEndian.Uint64(b))
-		} else {
+		case reflect.Int32:
+			v.SetInt(int64(int32(binary.NativeEndian.Uint32(b))))
+		default:
 			v.SetUint(uint64(binary.NativeEndian.Uint32(b)))
 		}
 	})
@@ -99,9 +102,12 @@ func decode(v reflect.Value, b []byte) {
 
 func encode(b []byte, v reflect.Value) {
 	eachNumber(v, b, func(v reflect.Value, b []byte) {
-		if v.Kind() == reflect.Uint64 {
+		switch v.Kind() {
+		case reflect.Uint64:
 			binary.NativeEndian.PutUint64(b, v.Uint())
-		} else {
+		case reflect.Int32:
+			binary.NativeEndian.PutUint32(b, uint32(v.Int()))
+		default:
 			binary.NativeEndian.PutUint32(b, uint32(v.Uint()))
 		}
 	})

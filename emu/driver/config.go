@@ -10,7 +10,7 @@ import (
 
 // Config selects the driver and its GPUs.
 type Config struct {
-	// Profile is the name of a profile: see Profiles.
+	// Profile is the name of a profile: KmapProfile, or one of Profiles.
 	Profile string
 	// Nodes are the GPU nodes, in the driver's order. There may be no node.
 	Nodes []Node
@@ -200,9 +200,11 @@ type profile struct {
 	// svmOverflow: a range of addresses that ends behind the last one is EOVERFLOW, and not
 	// EFAULT.
 	svmOverflow bool
+	// kmap: it has the extension at kfd.KmapPath.
+	kmap bool
 }
 
-// Profiles returns the names that New knows: those of package kfd, and 6.12.117, a later
+// Profiles returns the names that New knows except KmapProfile: those of package kfd, and 6.12.117, a later
 // release of the line of 6.12.103 with three more fixes, and one crash: ENABLE that fails
 // with EFAULT undoes itself, so does an interrupted DESTROY_QUEUE, repeated CRIU_OP
 // PROCESS_INFO pauses once, and SUSPEND_QUEUES may find no VM where it flushes a TLB.
@@ -218,6 +220,9 @@ func profileOf(name string) (profile, error) {
 	p.minor, p.enotty, p.arrayChecks, p.eventAge, p.checksBuffers = 17, true, true, true, true
 	switch name {
 	case "6.12":
+		return p, nil
+	case KmapProfile:
+		p.kmap = true
 		return p, nil
 	case "amd-dkms":
 		p.minor = 18
@@ -237,5 +242,5 @@ func profileOf(name string) (profile, error) {
 		p.dequeueFirst, p.gfx950, p.waitLimit = true, true, kfd.SignalEventLimit
 		return p, nil
 	}
-	return p, fmt.Errorf("unknown driver profile %q; use one of %q", name, Profiles())
+	return p, fmt.Errorf("unknown driver profile %q; use one of %q", name, append(Profiles(), KmapProfile))
 }

@@ -11,7 +11,9 @@ import (
 // kernel: a program sees EINTR or a restarted call for the first, and 524 for the second.
 const (
 	EPERM      = syscall.EPERM
+	ENOENT     = syscall.ENOENT
 	ESRCH      = syscall.ESRCH
+	E2BIG      = syscall.E2BIG
 	EINTR      = syscall.EINTR
 	EIO        = syscall.EIO
 	EBADF      = syscall.EBADF

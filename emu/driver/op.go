@@ -29,9 +29,12 @@ func RequestOp(req kfd.Request) Op {
 
 // Ops returns the names of all calls, sorted.
 func Ops() []Op {
-	ops := []Op{OpOpen}
+	ops := []Op{OpOpen, OpOpenKmap}
 	for _, req := range requests {
 		ops = append(ops, RequestOp(req))
+	}
+	for req := range kmapHandlers {
+		ops = append(ops, Op(req.String()))
 	}
 	for op := kfd.TrapEnable; op <= kfd.TrapGetDeviceSnapshot; op++ {
 		ops = append(ops, TrapOp(op))

@@ -41,6 +41,9 @@ type Task interface {
 	// Find returns the task with the id pid in this task's pid namespace (find_get_pid,
 	// get_pid_task), nil for none. Zombies are found.
 	Find(pid int32) Task
+	// Pidfd returns the main thread of the process that a descriptor is a pidfd of, nil for a
+	// process that was reaped. ok is false for any other descriptor (pidfd_get_pid).
+	Pidfd(fd int32) (leader Task, ok bool)
 	// File returns the open file of a descriptor with a reference (fget), nil if the
 	// descriptor is not open.
 	File(fd uint32) EventFile

@@ -43,6 +43,7 @@ type process struct {
 	ttmp         bool
 	runtimeRetry bool // is_runtime_retry
 	flags        uint32
+	limit        *kmapLimit // nil for none
 }
 
 // pdd is struct kfd_process_device: a process on a GPU.
@@ -77,8 +78,13 @@ type queue struct {
 	buffers []*object
 }
 
-// wanted is QUEUE_IS_ACTIVE.
+// wanted is QUEUE_IS_ACTIVE, with the part of the extension in kmap.go.
 func (q *queue) wanted() bool {
+	return q.eligible() && !q.Held
+}
+
+// eligible: only a limit keeps it off its GPU.
+func (q *queue) eligible() bool {
 	return q.Size > 0 && q.Ring != 0 && q.Percent > 0 && !q.Evicted && !q.Suspended
 }
 
@@ -205,6 +211,7 @@ func (d *Driver) mmReleased(c *call, p *process) {
 // released is kfd_process_notifier_release_internal.
 func (d *Driver) released(c *call, p *process) {
 	p.table = false
+	p.unlimit()
 	// It waits for callers that found it in the table (synchronize_srcu): otherwise both
 	// would end its session.
 	d.wait(c, func() bool { return d.walkers == 0 })

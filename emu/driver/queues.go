@@ -139,6 +139,7 @@ func (d *Driver) notifyQueue(q *queue, created bool) {
 func (d *Driver) start(c *call, q *queue) (err errno) {
 	x, g := q.pdd, q.pdd.gpu
 	defer d.hold(c, &g.dqm)()
+	q.Held = !d.perQueue(g) && q.bornHeld()
 	q.Active = q.wanted()
 	x.queues = slices.Insert(x.queues, 0, q)
 	if q.Active {

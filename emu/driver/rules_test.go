@@ -34,6 +34,7 @@ func (t *task) Tracer() driver.Task             { return t.tracer }
 func (t *task) Interrupted() bool               { return t.interrupted }
 func (t *task) Capable(driver.Capability) bool  { return true }
 func (t *task) PIDInside() int32                { return t.tid }
+func (t *task) Pidfd(int32) (driver.Task, bool) { return nil, false }
 func (t *task) Comm() string                    { return "task" }
 func (t *task) Install(*driver.SMIStream) int   { return 9 }
 func (t *task) File(fd uint32) driver.EventFile { return &file{} }

@@ -15,8 +15,9 @@ type QueueState struct {
 	Serial uint64
 	GPU    gpreempt.GPUID
 	Type   uint32
-	// Suspended, Evicted, Active and Destroying are the driver's flags.
-	Suspended, Evicted, Active, Destroying bool
+	// Suspended, Evicted, Active and Destroying are the driver's flags, Held that of the
+	// extension at kfd.KmapPath.
+	Suspended, Evicted, Active, Destroying, Held bool
 	// Running: the queue is on the GPU. It follows Active when the hardware has changed.
 	Running bool
 	// Exceptions are pending, Sent were sent to the runtime.

@@ -43,7 +43,7 @@ func NewBoard(spec Spec, n int, profile string, seed uint64) (*Board, error) {
 
 // profileKernels has whose files a profile of the driver shows.
 var profileKernels = map[string]Kernel{
-	"6.5": Linux61, "6.12": Linux612, "6.12.103": Linux612, "6.12.117": Linux612,
+	"6.5": Linux61, "6.12": Linux612, driver.KmapProfile: Linux612, "6.12.103": Linux612, "6.12.117": Linux612,
 	"amd-dkms": DKMS, "7.2": Linux72,
 }
 

@@ -126,17 +126,20 @@ func (e *Emulator) ioctl(c *served) error {
 	}
 	defer end()
 	req, arg := uint32(c.Args[1]), c.Args[2]
-	if f.kfd == nil {
+	if f.kfd == nil && f.kmap == nil {
 		node, _ := e.tree.RenderNode(f.render) // it was opened
 		return c.Return(0, node.Ioctl(req, arg, task.Space()))
 	}
-	if req>>8&0xff != 'K' {
+	if f.kfd != nil && req>>8&0xff != 'K' {
 		return c.Return(0, unix.ENOTTY)
 	}
 	began := time.Now()
 	task.Begin(c.Interrupted, c.waits, c.stepped, func(fd int) (int, error) { return c.AddFD(fd, false) })
 	memory := argument(task.Memory(arg), kfd.Request(req).Size())
-	what := driver.Describe(kfd.Request(req), memory)
+	what := driver.Described{Op: driver.Op(kfd.Request(req).String())}
+	if f.kfd != nil {
+		what = driver.Describe(kfd.Request(req), memory)
+	}
 	if target, ok := task.Find(what.Target).(*Task); ok {
 		// The driver holds a reference to its memory during the call (get_task_mm): if the
 		// process dies, its memory ends with the call.
@@ -169,7 +172,12 @@ func (e *Emulator) driverCall(c *served, f *file, task *Task, req kfd.Request, m
 	if what.Op == opFree {
 		freed = e.allocation(f.space, memory)
 	}
-	r1, errno := e.driver.Ioctl(task, f.kfd, req, memory)
+	var r1 uintptr
+	if f.kmap != nil {
+		errno = e.driver.IoctlKmap(task, f.kmap, req, memory)
+	} else {
+		r1, errno = e.driver.Ioctl(task, f.kfd, req, memory)
+	}
 	result := int64(r1)
 	if freed != nil && errno == 0 {
 		e.trouble("give memory back", e.files.free(f.space, *freed))
@@ -323,16 +331,14 @@ func (e *Emulator) open(c *served) error {
 		var err error
 		if program, err = e.files.add(f); err != nil {
 			e.trouble("open "+text, err)
-			if f.kfd != nil {
-				e.driver.Release(f.kfd)
-			}
+			f.release(e.driver)
 			errno = unix.ENOMEM
 		}
 		e.settle()
 	}
 	// The event comes before the answer: what the program does next is reported after it.
 	e.report(Event{
-		Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(driver.OpOpen), Text: text, Errno: errnoName(errno),
+		Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(kind.open()), Text: text, Errno: errnoName(errno),
 		Took: float64(time.Since(began)) / float64(time.Microsecond),
 	})
 	if errno != 0 {
@@ -348,17 +354,18 @@ func (e *Emulator) openDevice(c *served, kind device, f *file, task *Task) sysca
 		}
 		return 0
 	}
-	if _, errno, stop := e.before(c, driver.OpOpen, task.Leader().TID(), 0); stop {
+	if _, errno, stop := e.before(c, kind.open(), task.Leader().TID(), 0); stop {
 		return errno
 	}
-	opened, err := e.driver.Open(task)
-	if err != nil {
-		var errno syscall.Errno
-		errors.As(err, &errno)
-		return errno
+	var err error
+	if kind == kmapDevice {
+		f.kmap, err = e.driver.OpenKmap(task)
+	} else {
+		f.kfd, err = e.driver.Open(task)
 	}
-	f.kfd = opened
-	return 0
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	return errno
 }
 
 // device returns the emulated file that a path leads to.
@@ -367,8 +374,17 @@ type device int
 const (
 	noDevice device = iota
 	kfdDevice
+	kmapDevice
 	renderDevice
 )
+
+// open returns the name of the call that opens it.
+func (d device) open() driver.Op {
+	if d == kmapDevice {
+		return driver.OpOpenKmap
+	}
+	return driver.OpOpen
+}
 
 // deviceAt returns where a path leads, for a thread and a directory it has open.
 func deviceAt(tid, at int32, name string) (kind device, render uint32) {
@@ -387,8 +403,11 @@ func deviceAt(tid, at int32, name string) (kind device, render uint32) {
 		name = path.Join(base, name)
 	}
 	name = path.Clean(name)
-	if name == kfd.DevicePath {
+	switch name {
+	case kfd.DevicePath:
 		return kfdDevice, 0
+	case kfd.KmapPath:
+		return kmapDevice, 0
 	}
 	minor, ok := strings.CutPrefix(name, "/dev/dri/renderD")
 	if n, err := strconv.ParseUint(minor, 10, 20); ok && err == nil {
@@ -410,7 +429,10 @@ func (e *Emulator) stat(c *served) error {
 		return nil
 	}
 	major, minor := uint32(KFDMajor), uint32(0)
-	if f.kfd == nil {
+	switch {
+	case f.kmap != nil:
+		major, minor = miscMajor, kmapMinor
+	case f.kfd == nil:
 		major, minor = DRMMajor, f.render
 	}
 	out, answer := c.Args[1], Stat(major, minor, f.id.Inode)

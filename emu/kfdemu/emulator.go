@@ -37,7 +37,7 @@ type Config struct {
 	Spec    gpumodel.Spec
 	// GPUs is how many nodes of it there are, 1 if 0.
 	GPUs int
-	// Profile is the driver: see driver.Profiles. "" is 6.12.
+	// Profile is the driver: one of driver.Profiles, or driver.KmapProfile. "" is 6.12.
 	Profile string
 	// Seed decides the jitter of modelled durations.
 	Seed uint64
@@ -163,6 +163,11 @@ func (e *Emulator) build() error {
 	if err := os.WriteFile(filepath.Join(e.tree.Dir(), emulatedFile), []byte(label), 0o444); err != nil {
 		return err
 	}
+	if e.cfg.Profile == driver.KmapProfile {
+		if err := write(e.tree.path(kmapFile), fmt.Sprintf("%d:%d\n", miscMajor, kmapMinor)); err != nil {
+			return err
+		}
+	}
 	if err := e.showTree(); err != nil {
 		return err
 	}
@@ -198,8 +203,20 @@ func (e *Emulator) rules(cpus int) driver.Config {
 		Profile: e.cfg.Profile, Nodes: e.gpus.Nodes(), CPUNodes: cpus, Clock: e.clocks, Queue: e.queue, Waits: func(t driver.Task) { t.(*Task).waits() },
 		Worker:  func() { ask(e.work) },
 		Mapped:  func(t driver.Task, start, last uint64) bool { return t.(*Task).mapped(start, last) },
-		Offsets: e.files.offsets(e.rt.GPUs()),
+		Offsets: e.files.offsets(e.rt.GPUs()), After: e.after,
 	}
+}
+
+// after calls wake after a time, unless the machine has ended or stop is called.
+func (e *Emulator) after(d time.Duration, wake func()) (stop func()) {
+	timer := time.AfterFunc(d, func() {
+		select {
+		case <-e.over:
+		default:
+			wake()
+		}
+	})
+	return func() { timer.Stop() }
 }
 
 // gpuClock is the counter of the GPUs at a time of the machine: 100 MHz.

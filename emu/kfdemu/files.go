@@ -21,8 +21,10 @@ import (
 type file struct {
 	id    FileID
 	space *Space
-	// kfd is the driver's file of /dev/kfd; nil for a render node, whose minor is render.
+	// kfd is the driver's file of /dev/kfd, kmap that of its extension; both are nil for a render
+	// node, whose minor is render.
 	kfd    *driver.File
+	kmap   *driver.KmapFile
 	render uint32
 	fd     int
 	// calls counts those under way, which keep the file open. It is guarded by files.mu.
@@ -78,9 +80,12 @@ func (s *files) index(id gpreempt.GPUID) int {
 // add makes the memory file of f, registers it by its inode, and returns a descriptor for the
 // program. The caller closes that once the program has its own.
 func (s *files) add(f *file) (program int, err error) {
-	name := "kfd"
-	if f.kfd == nil {
-		name = fmt.Sprintf("renderD%d", f.render)
+	name := fmt.Sprintf("renderD%d", f.render)
+	switch {
+	case f.kfd != nil:
+		name = "kfd"
+	case f.kmap != nil:
+		name = "kfd_kmap"
 	}
 	if f.fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
 		return -1, fmt.Errorf("make an emulated file: %w", err)
@@ -156,6 +161,16 @@ func (s *files) takeClosed() (all []*file) {
 		}
 	}
 	return all
+}
+
+// release has the driver release the file.
+func (f *file) release(d *driver.Driver) {
+	switch {
+	case f.kfd != nil:
+		d.Release(f.kfd)
+	case f.kmap != nil:
+		d.ReleaseKmap(f.kmap)
+	}
 }
 
 // remove forgets a file: processes that still have it open have a plain memory file.
@@ -248,7 +263,7 @@ func (s *files) free(space *Space, a driver.Allocation) error {
 	}
 	var errs []error
 	for _, f := range s.of(space) {
-		if f.kfd == nil && f.render == s.render(a.GPU) {
+		if f.kfd == nil && f.kmap == nil && f.render == s.render(a.GPU) {
 			errs = append(errs, unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(a.Offset), int64(a.Size)))
 		}
 	}

@@ -24,7 +24,7 @@ func (e *Emulator) opened() int {
 // A file stays open until its last descriptor is closed, wherever that is, and its last
 // mapping.
 func TestFileEndsWithItsLastDescriptor(t *testing.T) {
-	e, _ := start(t, Config{})
+	e, _ := start(t, Config{Profile: driver.KmapProfile})
 	must := func(what string, err error) {
 		t.Helper()
 		if err != nil {
@@ -63,7 +63,7 @@ func TestFileEndsWithItsLastDescriptor(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, path := range []string{kfd.DevicePath, "/dev/dri/renderD128"} {
+			for _, path := range []string{kfd.DevicePath, kfd.KmapPath, "/dev/dri/renderD128"} {
 				var fd int
 				here(t, e, func() {
 					var err error

@@ -267,10 +267,8 @@ func (e *Emulator) sweep() {
 		e.workers.Go(func() {
 			defer over()
 			e.ending.awaitOne(f.space)
-			if f.kfd != nil {
-				e.driver.Release(f.kfd)
-				e.driver.Work()
-			}
+			f.release(e.driver)
+			e.driver.Work()
 			e.trouble("close an emulated file", e.files.remove(f))
 			e.settle()
 		})

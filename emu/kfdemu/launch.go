@@ -15,8 +15,11 @@ import (
 	"github.com/gpreempt/gpreempt/emu/seccomp"
 )
 
-// ioctlTypes are the types of ioctl the emulator answers: those of KFD and of DRM.
-var ioctlTypes = []byte{'K', 'd'}
+// ioctlTypes are the types of ioctl the emulator answers: those of KFD, of its extension and of DRM.
+var ioctlTypes = []byte{'K', kmapType, 'd'}
+
+// kmapType is KFD_KMAP_IOC_MAGIC.
+const kmapType = 0xEB
 
 // treeLink is the name of the tree beside the machine's socket.
 const treeLink = "tree"

@@ -48,6 +48,13 @@ func (t *Tree) Merge() error {
 	})
 }
 
+// kmapFile is where the tree has the device of the extension, if the driver has it. It gets a number
+// of the misc devices.
+const (
+	kmapFile             = "dev/kfd_kmap"
+	miscMajor, kmapMinor = 10, 122
+)
+
 // makeDevices makes a device file of each file in the tree's /dev, which has its number. In
 // a user namespace that is not allowed; then the device file has another number.
 func (t *Tree) makeDevices() (mounts []mount, err error) {
@@ -55,7 +62,15 @@ func (t *Tree) makeDevices() (mounts []mount, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, at := range append(devices, t.path("dev/kfd")) {
+	devices = append(devices, t.path("dev/kfd"))
+	if _, err := os.Stat(t.path(kmapFile)); err == nil {
+		devices = append(devices, t.path(kmapFile))
+	}
+	for _, at := range devices {
+		mode := uint32(0o666) // that of ROCm's udev rules
+		if at == t.path(kmapFile) {
+			mode = 0o600
+		}
 		b, err := os.ReadFile(at)
 		if err != nil {
 			return nil, err
@@ -67,13 +82,13 @@ func (t *Tree) makeDevices() (mounts []mount, err error) {
 		if err := os.Remove(at); err != nil {
 			return nil, err
 		}
-		err = unix.Mknod(at, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor)))
+		err = unix.Mknod(at, unix.S_IFCHR|mode, int(unix.Mkdev(major, minor)))
 		switch {
 		case errors.Is(err, unix.EPERM):
 			mounts = append(mounts, mount{os.DevNull, at})
 			err = os.WriteFile(at, nil, 0o600)
 		case err == nil:
-			err = os.Chmod(at, 0o666) //nolint:gosec // the mode of ROCm's udev rules
+			err = os.Chmod(at, os.FileMode(mode))
 		}
 		if err != nil {
 			return nil, fmt.Errorf("create the device %s: %w", at, err)

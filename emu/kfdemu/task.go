@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -230,6 +231,24 @@ func (t *Task) Comm() string {
 		t.comm = comm
 	}
 	return t.comm
+}
+
+// Pidfd implements driver.Task: the kernel shows the process in /proc/TID/fdinfo, by its ID in the
+// pid namespace of that /proc; -1 if it was reaped.
+func (t *Task) Pidfd(fd int32) (leader driver.Task, ok bool) {
+	text, err := os.ReadFile(procPath(t.tid, "fdinfo/"+strconv.Itoa(int(fd))))
+	if err != nil {
+		return nil, false
+	}
+	pid := value(text, "Pid")
+	if pid == nil {
+		return nil, false
+	}
+	found, err := t.h.Task(number(pid))
+	if err != nil {
+		return nil, true
+	}
+	return found.leader, true
 }
 
 // Find implements driver.Task.

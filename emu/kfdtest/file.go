@@ -15,8 +15,11 @@ type file struct {
 	name string
 	// One of these.
 	kfd  *driver.File
+	kmap *driver.KmapFile
 	smi  *driver.SMIStream
 	pipe *pipe
+	// pidfd is the main thread of a process.
+	pidfd *Thread
 
 	// For an end of a pipe.
 	writes, nonblock bool
@@ -51,6 +54,13 @@ func (p *Process) hold(fd int) *file {
 	return d.file
 }
 
+// isKmap reports whether a descriptor is one of the extension.
+func (p *Process) isKmap(fd int) bool {
+	defer p.m.lock()()
+	d := p.fds[fd]
+	return d != nil && d.file.kmap != nil
+}
+
 // put releases a file. No lock is held.
 func (f *file) put() {
 	f.m.mu.Lock()
@@ -70,6 +80,8 @@ func (f *file) put() {
 	switch {
 	case f.kfd != nil:
 		f.m.Driver.Release(f.kfd)
+	case f.kmap != nil:
+		f.m.Driver.ReleaseKmap(f.kmap)
 	case f.smi != nil:
 		f.smi.Release()
 	default:
@@ -88,26 +100,36 @@ func (p *Process) install(f *file, closeOnExec bool) int {
 	return fd
 }
 
-// Open opens /dev/kfd. For a fake process no other file exists; Self opens other files of
-// the real machine.
+// Open opens /dev/kfd, or with [driver.KmapProfile] /dev/kfd_kmap. For a fake process no other file
+// exists; Self opens other files of the real machine.
 func (t *Thread) Open(path string, flags int) (fd int, err error) {
-	if t.p.real && path != kfd.DevicePath {
+	op := driver.OpOpen
+	switch {
+	case path == kfd.KmapPath:
+		op = driver.OpOpenKmap
+	case t.p.real && path != kfd.DevicePath:
 		return kfd.Kernel().Open(path, flags)
 	}
 	t = t.caller()
 	if err := t.enter(); err != nil {
 		return -1, err
 	}
-	r1, err := t.observe(Call{Op: driver.OpOpen}, func() (uintptr, error) {
-		if path != kfd.DevicePath {
-			return 0, unix.ENOENT
+	r1, err := t.observe(Call{Op: op}, func() (uintptr, error) {
+		f := &file{m: t.p.m, name: path}
+		var err error
+		switch path {
+		case kfd.DevicePath:
+			f.kfd, err = f.m.Driver.Open(t)
+		case kfd.KmapPath:
+			f.kmap, err = f.m.Driver.OpenKmap(t)
+		default:
+			err = unix.ENOENT
 		}
-		opened, err := t.p.m.Driver.Open(t)
 		if err != nil {
 			return 0, err
 		}
 		defer t.p.m.lock()()
-		return uintptr(t.p.install(&file{m: t.p.m, name: kfd.DevicePath, kfd: opened}, flags&unix.O_CLOEXEC != 0)), nil
+		return uintptr(t.p.install(f, flags&unix.O_CLOEXEC != 0)), nil
 	})
 	return int(r1), t.leave(err)
 }
@@ -119,7 +141,10 @@ func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, er
 	if err := t.enter(); err != nil {
 		return 0, err
 	}
-	desc := driver.Describe(req, memory(arg))
+	desc := driver.Described{Op: driver.Op(req.String())}
+	if !t.p.isKmap(fd) {
+		desc = driver.Describe(req, memory(arg))
+	}
 	call := Call{Op: desc.Op, Target: desc.Target, Mask: desc.Mask, Queues: desc.Queues, Grace: desc.Grace}
 	r1, err = t.observe(call, func() (uintptr, error) {
 		f := t.p.hold(fd)
@@ -127,10 +152,15 @@ func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, er
 			return 0, unix.EBADF
 		}
 		defer f.put()
-		if f.kfd == nil {
-			return 0, unix.ENOTTY
+		var errno unix.Errno
+		switch {
+		case f.kfd != nil:
+			r1, errno = t.p.m.Driver.Ioctl(t, f.kfd, req, memory(arg))
+		case f.kmap != nil:
+			errno = t.p.m.Driver.IoctlKmap(t, f.kmap, req, memory(arg))
+		default:
+			errno = unix.ENOTTY
 		}
-		r1, errno := t.p.m.Driver.Ioctl(t, f.kfd, req, memory(arg))
 		if errno == driver.ERESTARTSYS {
 			errno = unix.EINTR
 		}
@@ -219,6 +249,32 @@ func (t *Thread) Pipe(nonblock bool) (r, w int, err error) {
 	w = t.p.install(&file{m: m, name: name, pipe: p, nonblock: nonblock, writes: true}, true)
 	m.mu.Unlock()
 	return r, w, t.leave(nil)
+}
+
+// PidfdOpen returns a pidfd of process pid, with O_CLOEXEC: ESRCH if there is no such process.
+// Only [kfd.Kmap] takes it.
+func (t *Thread) PidfdOpen(pid int32) (int, error) {
+	if err := t.enter(); err != nil {
+		return -1, err
+	}
+	m := t.p.m
+	m.mu.Lock()
+	fd, err := -1, error(unix.ESRCH)
+	if other := m.procs[pid]; other != nil && !other.dead {
+		fd, err = t.p.install(&file{m: m, name: "anon_inode:[pidfd]", pidfd: other.main}, true), nil
+	}
+	m.mu.Unlock()
+	return fd, t.leave(err)
+}
+
+// Pidfd implements driver.Task.
+func (t *Thread) Pidfd(fd int32) (leader driver.Task, ok bool) {
+	defer t.p.m.lock()()
+	d := t.p.fds[int(fd)]
+	if d == nil || d.file.pidfd == nil {
+		return nil, false
+	}
+	return d.file.pidfd, true
 }
 
 // PidfdGetfd returns a descriptor for the open file that is fd in process pid

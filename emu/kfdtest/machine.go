@@ -44,7 +44,7 @@ import (
 
 // Config describes a Machine.
 type Config struct {
-	// Profile is the driver: a name of [driver.Profiles].
+	// Profile is the driver: a name of [driver.Profiles], or [driver.KmapProfile].
 	Profile string
 	// Nodes are the GPU nodes. There may be no node.
 	Nodes []driver.Node

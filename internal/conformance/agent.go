@@ -224,6 +224,8 @@ func (kernelSystem) Detach(pid int32) error {
 	return unix.PtraceDetach(int(pid)) //nolint:forbidigo // on the actor's own locked thread, see loop
 }
 
+func (kernelSystem) PidfdOpen(pid int32) (int, error) { return unix.PidfdOpen(int(pid), 0) }
+
 func (kernelSystem) PidfdGetfd(pid int32, fd int) (int, error) {
 	pidfd, err := unix.PidfdOpen(int(pid), 0)
 	if err != nil {

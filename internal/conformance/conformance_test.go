@@ -46,6 +46,12 @@ func table(t *testing.T) []expectation {
 // name, and logs a summary.
 func compare(t *testing.T, name string, holds tags, h func(*testing.T) host) {
 	t.Helper()
+	compareBy(t, name, holds, func(t *testing.T, e expectation) error { return e.perform(h(t)) })
+}
+
+// compareBy is compare, with the function that plays an expectation.
+func compareBy(t *testing.T, name string, holds tags, perform func(*testing.T, expectation) error) {
+	t.Helper()
 	played, differ := 0, 0
 	for _, e := range table(t) {
 		if !e.isFor(holds) {
@@ -53,7 +59,7 @@ func compare(t *testing.T, name string, holds tags, h func(*testing.T) host) {
 		}
 		played++
 		if !t.Run(e.name, func(t *testing.T) {
-			if err := e.perform(h(t)); err != nil {
+			if err := perform(t, e); err != nil {
 				t.Error(err)
 			}
 		}) {
@@ -72,7 +78,7 @@ func TestEveryExpectationIsPlayedOnAHost(t *testing.T) {
 	maps.Copy(withQueues, softTags)
 	withQueues["gpu"], withQueues["two-gpus"] = true, true
 	hosts := []tags{realTags(profileTags("6.12.117")), withQueues}
-	for _, profile := range driver.Profiles() {
+	for _, profile := range append(driver.Profiles(), driver.KmapProfile) {
 		for _, m := range machines {
 			hosts = append(hosts, m.tags(profile))
 		}
@@ -141,6 +147,7 @@ func realDriver(t *testing.T) (kfd.Version, tags) {
 		t.Skipf("this machine has %d GPU nodes, and the table preempts all work on them: gpreemptd accept plays it", gpus)
 	}
 	holds := realTags(profileTags(profileOf(device.Version(), release(t))))
+	holds.addKmap()
 	holds["gpu"] = gpus > 0
 	if soft && gpus > 0 {
 		maps.Copy(holds, softTags)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -78,11 +79,15 @@ var machines = []machine{
 }
 
 func TestFakeDriversMeetTheTable(t *testing.T) {
-	for _, profile := range driver.Profiles() {
+	for _, profile := range append(driver.Profiles(), driver.KmapProfile) {
 		for _, m := range machines {
 			name, holds := profile+", "+m.name, m.tags(profile)
 			t.Run(name, func(t *testing.T) {
-				compare(t, "kfdtest "+name, holds, func(*testing.T) host { return newFakeHost(profile, m, holds) })
+				// In a bubble, no lease and no timeout takes time.
+				compareBy(t, "kfdtest "+name, holds, func(t *testing.T, e expectation) (err error) {
+					synctest.Test(t, func(*testing.T) { err = e.perform(newFakeHost(profile, m, holds)) })
+					return err
+				})
 			})
 		}
 	}
@@ -94,6 +99,9 @@ func (m machine) tags(profile string) tags {
 	holds["fake"], holds["faults"] = true, true
 	for _, name := range m.holds {
 		holds[name] = true
+	}
+	if profile == driver.KmapProfile { // the rest is 6.12
+		holds["only"] = true
 	}
 	if profile == "7.2" && len(m.nodes) == 0 {
 		holds["only"], holds["no-gpu-no-open"] = true, true

@@ -53,7 +53,9 @@ func Play(ctx context.Context, host Host, dir string, each func(Result)) error {
 	if dir, err = os.MkdirTemp(dir, "agents-"); err != nil {
 		return err
 	}
-	h, err := newKernelHost(ctx, dir, host.tags(release))
+	holds := host.tags(release)
+	holds.addKmap()
+	h, err := newKernelHost(ctx, dir, holds)
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
@@ -133,9 +135,18 @@ func realTags(holds tags) tags {
 	return holds
 }
 
+// addKmap adds the condition that the running kernel has the extension at kfd.KmapPath.
+func (t tags) addKmap() {
+	_, support, _ := kfd.ProbeKmap(kfd.Kernel(), kfd.KmapPath) // the error says why it has not
+	t["kmap"] = support == kfd.KmapReady
+}
+
+// kmapProfile is the profile of kfdtest with the extension at kfd.KmapPath.
+const kmapProfile = "6.12+kmap"
+
 // profileTags returns the conditions of the drivers of a profile of kfdtest.
 func profileTags(profile string) tags {
-	holds := tags{profile: true, "checks-buffers": profile != "6.5"}
+	holds := tags{profile: true, "checks-buffers": profile != "6.5", "kmap": profile == kmapProfile}
 	switch profile {
 	case "6.12.103", "6.12.117", "7.2":
 		holds["process-rule"] = true

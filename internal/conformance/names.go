@@ -45,6 +45,9 @@ func expand(s step, a *actor) []step {
 func (p *play) resolve(s step, a *actor) (call, error) {
 	c := call{Verb: s.verb, Values: map[string]string{}}
 	for key, value := range s.values {
+		if s.verb == "getfd" && key == "fd" {
+			continue // a name of the other process
+		}
 		number, err := p.number(key, value, a)
 		if err != nil {
 			return call{}, fmt.Errorf("%s=%s: %w", key, value, err)
@@ -87,7 +90,11 @@ func (p *play) resolve(s step, a *actor) (call, error) {
 		return c, nil
 	}
 	if _, ok := c.Values["fd"]; !ok {
-		if fd, ok := a.fds["kfd"]; ok {
+		device := "kfd"
+		if kmapVerbs[s.verb] != nil {
+			device = "kmap"
+		}
+		if fd, ok := a.fds[device]; ok {
 			c.Values["fd"] = strconv.Itoa(fd)
 		}
 	}
@@ -143,7 +150,17 @@ func (p *play) number(key, value string, a *actor) (string, error) {
 			words[i] = id
 		}
 		return strings.Join(words, ","), nil
-	case "ids", "words":
+	case "fds":
+		words := strings.Split(value, ",")
+		for i, word := range words {
+			fd, err := p.number("fd", word, a)
+			if err != nil {
+				return "", err
+			}
+			words[i] = fd
+		}
+		return strings.Join(words, ","), nil
+	case "ids", "words", "pids":
 		words := strings.Split(value, ",")
 		for i, word := range words {
 			id, err := p.idOrMarked(word)

@@ -404,7 +404,7 @@ func (p *play) remember(s step, a *actor, r reply) error {
 	switch s.verb {
 	case "open":
 		return take(as("kfd"), "fd")
-	case "getfd", "smi":
+	case "getfd", "smi", "kmap", "pidfd":
 		return take(as(s.verb), "fd")
 	case "pipe":
 		name := "ev"

@@ -17,6 +17,7 @@ type system interface {
 	kfd.Sys
 	Seize(pid int32) error
 	Detach(pid int32) error
+	PidfdOpen(pid int32) (int, error)
 	PidfdGetfd(pid int32, fd int) (int, error)
 	Pipe(nonblock bool) (r, w int, err error)
 	// Unmapped is an unmapped address.

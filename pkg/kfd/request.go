@@ -95,9 +95,12 @@ func (r Request) Number() uint8 { return uint8(r) }
 // Size returns the size of the request's structure in bytes.
 func (r Request) Size() int { return int(r >> 16 & 0x3fff) }
 
-// String returns the header's name without AMDKFD_IOC_.
+// String returns the header's name without AMDKFD_IOC_ or KFD_.
 func (r Request) String() string {
 	if name, ok := requestNames[r]; ok {
+		return name
+	}
+	if name, ok := kmapRequestNames[r]; ok {
 		return name
 	}
 	return fmt.Sprintf("request(%#x)", uint32(r))

@@ -108,7 +108,7 @@ lasts until the program and all others on it have ended.`,
 	f.SetInterspersed(false)
 	f.StringVar(&cfg.Machine, "machine", "mi300x", "the kind of GPU: "+strings.Join(presets(), ", "))
 	f.IntVar(&cfg.GPUs, "gpus", 1, "how many of them, or of their partitions")
-	f.StringVar(&cfg.Profile, "profile", "6.12", "whose driver's rules: "+strings.Join(driver.Profiles(), ", "))
+	f.StringVar(&cfg.Profile, "profile", "6.12", "whose driver's rules: "+strings.Join(append(driver.Profiles(), driver.KmapProfile), ", "))
 	f.Uint64Var(&cfg.Seed, "seed", 1, "decides the jitter of modelled durations")
 	f.DurationVar(&cfg.KernelTime, "kernel-time", time.Millisecond, "the duration of a kernel that does not define its own")
 	f.StringArrayVar(&faults, "fault", nil, "a fault to inject, such as SUSPEND_QUEUES#2:errno=EIO or step=unmap:delay=9s; repeat for more")

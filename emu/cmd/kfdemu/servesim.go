@@ -79,7 +79,7 @@ standard input, each of which is answered by a line of JSON:
 	f.StringVar(&opts.Socket, "socket", "", "path of the Unix socket, instead of that in the config file")
 	f.StringVar(&machine, "machine", "mi300x", "the kind of GPU: "+strings.Join(presets(), ", "))
 	f.IntVar(&cfg.GPUs, "gpus", 1, "how many of them")
-	f.StringVar(&cfg.Profile, "profile", "6.12", "whose driver's rules: "+strings.Join(driver.Profiles(), ", "))
+	f.StringVar(&cfg.Profile, "profile", "6.12", "whose driver's rules: "+strings.Join(append(driver.Profiles(), driver.KmapProfile), ", "))
 	f.Uint64Var(&cfg.Seed, "seed", 1, "decides the jitter of modelled durations")
 	f.StringArrayVar(&jobs, "job", nil, "a job to start, as COMMAND:QUEUES:KERNEL-DURATION[:GPUS], such as train:10:25ms; repeat for more")
 	return cmd

@@ -1,0 +1,476 @@
+package driver
+
+import (
+	"cmp"
+	"encoding/binary"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// The rules of the extension at kfd.KmapPath, which no released kernel has: they were not read
+// from a driver, but written for it. It keeps queues of a process out of the runlist, beside
+// evictions and debuggers.
+
+// KmapProfile is the profile of a 6.12 with the extension.
+const KmapProfile = "6.12+kmap"
+
+// OpOpenKmap is open(2) of the extension's device.
+const OpOpenKmap Op = "open kfd_kmap"
+
+// KmapFile is an open file of the extension: a handle.
+type KmapFile struct {
+	// limited are the processes that it limits.
+	limited []*process
+	lapses  uint32
+	// stopLease, if not nil, stops the timer of the lease that runs: the one numbered lease.
+	stopLease func()
+	lease     int
+}
+
+// kmapLimit is the limit of a process: how many compute queues stay mapped on each GPU.
+type kmapLimit struct {
+	file *KmapFile
+	most uint32
+}
+
+const (
+	kmapMajor = 1
+	kmapMinor = 0
+)
+
+// OpenKmap opens the extension's device for t. The error is an errno: ENOENT without the
+// extension.
+func (d *Driver) OpenKmap(t Task) (*KmapFile, error) {
+	switch {
+	case !d.prof.kmap:
+		return nil, ENOENT
+	case !t.Capable(CapSysAdmin):
+		return nil, EPERM
+	}
+	return &KmapFile{}, nil
+}
+
+// ReleaseKmap closes a handle, after the last call on it has returned: its limits end.
+func (d *Driver) ReleaseKmap(f *KmapFile) {
+	d.mu.Lock()
+	defer d.leave()
+	c := &call{d: d}
+	defer d.hold(c, &d.kmap)()
+	f.stop()
+	d.lift(c, f)
+	d.note()
+}
+
+// kmapHandlers are the ioctls.
+var kmapHandlers = map[kfd.Request]func(*Driver, *call, *KmapFile) errno{
+	kfd.ReqKmapInfo:      kmapIoctl((*Driver).kmapInfo),
+	kfd.ReqKmapSet:       kmapIoctl((*Driver).kmapSet),
+	kfd.ReqKmapOccupancy: kmapIoctl((*Driver).kmapOccupancy),
+}
+
+// kmapIoctl returns the handler of a request whose argument is a T.
+func kmapIoctl[T any](handle func(*Driver, *call, *KmapFile, *T) errno) func(*Driver, *call, *KmapFile) errno {
+	return func(d *Driver, c *call, f *KmapFile) errno {
+		args := copyIn[T](c)
+		if err := handle(d, c, f, args); err != 0 {
+			return err
+		}
+		encode(c.data, reflect.ValueOf(args).Elem())
+		if !copyTo(c.arg, c.data) {
+			return EFAULT
+		}
+		return 0
+	}
+}
+
+// IoctlKmap makes a call of t on f. err is 0 or the errno.
+func (d *Driver) IoctlKmap(t Task, f *KmapFile, req kfd.Request, arg Memory) (err errno) {
+	d.mu.Lock()
+	defer d.leave()
+	handle, known := kmapHandlers[req]
+	switch {
+	case !t.Capable(CapSysAdmin):
+		return EPERM
+	case !known:
+		return ENOTTY
+	}
+	c := &call{
+		d: d, task: t, caller: t.Leader().TID(), op: Op(req.String()), usize: req.Size(), arg: arg, data: make([]byte, req.Size()),
+	}
+	if !read(arg, c.data) {
+		return EFAULT
+	}
+	return handle(d, c, f)
+}
+
+func (d *Driver) kmapInfo(_ *call, f *KmapFile, args *kfd.KmapInfoArgs) errno {
+	if args.Pad != 0 {
+		return EINVAL
+	}
+	*args = kfd.KmapInfoArgs{
+		ABIMajor: kmapMajor, ABIMinor: kmapMinor, MaxTargets: kfd.KmapMaxTargets,
+		MinLeaseMS: kfd.KmapMinLeaseMS, MaxLeaseMS: kfd.KmapMaxLeaseMS,
+		Lapses: f.lapses, Limited: uint32(len(f.limited)),
+	}
+	return 0
+}
+
+// kmapTarget is a target of a SET.
+type kmapTarget struct {
+	args *kfd.KmapTargetArgs
+	// p has a reference, nil if the target failed. idle: there is nothing to do for it.
+	p    *process
+	idle bool
+}
+
+func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfd.KmapSetArgs) errno {
+	size := sizeOf[kfd.KmapTargetArgs]()
+	switch {
+	case args.Flags != 0, args.TargetSize != uint32(size), args.LeaseMS < kfd.KmapMinLeaseMS, args.LeaseMS > kfd.KmapMaxLeaseMS:
+		return EINVAL
+	case args.NumTargets > kfd.KmapMaxTargets:
+		return E2BIG
+	}
+	// The bytes are kept: those of the pointers are written back as they are.
+	from, b := c.memory(&args.TargetsPtr), make([]byte, int(args.NumTargets)*size)
+	if !read(from, b) {
+		return EFAULT
+	}
+	array := make([]kfd.KmapTargetArgs, args.NumTargets)
+	decode(reflect.ValueOf(array), b)
+
+	defer d.hold(c, &d.kmap)()
+	targets := make([]kmapTarget, len(array))
+	for i := range targets {
+		t := &targets[i]
+		t.args = &array[i]
+		listed := binary.NativeEndian.Uint64(b[i*size+queuesPtrOffset:]) != 0
+		var err errno
+		if t.p, t.idle, err = d.kmapTarget(c, f, t.args, listed, targets[:i]); err != 0 {
+			t.args.Result = -int32(err)
+			continue
+		}
+		t.p.refs++
+		defer d.unref(t.p)
+		t.args.Result = 0
+		if !t.idle {
+			d.record(f, t.p, t.args.Limit)
+		}
+	}
+	// Before the hardware's part, which may take longer than the lease.
+	d.startLease(f, time.Duration(args.LeaseMS)*time.Millisecond)
+
+	args.Cycles = 0
+	for _, g := range d.gpus {
+		d.applyLimits(c, g, targets, args)
+	}
+	args.Failed = 0
+	for i := range targets {
+		t := &targets[i]
+		if t.p != nil && !t.p.reportQueues(t.args, from.At(i*size).Pointer(queuesPtrOffset)) {
+			t.args.Result = -int32(EFAULT)
+		}
+		if t.args.Result != 0 {
+			args.Failed++
+		}
+	}
+	args.Lapses = f.lapses
+	encode(b, reflect.ValueOf(array))
+	if !copyTo(from, b) {
+		return EFAULT
+	}
+	return 0
+}
+
+// queuesPtrOffset is that of queues_ptr in struct kfd_kmap_target.
+const queuesPtrOffset = 8
+
+// kmapTarget checks a target and returns its process. idle: there is nothing to do.
+func (d *Driver) kmapTarget(c *call, f *KmapFile, args *kfd.KmapTargetArgs, listed bool, earlier []kmapTarget) (p *process, idle bool, err errno) {
+	switch {
+	case args.Pad != 0:
+		return nil, false, EINVAL
+	case !listed && args.NumQueues > 0:
+		return nil, false, EFAULT
+	case args.NumQueues > kfd.KmapMaxRoom:
+		return nil, false, E2BIG
+	}
+	task, ok := c.task.Pidfd(args.PIDFD)
+	if !ok {
+		return nil, false, EBADF
+	}
+	if task != nil && task.MM() != nil {
+		p = d.byMM(task.MM())
+	}
+	twice := slices.ContainsFunc(earlier, func(t kmapTarget) bool { return p != nil && t.p == p })
+	switch {
+	case p == nil:
+		return nil, false, ESRCH
+	case twice:
+		return nil, false, EINVAL
+	case p.limit != nil && p.limit.file != f:
+		return nil, false, EBUSY
+	case p.limit == nil && args.Limit == kfd.KmapNoLimit:
+		return p, true, 0
+	}
+	for _, x := range p.pdds {
+		if len(x.queues) > 0 && d.perQueue(x.gpu) {
+			return nil, false, EOPNOTSUPP
+		}
+	}
+	return p, false, 0
+}
+
+// record stores the limit of a process, or removes it.
+func (d *Driver) record(f *KmapFile, p *process, most uint32) {
+	if most == kfd.KmapNoLimit {
+		p.unlimit()
+		return
+	}
+	if p.limit == nil {
+		f.limited = append(f.limited, p)
+	}
+	p.limit = &kmapLimit{file: f, most: most}
+}
+
+// unlimit removes the limit of a process from its handle.
+func (p *process) unlimit() {
+	if p.limit == nil {
+		return
+	}
+	f := p.limit.file
+	f.limited = slices.DeleteFunc(f.limited, func(o *process) bool { return o == p })
+	p.limit = nil
+	if len(f.limited) == 0 {
+		f.stop()
+	}
+}
+
+// applyLimits makes the choice again for the targets with queues on a GPU, with one runlist
+// if that changes anything.
+func (d *Driver) applyLimits(c *call, g *gpu, targets []kmapTarget, args *kfd.KmapSetArgs) {
+	if d.perQueue(g) {
+		return // out of reach: no queue there is held
+	}
+	defer d.hold(c, &g.dqm)()
+	var changed *process
+	for _, t := range targets {
+		if t.p != nil && !t.idle && t.p.choose(g) && changed == nil {
+			changed = t.p
+		}
+	}
+	if changed == nil {
+		return
+	}
+	if d.executeQueues(c, g, changed, args.Grace) == 0 {
+		args.Cycles++
+		return
+	}
+	for _, t := range targets {
+		if t.p != nil && !t.idle && len(t.p.on(g).queues) > 0 {
+			t.args.Result = -int32(EIO)
+		}
+	}
+}
+
+// on returns the part of the process on a GPU.
+func (p *process) on(g *gpu) *pdd {
+	return p.pdds[slices.IndexFunc(p.pdds, func(x *pdd) bool { return x.gpu == g })]
+}
+
+// choose marks the queues of a process on a GPU that exceed its limit, and reports whether
+// that changed. The GPU's lock is held.
+func (p *process) choose(g *gpu) (changed bool) {
+	if !p.table {
+		return false // its end takes its queues with it, and nothing maps them before
+	}
+	x := p.on(g)
+	stay := map[*queue]bool{}
+	for _, q := range x.queues {
+		switch {
+		case p.limit == nil:
+			stay[q] = true
+		case p.limit.most > 0 && !q.compute():
+			stay[q] = true
+		}
+	}
+	if p.limit != nil {
+		candidates := slices.DeleteFunc(slices.Clone(x.queues), func(q *queue) bool { return !q.compute() || !q.eligible() })
+		slices.SortFunc(candidates, func(a, b *queue) int {
+			return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.ID, b.ID))
+		})
+		for _, q := range candidates[:min(len(candidates), int(p.limit.most))] {
+			stay[q] = true
+		}
+	}
+	for _, q := range x.queues {
+		if q.Held == stay[q] {
+			q.Held = !stay[q]
+			q.Active = q.wanted()
+			changed = true
+		}
+	}
+	return changed
+}
+
+// bornHeld reports whether a new queue exceeds the limit of its process. It counts queues that
+// are not mapped for another reason, too: they may be again without a SET.
+func (q *queue) bornHeld() bool {
+	limit := q.pdd.p.limit
+	switch {
+	case limit == nil:
+		return false
+	case limit.most == 0:
+		return true
+	case !q.compute():
+		return false
+	}
+	var free uint32
+	for _, o := range q.pdd.queues {
+		if o.compute() && !o.Held {
+			free++
+		}
+	}
+	return free >= limit.most
+}
+
+func (q *queue) compute() bool {
+	return q.Type == kfd.QueueTypeCompute || q.Type == kfd.QueueTypeComputeAQL
+}
+
+// reportQueues writes the states of the process's queues, as many as fit. It returns false for
+// EFAULT.
+func (p *process) reportQueues(args *kfd.KmapTargetArgs, to Memory) bool {
+	room := args.NumQueues
+	args.NumQueues, args.NumHeld = 0, 0
+	var list []kfd.KmapQueue
+	for _, x := range p.pdds {
+		for _, q := range x.queues {
+			list = append(list, kfd.KmapQueue{GPUID: uint32(q.GPU), ID: q.ID, State: q.kmapState()})
+			args.NumQueues++
+			if q.Held {
+				args.NumHeld++
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b kfd.KmapQueue) int { return cmp.Or(cmp.Compare(a.GPUID, b.GPUID), cmp.Compare(a.ID, b.ID)) })
+	return copyTo(to, bytesOf(list[:min(len(list), int(room))]))
+}
+
+func (q *queue) kmapState() (s kfd.KmapQueueState) {
+	for _, bit := range []struct {
+		set  bool
+		mask kfd.KmapQueueState
+	}{{q.Active, kfd.KmapMapped}, {q.Held, kfd.KmapHeld}, {q.Evicted, kfd.KmapEvicted}, {q.Suspended, kfd.KmapSuspended}} {
+		if bit.set {
+			s |= bit.mask
+		}
+	}
+	return s
+}
+
+// startLease starts the lease anew while the handle limits a process.
+func (d *Driver) startLease(f *KmapFile, lasts time.Duration) {
+	f.stop()
+	if len(f.limited) == 0 {
+		return
+	}
+	f.lease++
+	this := f.lease
+	f.stopLease = d.cfg.After(lasts, func() {
+		d.mu.Lock()
+		defer d.leave()
+		c := &call{d: d}
+		defer d.hold(c, &d.kmap)()
+		// It may have been renewed, or the handle closed, before or while this waited.
+		if f.stopLease == nil || f.lease != this {
+			return
+		}
+		f.stopLease = nil
+		f.lapses++
+		d.lift(c, f)
+		d.note()
+	})
+}
+
+// stop stops the lease.
+func (f *KmapFile) stop() {
+	if f.stopLease != nil {
+		f.stopLease()
+		f.stopLease = nil
+	}
+}
+
+// lift ends every limit of a handle, with one runlist for each GPU that this changes. A failure is
+// left to the GPU's reset. The extension's lock is held.
+func (d *Driver) lift(c *call, f *KmapFile) {
+	var targets []kmapTarget
+	for _, p := range slices.Clone(f.limited) {
+		p.unlimit()
+		p.refs++
+		defer d.unref(p)
+		targets = append(targets, kmapTarget{args: new(kfd.KmapTargetArgs), p: p})
+	}
+	for _, g := range d.gpus {
+		d.applyLimits(c, g, targets, &kfd.KmapSetArgs{Grace: DefaultGrace})
+	}
+}
+
+// cpSlots is the number of compute queues that the firmware of a GPU here maps at once: 4 pipes with 8
+// queues, without the driver's own.
+const cpSlots = 24
+
+// kmapProcesses is the most processes that it maps at once, one for each VMID of the driver.
+const kmapProcesses = 8
+
+func (d *Driver) kmapOccupancy(c *call, _ *KmapFile, args *kfd.KmapOccupancyArgs) errno {
+	if args.Flags != 0 || args.Pad != [2]uint32{} {
+		return EINVAL
+	}
+	g := d.gpu(gpreempt.GPUID(args.GPUID))
+	switch {
+	case g == nil:
+		return ENODEV
+	case d.perQueue(g):
+		return EOPNOTSUPP
+	}
+	defer d.hold(c, &g.dqm)()
+	*args = kfd.KmapOccupancyArgs{GPUID: args.GPUID, CPSlots: cpSlots, SDMASlots: g.node.sdmaSlots()}
+	processes := 0
+	for _, p := range d.procs {
+		x := p.on(g)
+		if len(x.queues) == 0 {
+			continue
+		}
+		processes++
+		if p.limit != nil {
+			args.Limited++
+		}
+		for _, q := range x.queues {
+			mapped, held := &args.SDMAMapped, &args.SDMAHeld
+			if q.compute() {
+				mapped, held = &args.CPMapped, &args.CPHeld
+			}
+			if q.Active {
+				*mapped++
+			}
+			if q.Held {
+				*held++
+			}
+		}
+	}
+	if args.CPMapped > cpSlots || processes > kmapProcesses {
+		args.OverSubscribed = 1
+	}
+	return 0
+}
+
+// sdmaSlots is the number of SDMA queues that the node maps at once, of both kinds.
+func (n Node) sdmaSlots() uint32 {
+	const perEngine = 8
+	return uint32(cmp.Or(n.SDMAQueues, pcieEngines*perEngine) + cmp.Or(n.XGMIQueues, (sdmaEngines-pcieEngines)*perEngine))
+}

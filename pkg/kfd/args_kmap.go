@@ -1,0 +1,140 @@
+package kfd
+
+import (
+	"fmt"
+	"strings"
+	"structs"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// The structures below are those of include/uapi/linux/kfd_kmap.h, version 1.0, of the
+// kernel extension that adds KmapPath. No released kernel has it.
+
+// The request numbers of kfd_kmap.h (KFD_KMAP_IOC_*). Their type is 0xEB, and not the 'K' of
+// [DevicePath]: another size is another request.
+const (
+	ReqKmapInfo      Request = 0xC020EB00
+	ReqKmapSet       Request = 0xC028EB01
+	ReqKmapOccupancy Request = 0xC030EB02
+)
+
+// The bounds of SET: KFD_KMAP_MAX_TARGETS, KFD_KMAP_MIN_LEASE_MS, KFD_KMAP_MAX_LEASE_MS, and
+// the most queues that a target may ask for.
+const (
+	KmapMaxTargets = 256
+	KmapMinLeaseMS = 100
+	KmapMaxLeaseMS = 60000
+	KmapMaxRoom    = 4096
+)
+
+var kmapRequestNames = map[Request]string{
+	ReqKmapInfo:      "KMAP_INFO",
+	ReqKmapSet:       "KMAP_SET",
+	ReqKmapOccupancy: "KMAP_OCCUPANCY",
+}
+
+// KmapNoLimit is KFD_KMAP_NO_LIMIT: the limit of a process that is released.
+const KmapNoLimit = ^uint32(0)
+
+// KmapQueueState is the set of KFD_KMAP_QUEUE_* bits of a queue. A queue without a bit is not in
+// the runlist for a reason of its process: its ring is empty, or its share of time is 0.
+type KmapQueueState uint32
+
+// The bits.
+const (
+	// KmapMapped: the queue is in the runlist.
+	KmapMapped KmapQueueState = 1
+	// KmapHeld: a limit keeps it out.
+	KmapHeld KmapQueueState = 2
+	// KmapEvicted: the driver keeps it out, as for a lack of memory.
+	KmapEvicted KmapQueueState = 4
+	// KmapSuspended: a debugger keeps it out.
+	KmapSuspended KmapQueueState = 8
+)
+
+// KmapInfoArgs is struct kfd_kmap_info_args.
+type KmapInfoArgs struct {
+	_          structs.HostLayout
+	ABIMajor   uint32
+	ABIMinor   uint32
+	MaxTargets uint32
+	MinLeaseMS uint32
+	MaxLeaseMS uint32
+	Lapses     uint32
+	Limited    uint32
+	Pad        uint32
+}
+
+// KmapQueue is struct kfd_kmap_queue: one queue of a target, written by the driver.
+type KmapQueue struct {
+	_     structs.HostLayout
+	GPUID uint32
+	ID    uint32
+	State KmapQueueState
+	Pad   uint32
+}
+
+// KmapTargetArgs is struct kfd_kmap_target.
+type KmapTargetArgs struct {
+	_         structs.HostLayout
+	PIDFD     int32
+	Limit     uint32
+	QueuesPtr Pointer
+	// NumQueues is the room, and in the result the queues of the process.
+	NumQueues uint32
+	NumHeld   uint32
+	// Result is 0 or a negative errno.
+	Result int32
+	Pad    uint32
+}
+
+// KmapSetArgs is struct kfd_kmap_set_args.
+type KmapSetArgs struct {
+	_          structs.HostLayout
+	TargetsPtr Pointer
+	NumTargets uint32
+	TargetSize uint32
+	LeaseMS    uint32
+	Flags      uint32
+	Grace      uint32
+	Failed     uint32
+	Cycles     uint32
+	Lapses     uint32
+}
+
+// KmapOccupancyArgs is struct kfd_kmap_occupancy_args.
+type KmapOccupancyArgs struct {
+	_              structs.HostLayout
+	GPUID          uint32
+	Flags          uint32
+	CPSlots        uint32
+	CPMapped       uint32
+	CPHeld         uint32
+	SDMASlots      uint32
+	SDMAMapped     uint32
+	SDMAHeld       uint32
+	OverSubscribed uint32
+	Limited        uint32
+	Pad            [2]uint32
+}
+
+// GPU returns the queue's GPU.
+func (q KmapQueue) GPU() gpreempt.GPUID { return gpreempt.GPUID(q.GPUID) }
+
+// String returns the names of the bits, such as "held+evicted".
+func (s KmapQueueState) String() string {
+	var words []string
+	for i, word := range []string{"mapped", "held", "evicted", "suspended"} {
+		if s&(1<<i) != 0 {
+			words = append(words, word)
+		}
+	}
+	if rest := s &^ (KmapMapped | KmapHeld | KmapEvicted | KmapSuspended); rest != 0 {
+		words = append(words, fmt.Sprintf("%#x", uint32(rest)))
+	}
+	if words == nil {
+		return "idle"
+	}
+	return strings.Join(words, "+")
+}
