@@ -53,7 +53,7 @@ func TestMeterAllowsTheRateAndTheBurstAndNoMore(t *testing.T) {
 }
 
 // Users who take all they may get the same part each and together no more than fullUsers would;
-// one who asks for less than that part is never refused, and neither is an admin.
+// one with less than that part is never refused, and neither is an admin.
 func TestUsersTogetherAreBoundedAndAModestOneIsServed(t *testing.T) {
 	l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 1000}
 	var all parts
