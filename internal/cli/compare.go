@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -40,6 +41,7 @@ func (a *app) compareCommand() *cobra.Command {
 				queues = queues[:1]
 			}
 			p := f.own
+			p.NoKFDTrace = !f.kfdTrace
 			p.Name, p.Online, p.Count = "compare", trial.Online{Hold: hold, MaxWait: longestWait}, iterations
 			p.Arrivals = scenario.Arrivals{Kind: scenario.Constant, Rate: 1 / (hold + gap).Seconds()}
 			p.Profile = or(f.profile, noProfile)
@@ -70,15 +72,8 @@ func (a *app) compareCommand() *cobra.Command {
 			if err := checkProfile(p.Profile); err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("dry-run") {
-				return a.show(struct {
-					Arms []string `json:"arms"`
-				}{armNames(p.Arms)}, func(out *printer) {
-					out.linef("%s of %s each, about %s:", count(len(p.Arms), "arm"), count(iterations, "iteration"), duration(p.Estimate()))
-					for _, name := range armNames(p.Arms) {
-						out.linef("  %s", name)
-					}
-				})
+			if f.dryRun {
+				return a.showPlan(&p)
 			}
 			return a.trialRun(cmd, &p, "compare", f.out)
 		},
@@ -90,7 +85,7 @@ func (a *app) compareCommand() *cobra.Command {
 	flags.IntVar(&iterations, "iterations", 100, "leases in each repeat")
 	flags.DurationVar(&hold, "hold", 10*time.Millisecond, "how long each lease is held")
 	flags.DurationVar(&gap, "gap", 100*time.Millisecond, "time between the end of a lease and the next")
-	flags.Bool("dry-run", false, "show the arms without running them")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "show the arms without running them")
 	complete(cmd, "profile", evidence.ProfileNames())
 	return cmd
 }
@@ -98,6 +93,30 @@ func (a *app) compareCommand() *cobra.Command {
 // longestWait is how long an announcement waits for quiet GPUs: the comparison is of how long that
 // takes.
 const longestWait = 10 * time.Second
+
+// showPlan shows what a plan would run.
+func (a *app) showPlan(p *trial.Plan) error {
+	each := duration(p.Duration)
+	switch {
+	case p.Count > 0 && p.Duration > 0:
+		each = fmt.Sprintf("%s or %s", count(p.Count, "request"), each)
+	case p.Count > 0:
+		each = count(p.Count, "request")
+	}
+	return a.show(struct {
+		Name    string   `json:"name"`
+		Arms    []string `json:"arms"`
+		Repeats int      `json:"repeats"`
+		// Seconds is about how long it takes.
+		Seconds float64 `json:"seconds"`
+		Plan    string  `json:"plan"`
+	}{p.Name, armNames(p.Arms), p.Repeats, p.Estimate().Seconds(), p.YAML()}, func(out *printer) {
+		out.linef("%s: %s, %s of each with %s, about %s:", p.Name, count(len(p.Arms), "arm"), count(p.Repeats, "repeat"), each, duration(p.Estimate()))
+		for _, name := range armNames(p.Arms) {
+			out.linef("  %s", name)
+		}
+	})
+}
 
 func armNames(arms []trial.Arm) (names []string) {
 	for _, arm := range arms {

@@ -19,10 +19,15 @@ import (
 )
 
 func (a *app) traceCommand() *cobra.Command {
-	return noun("trace", "Record the driver's work, and export the daemon's history", a.traceExport(), a.traceKFD(traceHost{
+	return noun("trace", "Record the driver's work, and export the daemon's history", a.traceExport(), a.traceKFD(thisHost()))
+}
+
+// thisHost is the host on which gpctl runs.
+func thisHost() traceHost {
+	return traceHost{
 		root: os.DirFS("/"), symbols: "/proc/kallsyms",
 		tracefs: func() (kfdtrace.FS, error) { return kfdtrace.Find() },
-	}))
+	}
 }
 
 // traceHost is the host on which a trace is recorded.
@@ -75,12 +80,21 @@ type kfdRecording struct {
 	*kfdtrace.Report
 }
 
-func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options, dir string) error {
-	tracing, err := host.tracefs()
-	if err != nil {
-		return traceFailure(err)
+// record records the driver, for a report with the host's kernel. The result is nil without a recording.
+func (host traceHost) record(ctx context.Context, o kfdtrace.Options) (*kfdRecording, error) {
+	var err error
+	if o.FS, err = host.tracefs(); err != nil {
+		return nil, err
 	}
-	o.FS, o.Symbols = tracing, host.symbols
+	o.Symbols = host.symbols
+	report, err := kfdtrace.Record(ctx, o)
+	if report == nil {
+		return nil, err
+	}
+	return &kfdRecording{Kernel: firstLine(host.root, "proc/sys/kernel/osrelease"), Driver: firstLine(host.root, "sys/module/amdgpu/version"), Report: report}, err
+}
+
+func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options, dir string) (err error) {
 	if _, err := fs.Stat(host.root, "sys/class/kfd/kfd/proc"); err == nil {
 		o.Host = discovery.NewFS(host.root)
 	}
@@ -95,11 +109,11 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 	o.Started = func() {
 		fmt.Fprintf(a.Err, "Recording for %s; Ctrl-C ends it early.\n", duration(o.Duration))
 	}
-	report, err := kfdtrace.Record(ctx, o)
+	recording, err := host.record(ctx, o)
 	if text != nil {
 		err = errors.Join(err, text.Close())
 	}
-	if report == nil {
+	if recording == nil {
 		if text != nil {
 			err = errors.Join(err, os.Remove(text.Name())) // it is empty
 		}
@@ -108,8 +122,7 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 		}
 		return traceFailure(err)
 	}
-	recording := kfdRecording{Kernel: firstLine(host.root, "proc/sys/kernel/osrelease"), Driver: firstLine(host.root, "sys/module/amdgpu/version"), Report: report}
-	return errors.Join(traceFailure(err), a.keepRecording(dir, recording), a.showRecording(recording, dir))
+	return errors.Join(traceFailure(err), a.keepRecording(dir, *recording), a.showRecording(*recording, dir))
 }
 
 // missingDirs returns the directories on the way to dir that do not exist, the deepest first.

@@ -28,6 +28,7 @@ type trialFlags struct {
 	arms, policies, mechanisms, gpus []string
 	announce, trace                  string
 	rate                             float64
+	kfdTrace, dryRun                 bool
 	own                              trial.Plan // what the other flags set
 }
 
@@ -64,6 +65,7 @@ func (f *trialFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.announce, "announce", "", "what announces requests: trial (the default), or command with an SDK")
 	flags.Float64Var(&f.rate, "rate", 0, "requests per second, evenly spaced")
 	flags.StringVar(&f.trace, "trace", "", "CSV `FILE` with the times of requests")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "show what would be run, without running it")
 	flags.IntVar(&f.own.Count, "count", 0, "requests in each repeat")
 	flags.DurationVar(&f.own.Duration, "duration", 0, "duration of each repeat")
 	flags.StringArrayVar(&f.arms, "arm", nil, "arm to run; may be repeated (default: all four)")
@@ -87,6 +89,8 @@ func (f *trialFlags) addWork(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.own.WarmUp, "warm-up", 0, "how long jobs run before a repeat is measured")
 	flags.Uint64Var(&f.own.Seed, "seed", 0, "seed of random arrivals")
 	flags.StringVar(&f.profile, "profile", "", "`NAME` of the profile for the verdict, or the path of a YAML file")
+	flags.BoolVar(&f.kfdTrace, "kfd-trace", true, "record what the driver does, where the kernel's tracing allows it")
+	flags.IntVar(&f.own.HIPLog, "hip-log", 0, "AMD_LOG_LEVEL of the commands, `1-5`; 3 and more slow them down (default: 2, errors and warnings)")
 	flags.StringVar(&f.out, "output-dir", "", "new `DIR` for the run (default: named by plan and time)")
 }
 
@@ -114,7 +118,7 @@ func (f *trialFlags) merge(cmd *cobra.Command) (trial.Plan, error) {
 		"container": func() { p.Offline.Containers = own.Offline.Containers }, "progress": func() { p.Offline.Progress = own.Offline.Progress },
 		"unit": func() { p.Offline.Unit = own.Offline.Unit }, "count": func() { p.Count = own.Count }, "duration": func() { p.Duration = own.Duration },
 		"repeats": func() { p.Repeats = own.Repeats }, "warm-up": func() { p.WarmUp = own.WarmUp }, "seed": func() { p.Seed = own.Seed },
-		"profile": func() { p.Profile = f.profile },
+		"profile": func() { p.Profile = f.profile }, "kfd-trace": func() { p.NoKFDTrace = !f.kfdTrace }, "hip-log": func() { p.HIPLog = own.HIPLog },
 		"rate": func() {
 			p.Arrivals, p.Gaps = scenario.Arrivals{Kind: scenario.Constant, Rate: f.rate}, [2]time.Duration{}
 		},
@@ -214,6 +218,9 @@ func (a *app) runTrial(cmd *cobra.Command, f *trialFlags) error {
 	if err := checkProfile(p.Profile); err != nil {
 		return err
 	}
+	if f.dryRun {
+		return a.showPlan(&p)
+	}
 	return a.trialRun(cmd, &p, "trial", f.out)
 }
 
@@ -275,7 +282,7 @@ func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string) e
 		dir = fmt.Sprintf("%s-%s", folderName(p.Name), a.Now().Format("20060102-150405"))
 	}
 	progress, finish := a.trialProgress()
-	cfg := trial.Config{Dir: dir, Client: c, Socket: socket, Version: api.VersionString(), Command: command, Progress: progress}
+	cfg := trial.Config{Dir: dir, Client: c, Socket: socket, Version: api.VersionString(), Command: command, Progress: progress, TraceKFD: recordBeside(thisHost())}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	var run *evidence.Run

@@ -2,15 +2,20 @@ package cli
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
+	"github.com/gpreempt/gpreempt/internal/kfdtrace"
+	"github.com/gpreempt/gpreempt/internal/trial"
 )
 
 // writeRuns writes runs for the scripts below a directory: run-pass, run-fail and run-slow (another
@@ -76,6 +81,104 @@ func madeUpRun(slower float64) *evidence.Run {
 		}
 	}
 	return run
+}
+
+// Each plan that gpctl brings can be shown with the user's work, without a daemon.
+func TestShippedPlansAreShownWithoutBeingRun(t *testing.T) {
+	for _, name := range trial.PlanNames() {
+		file, text, err := trial.ReadPlan(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := trial.Parse(file, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		args := []string{"trial", "--plan", name, "--dry-run", "-o", "json", "--socket", "/nonexistent/socket"}
+		if want.Online.Command == "" {
+			want.Online.Command, want.Online.Request, want.Offline.Commands = "serve", trial.RequestByLine, []string{"train"}
+			args = append(args, "--offline", "train", "--online", "serve", "--request", "stdin")
+		}
+		if err := want.Check(); err != nil {
+			t.Fatal(err)
+		}
+		var out, errs bytes.Buffer
+		if code := Main(t.Context(), args, strings.NewReader(""), &out, &errs, func(string) string { return "" }); code != ExitOK {
+			t.Errorf("%s: exit code %d: %s", name, code, &errs)
+			continue
+		}
+		var got struct {
+			Name, Plan string
+			Repeats    int
+			Seconds    float64
+			Arms       []string
+		}
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want.YAML(), got.Plan); diff != "" || got.Name != name || got.Repeats != want.Repeats || got.Seconds != want.Estimate().Seconds() ||
+			len(got.Arms) != len(want.Arms) {
+			t.Errorf("%+v (-want +got):\n%s", got, diff)
+		}
+	}
+}
+
+// Beside a trial the driver is recorded until the repeat ends.
+func TestDriverIsRecordedBesideATrial(t *testing.T) {
+	dir := t.TempDir()
+	record := func(host traceHost) error {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		return recordBeside(host)(ctx, filepath.Join(dir, "kfd", "shared-1"), cancel)
+	}
+	read := func() (names []string) {
+		files, err := filepath.Glob(filepath.Join(dir, "kfd*", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			names = append(names, filepath.Base(file))
+		}
+		return names
+	}
+	none := traceHost{tracefs: func() (kfdtrace.FS, error) { return nil, &kfdtrace.Error{What: "tracefs is not mounted"} }}
+	if err := record(none); err == nil || err.Error() != "tracefs is not mounted" || len(read()) > 0 {
+		t.Errorf("%v, files %v", err, read())
+	}
+	if err := record(hostWith(newPlainTracefs(t, createdOne))); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"shared-1.json", "shared-1.txt"}, read()); diff != "" {
+		t.Fatal(diff)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "kfd", "shared-1.txt"))
+	if diff := cmp.Diff(createdOne, string(text)); err != nil || diff != "" {
+		t.Errorf("%v, the text (-want +got):\n%s", err, diff)
+	}
+	var recording kfdRecording
+	summary, err := os.ReadFile(filepath.Join(dir, "kfd", "shared-1.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(summary, &recording); err != nil {
+		t.Fatal(err)
+	}
+	if f := recording.Functions; recording.Kernel != "6.12.0-test" || recording.Interrupted || len(f) == 0 || f[0].Name != "kfd_ioctl_create_queue" || f[0].Mean != 1500*time.Microsecond {
+		t.Errorf("%s", summary)
+	}
+}
+
+func TestLongTextOfARecordingIsCut(t *testing.T) {
+	var kept bytes.Buffer
+	w := &cutWriter{to: &kept, left: 5}
+	for _, text := range []string{"abc", "def", "ghi"} {
+		if n, err := w.Write([]byte(text)); n != 3 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	if kept.String() != "abcde" || !w.cut {
+		t.Errorf("kept %q, cut %v", &kept, w.cut)
+	}
 }
 
 // The report in the folder of a run is that of gpctl report with the profile of the plan, also

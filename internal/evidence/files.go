@@ -13,12 +13,13 @@ import (
 )
 
 // The files in the folder of a run. The samples are in CSV files beside them, a row for each,
-// and logs/ has what the processes of the run wrote.
+// logs/ has what the processes of the run wrote, and kfd/ what the driver did.
 const (
 	RunFile  = "run.json"
 	PlanFile = "plan.yaml"
 	PIDsFile = "pids.json"
 	LogsDir  = "logs"
+	KFDDir   = "kfd"
 )
 
 // document is the content of run.json: the run without its samples, and the number of rows in

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -24,6 +25,10 @@ type daemon struct {
 	before *gpreemptv1.Policy
 	// classified are the targets with an override of ours, and when it was set.
 	classified map[string]time.Time
+	// containers has the IDs of those whose names the daemon does not know.
+	containers map[string]string
+	// empty is a container in which targets found none, "" without one.
+	empty string
 }
 
 // setPolicy sets a preset until restore.
@@ -106,10 +111,14 @@ func (d *daemon) targets(ctx context.Context, roots []int32, o *Offline) ([]*gpr
 		return nil, err
 	}
 	contained := map[string]bool{}
+	d.empty = ""
 	for _, name := range o.Containers {
-		in, err := d.admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Container: name})
+		in, err := d.admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Container: cmp.Or(d.containers[name], name)})
 		if err != nil {
 			return nil, err
+		}
+		if len(in.GetTargets()) == 0 {
+			d.empty = name
 		}
 		for _, t := range in.GetTargets() {
 			contained[t.GetTargetId()] = true
@@ -335,13 +344,14 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 		return err
 	}
 	longest := min(policy.GetPolicy().GetMaxSuspend().AsDuration(), slotTime)
-	before, failed := d.slots(ctx, targets, time.Now())
+	// The daemon may just have found the queues with which it matches slots.
+	before, failed := d.settledSlots(ctx, targets, time.Now().Add(slotAge), func(n int) bool { return n > 0 })
 	switch {
 	case failed != nil:
 		r.SlotsUnread = "the daemon did not read them: " + api.FromStatus(failed).Error()
 		return ctx.Err()
 	case before == 0:
-		r.SlotsUnread = "the daemon matched none with a queue of the jobs while these ran: set discovery.mqds_interval in its config file"
+		r.SlotsUnread = "the daemon has matched none with a queue of the jobs: set discovery.mqds_interval, or measure for longer than that"
 		return ctx.Err()
 	}
 	defer func() {

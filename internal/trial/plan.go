@@ -48,6 +48,10 @@ type Plan struct {
 	// GPUs are the gpu_ids that requests are announced for; empty: those of the offline jobs.
 	GPUs []uint32
 	Seed uint64
+	// NoKFDTrace omits the recording of the driver.
+	NoKFDTrace bool
+	// HIPLog is AMD_LOG_LEVEL of the commands; 0: that of this process, else errors and warnings.
+	HIPLog int
 }
 
 // Online is the latency-critical work.
@@ -135,6 +139,9 @@ func DefaultArms() []Arm {
 	return []Arm{{Kind: evidence.OfflineAlone}, {Kind: evidence.OnlineAlone}, {Kind: evidence.Shared}, {Kind: evidence.Protected}}
 }
 
+// mostHIPLog is the highest AMD_LOG_LEVEL.
+const mostHIPLog = 5
+
 // Defaults of a plan.
 const (
 	defaultRepeats = 3
@@ -206,6 +213,9 @@ func (p *Plan) problems() (all []problem) {
 		case compiled.NumSubexp() < re.groups:
 			fail(re.key, `put the number in parentheses, such as "step (\\d+)"`, "has no group")
 		}
+	}
+	if p.HIPLog < 0 || p.HIPLog > mostHIPLog {
+		fail("hip_log", fmt.Sprintf("use 1 to %d", mostHIPLog), "%d is out of range", p.HIPLog)
 	}
 	p.timeProblems(makes, fail)
 	names := map[string]bool{}

@@ -26,7 +26,7 @@ func full() Plan {
 			{Kind: evidence.Protected, Mechanism: "freezer"},
 			{Kind: evidence.Protected, Policy: "share", Queues: 10, Processes: 8},
 		},
-		Repeats: 4, WarmUp: 3 * time.Second, Profile: "./mine.yaml", GPUs: []uint32{34535, 7}, Seed: 9,
+		Repeats: 4, WarmUp: 3 * time.Second, Profile: "./mine.yaml", GPUs: []uint32{34535, 7}, Seed: 9, NoKFDTrace: true, HIPLog: 4,
 	}
 }
 

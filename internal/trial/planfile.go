@@ -86,7 +86,7 @@ type decoder struct {
 }
 
 var planKeys = []string{
-	"version", "name", "about", "online", "offline", "arrivals", "gaps", "count", "duration", "arms", "repeats", "warm_up", "profile", "gpus", "seed",
+	"version", "name", "about", "online", "offline", "arrivals", "gaps", "count", "duration", "arms", "repeats", "warm_up", "profile", "gpus", "seed", "kfd_trace", "hip_log",
 }
 
 func (d *decoder) plan(root yamlfile.Entry) {
@@ -141,6 +141,12 @@ func (d *decoder) plan(root yamlfile.Entry) {
 				}
 				p.GPUs = append(p.GPUs, uint32(id))
 			}
+		case "kfd_trace":
+			traced := true
+			d.Bool(e.Value, e.Name, &traced)
+			p.NoKFDTrace = !traced
+		case "hip_log":
+			d.whole(e, e.Name, mostHIPLog, &p.HIPLog)
 		case "seed":
 			if v, ok := d.Unsigned(e.Value, e.Name, math.MaxInt64); ok {
 				p.Seed = v

@@ -64,6 +64,10 @@ func (p *Plan) YAML() string {
 	if p.Seed > 0 {
 		w.line(0, "seed", strconv.FormatUint(p.Seed, 10))
 	}
+	if p.NoKFDTrace {
+		w.line(0, "kfd_trace", "false")
+	}
+	w.number(0, "hip_log", float64(p.HIPLog))
 	return w.b.String()
 }
 

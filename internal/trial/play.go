@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -51,12 +50,14 @@ func (p *play) fault(fails bool, format string, args ...any) {
 // play runs the repeat. It undoes everything it did, also when ctx has ended.
 func (p *play) play(ctx context.Context) (err error) {
 	p.report(p.arm.Name()+": starting", 0, 0)
+	endTrace := p.traceKFD(ctx)
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
 		// What is suspended is resumed first: a stopped process does not end by SIGTERM.
 		err = errors.Join(err, p.daemon.restore(undo))
 		p.stopWork()
+		endTrace()
 		if p.events != nil {
 			err = errors.Join(err, p.events.end())
 		}
@@ -73,7 +74,11 @@ func (p *play) play(ctx context.Context) (err error) {
 		return err
 	}
 	if p.arm.Kind != evidence.OfflineAlone {
-		if p.server, err = startServer(&p.plan, p.log("online"), environment(&p.plan, p.Socket, p.arm.Name(), p.repeat)); err != nil {
+		env, err := p.environment("online")
+		if err != nil {
+			return err
+		}
+		if p.server, err = startServer(&p.plan, p.log("online"), env); err != nil {
 			return err
 		}
 		if err := p.server.await(ctx); err != nil {
@@ -90,15 +95,7 @@ func (p *play) play(ctx context.Context) (err error) {
 	return p.verify(ctx)
 }
 
-func (p *play) log(name string) string {
-	arm := strings.Map(func(c rune) rune {
-		if c == ' ' || c == ':' || c == ',' {
-			return '-'
-		}
-		return c
-	}, p.arm.Name())
-	return filepath.Join(p.Dir, evidence.LogsDir, fmt.Sprintf("%s-%d-%s.log", arm, p.repeat+1, name))
-}
+func (p *play) log(name string) string { return p.path(evidence.LogsDir, "-"+name+".log") }
 
 // roots are the pids of the jobs.
 func (p *play) roots() (pids []int32) {
@@ -125,11 +122,14 @@ func (p *play) startJobs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	env := environment(&p.plan, p.Socket, p.arm.Name(), p.repeat)
 	for i, command := range p.plan.Offline.Commands {
 		for n := range max(1, p.arm.Processes) {
 			name := fmt.Sprintf("job-%d-%d", i+1, n+1)
 			command := strings.ReplaceAll(command, "{queues}", strconv.Itoa(max(1, p.arm.Queues)))
+			env, err := p.environment(name)
+			if err != nil {
+				return err
+			}
 			j := &job{progress: &progress{pattern: pattern}}
 			if j.process, err = startProcess("job "+strconv.Itoa(i+1), command, p.log(name), env, j.progress.line); err != nil {
 				return err
@@ -151,8 +151,13 @@ func (p *play) startJobs(ctx context.Context) error {
 				missing = j.name
 			}
 		}
-		if len(p.jobs) == 0 && len(targets) == 0 {
-			missing = "the running jobs"
+		for _, pid := range p.plan.Offline.PIDs {
+			if !slices.ContainsFunc(targets, func(t *gpreemptv1.Target) bool { return t.GetPid() == pid && t.GetQueueCount() > 0 }) {
+				missing = fmt.Sprintf("process %d", pid)
+			}
+		}
+		if p.daemon.empty != "" {
+			missing = "container " + p.daemon.empty
 		}
 		switch {
 		case missing == "":
@@ -232,14 +237,10 @@ func (p *play) warmUp(ctx context.Context) ([]*gpreemptv1.Target, error) {
 		if _, here := readStat(t.GetPid()); here && p.run.Origin != evidence.Simulated {
 			p.measured = append(p.measured, t)
 		}
-		row := pidRow{
-			Arm: p.arm.Name(), Repeat: p.repeat, Role: "offline", PID: t.GetPid(), NamespacePIDs: t.GetNamespacePids(), Target: t.GetTargetId(), Comm: t.GetComm(),
-			Container: t.GetContainer().GetName(), GPUs: t.GetGpuIds(), Queues: t.GetQueueCount(), Mechanism: t.GetMechanism(),
-		}
-		p.pids = append(p.pids, row)
 	}
-	if p.server != nil && p.server.process != nil {
-		p.pids = append(p.pids, pidRow{Arm: p.arm.Name(), Repeat: p.repeat, Role: "online", PID: p.server.pid()})
+	p.notePIDs("offline", targets)
+	if err := p.noteOnlinePIDs(ctx); err != nil {
+		return nil, err
 	}
 	return targets, p.jobsRun()
 }

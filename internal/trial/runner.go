@@ -38,6 +38,9 @@ type Config struct {
 	Version string
 	// Command is "trial" or "compare".
 	Command string
+	// TraceKFD records the KFD driver of this host into files whose paths begin with path, until ctx ends. It calls started
+	// when the recording runs. The error is why there is no recording, or why it is not complete. It may be nil.
+	TraceKFD func(ctx context.Context, path string, started func()) error
 	// Progress is called when something was done. It may be nil.
 	Progress func(Progress)
 }
@@ -59,7 +62,7 @@ func Run(ctx context.Context, p Plan, cfg Config) (*evidence.Run, error) {
 	if _, err := os.Stat(filepath.Join(cfg.Dir, evidence.RunFile)); err == nil {
 		return nil, fmt.Errorf("%s has a run already: choose another folder, or continue it with --resume %s", cfg.Dir, cfg.Dir)
 	}
-	t := &trial{Config: cfg, plan: p, daemon: &daemon{admin: cfg.Client.Admin(), classified: map[string]time.Time{}}}
+	t := newTrial(p, cfg)
 	run, err := t.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -82,7 +85,7 @@ func Resume(ctx context.Context, cfg Config) (*evidence.Run, error) {
 		return nil, fmt.Errorf("the plan of the run: %w", err)
 	}
 	cfg.Command = was.Command
-	t := &trial{Config: cfg, plan: p, daemon: &daemon{admin: cfg.Client.Admin(), classified: map[string]time.Time{}}}
+	t := newTrial(p, cfg)
 	now, err := t.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -91,9 +94,10 @@ func Resume(ctx context.Context, cfg Config) (*evidence.Run, error) {
 		return nil, fmt.Errorf("the run cannot be continued here: %w", err)
 	}
 	// A repeat that was not finished is run again: what went wrong in it does not count.
-	was.Faults = slices.DeleteFunc(was.Faults, func(f evidence.Fault) bool {
-		return !slices.ContainsFunc(was.Arms, func(a evidence.Arm) bool { return a.Name == f.Arm && f.Repeat < len(a.Repeats) })
-	})
+	was.Faults = slices.DeleteFunc(was.Faults, func(f evidence.Fault) bool { return !hasRepeat(was, f.Arm, f.Repeat) })
+	if t.pids, err = readPIDs(cfg.Dir, was); err != nil {
+		return nil, err
+	}
 	t.run = was
 	return was, t.all(ctx)
 }
@@ -106,24 +110,15 @@ type trial struct {
 	run    *evidence.Run
 	// pids are the processes of all repeats.
 	pids []pidRow
+	// untraced: the driver cannot be recorded.
+	untraced bool
 	// spent is the time that the steps of this process took.
 	spent time.Duration
 	steps int
 }
 
-// pidRow says which process was what.
-type pidRow struct {
-	Arm           string   `json:"arm"`
-	Repeat        int      `json:"repeat"`
-	Role          string   `json:"role"`
-	PID           int32    `json:"pid"`
-	NamespacePIDs []int32  `json:"namespace_pids,omitempty"`
-	Target        string   `json:"target,omitempty"`
-	Comm          string   `json:"comm,omitempty"`
-	Container     string   `json:"container,omitempty"`
-	GPUs          []uint32 `json:"gpu_ids,omitempty"`
-	Queues        uint32   `json:"queues,omitempty"`
-	Mechanism     string   `json:"mechanism,omitempty"`
+func newTrial(p Plan, cfg Config) *trial {
+	return &trial{Config: cfg, plan: p, daemon: &daemon{admin: cfg.Client.Admin(), classified: map[string]time.Time{}, containers: map[string]string{}}}
 }
 
 // begin returns a run without repeats. It refuses when the daemon cannot be reached.
@@ -132,8 +127,9 @@ func (t *trial) begin(ctx context.Context) (*evidence.Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	if level := os.Getenv("AMD_LOG_LEVEL"); level != "" {
-		env["AMD_LOG_LEVEL"] = level
+	env["AMD_LOG_LEVEL"] = t.plan.hipLevel()
+	if err := t.daemon.findContainers(ctx, &t.plan.Offline); err != nil {
+		return nil, err
 	}
 	if t.plan.Arrivals.Kind == scenario.Trace {
 		s := scenario.Scenario{Online: []scenario.Service{{Name: "online", Arrivals: t.plan.Arrivals}}}
@@ -211,6 +207,7 @@ func (t *trial) step(ctx context.Context, at, repeat int) error {
 	t.run.Faults = append(t.run.Faults, p.faults...)
 	t.run.Alarms = append(t.run.Alarms, p.alarms...)
 	t.pids = append(t.pids, p.pids...)
+	t.checkHIPLogs()
 	keep := evidence.WriteJSON(t.Dir, evidence.PIDsFile, t.pids)
 	if err != nil {
 		t.run.Faults = append(t.run.Faults, evidence.Fault{Arm: arm.Name(), Repeat: repeat, What: firstLine(err.Error())})

@@ -185,6 +185,23 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	if logs, err := filepath.Glob(filepath.Join(dir, "logs", "*.log")); err != nil || len(logs) != 2*3*2 {
 		t.Errorf("%d logs: %v, %v", len(logs), logs, err)
 	}
+	missing := map[string]string{
+		"KFD trace": "the machine is emulated, and this host's driver has no part in it", "HIP logs": "no command that the trial started wrote one at AMD_LOG_LEVEL=2",
+	}
+	if diff := cmp.Diff(missing, run.Missing); diff != "" {
+		t.Errorf("what the folder lacks (-want +got):\n%s", diff)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "report.md")); err != nil || !strings.Contains(string(text), "| no KFD trace | the machine is emulated, ") {
+		t.Errorf("the report does not say that there is no KFD trace: %v\n%s", err, text)
+	}
+	for _, arm := range run.Arms {
+		for repeat := range arm.Repeats {
+			offline, online := pidsOf(t, dir, arm.Name, repeat)
+			if (len(offline) == 1) != (arm.Kind != evidence.OnlineAlone) || (len(online) > 1) != (arm.Kind != evidence.OfflineAlone) {
+				t.Errorf("%s, repeat %d: the pid map has %v offline and %v online", arm.Name, repeat+1, offline, online)
+			}
+		}
+	}
 	after, err := d.admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
 	if err != nil || !proto.Equal(before, after) {
 		t.Errorf("the policy was %v and is %v: %v", before, after, err)
@@ -302,6 +319,12 @@ func TestBrokenTrialNeverPasses(t *testing.T) {
 		"job that stands": {
 			slices.Concat(answer, []string{"--offline", fmt.Sprintf(workReports, work, " --rate 0.001")}), 1, "the offline work made no progress",
 		},
+		"packets that are lost": {
+			// The job's last line says that the GPU did not run a packet.
+			slices.Concat(answer, []string{
+				"--offline", fmt.Sprintf(workReports, work, "") + ` | (trap "" TERM; exec sed -u '/"event":"done"/s/],"packets":/],"packets":9/')`,
+			}), 1, "packets of offline work were lost",
+		},
 		"job without queues": {
 			slices.Concat(answer, []string{"--offline", "sleep 0.3"}), 1, "ended early",
 		},
@@ -383,6 +406,11 @@ func TestInterruptedTrialLeavesNothingAndIsContinued(t *testing.T) {
 		t.Fatalf("the folder has %+v: %v", run, err)
 	}
 	code, stdout, stderr := trialOf(t, m, d, "trial", "--resume", dir)
+	for _, arm := range []string{"shared", "protected:balanced"} {
+		if offline, _ := pidsOf(t, dir, arm, 0); !slices.Equal(offline, []int32{w.PID}) {
+			t.Errorf("%s: the pid map has %v, want %d", arm, offline, w.PID)
+		}
+	}
 	if run, err = evidence.Read(dir); err != nil || len(run.Arms[1].Repeats) != 1 || len(run.Arms[1].Repeats[0].Suspends) == 0 || run.Arms[1].Repeats[0].Work == 0 {
 		t.Errorf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
