@@ -170,7 +170,7 @@ kernel-check: ## Apply the kernel extension to Debian's source, run checkpatch a
 # The guest's kernel checks its memory in the second run.
 KMAP_PACKAGES ?= ./internal/conformance=TestRealDriver
 vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgpu: the whole table, then once more with slub_debug
-	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -limit 15m $(KMAP_PACKAGES)
+	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -limit 30m $(KMAP_PACKAGES)
 	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
