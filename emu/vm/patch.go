@@ -166,7 +166,15 @@ func (t driverTree) checkStyle(ctx context.Context, patch string, out io.Writer)
 	if _, err := os.Stat(script); err != nil {
 		return &MissingError{What: "no checkpatch.pl in " + t.dir, Remedy: "remove that folder: it is downloaded again"}
 	}
-	text, err := exec.CommandContext(ctx, "perl", script, "--no-tree", "--strict", patch).CombinedOutput() //nolint:gosec // the kernel's script
+	f, err := os.Open(patch)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// By name, checkpatch.pl would take a file that git tracks for a source.
+	cmd := exec.CommandContext(ctx, "perl", script, "--no-tree", "--strict", "-") //nolint:gosec // the kernel's script
+	cmd.Stdin = f
+	text, err := cmd.CombinedOutput()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return &MissingError{What: "no perl for checkpatch.pl", Remedy: "apt-get install perl"}
