@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vmtest soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean
+.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check vmtest soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -161,6 +161,17 @@ SOFTGPU_PACKAGES ?= ./internal/conformance=TestRealDriver './test/e2e=^TestSoftG
 SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time; skips without QEMU or gcc
 	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 15m $(SOFTGPU_PACKAGES)
+
+KERNEL_PATCH = deploy/kernel/kfd_kmap.patch
+# apt-get install -y --no-install-recommends gcc-12 libc6-dev make xz-utils patch perl
+kernel-check: ## Apply the kernel extension to Debian's source, run checkpatch and compile it with all warnings; skips without the package or gcc
+	$(GO) run ./emu/vm -check -patch $(KERNEL_PATCH)
+
+# The guest's kernel checks its memory in the second run.
+KMAP_PACKAGES ?= ./internal/conformance=TestRealDriver
+vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgpu: the whole table, then once more with slub_debug
+	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -limit 30m $(KMAP_PACKAGES)
+	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap

@@ -36,22 +36,18 @@ type driverTree struct {
 }
 
 // BuildDriver returns amdgpu.ko of Debian's source for k, with the folder additions copied
-// to amdgpu/softgpu and the file Kbuild of it appended to amdgpu's Makefile. The first
-// build downloads the source and takes minutes; modules are cached by kernel and content
-// of the folder. Progress goes to out. If the host lacks a tool, or apt the packages, the
-// error is a *MissingError. Concurrent calls, also of other processes, wait for each other.
-func (k Kernel) BuildDriver(ctx context.Context, additions string, out io.Writer) ([]byte, error) {
-	cache, err := cacheDir()
-	if err != nil {
-		return nil, err
-	}
-	t := driverTree{kernel: k, dir: filepath.Join(cache, "driver-"+k.Release)}
-	unlock, err := lock(t.dir + ".lock")
+// to amdgpu/softgpu, the file Kbuild of it appended to amdgpu's Makefile, and a patch applied
+// unless it is "". The first build downloads the source and takes minutes; modules are cached by
+// kernel, patch and content of the folder. Progress goes to out. If the host lacks a tool, or apt
+// the packages, the error is a *MissingError. Concurrent calls, also of other processes, wait for
+// each other.
+func (k Kernel) BuildDriver(ctx context.Context, additions, patch string, out io.Writer) ([]byte, error) {
+	t, unlock, err := k.driverTree()
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	sum, err := digest(additions)
+	sum, err := digest(additions, patch)
 	if err != nil {
 		return nil, err
 	}
@@ -59,26 +55,46 @@ func (k Kernel) BuildDriver(ctx context.Context, additions string, out io.Writer
 	if built, err := os.ReadFile(module); !errors.Is(err, fs.ErrNotExist) {
 		return built, err
 	}
-	for tool, from := range map[string]string{"make": "make", "tar": "tar", "xz": "xz-utils", "gcc": "gcc libc6-dev"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			return nil, &MissingError{What: "no " + tool + " to build the driver", Remedy: "apt-get install " + from}
-		}
-	}
-	if _, err := os.Stat(t.dir); errors.Is(err, fs.ErrNotExist) {
-		if err := t.fetch(ctx, cache, out); err != nil {
-			return nil, err
-		}
-	}
-	if err := t.add(additions); err != nil {
+	if err := t.ready(ctx, additions, patch, out); err != nil {
 		return nil, err
 	}
-	if err := t.make(ctx, out); err != nil {
+	if err := t.make(ctx, out, "modules"); err != nil {
 		return nil, err
 	}
 	if err := os.Rename(filepath.Join(t.amdgpu(), "amdgpu.ko"), module); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(module)
+}
+
+// driverTree returns the tree for k, locked until unlock is called. It may not exist yet.
+func (k Kernel) driverTree() (t driverTree, unlock func(), err error) {
+	cache, err := cacheDir()
+	if err != nil {
+		return driverTree{}, nil, err
+	}
+	t = driverTree{kernel: k, dir: filepath.Join(cache, "driver-"+k.Release)}
+	unlock, err = lock(t.dir + ".lock")
+	return t, unlock, err
+}
+
+// ready makes the tree ready to be compiled, with the additions and the patch. The first time, it
+// downloads the source.
+func (t driverTree) ready(ctx context.Context, additions, patch string, out io.Writer) error {
+	for tool, from := range map[string]string{"make": "make", "tar": "tar", "xz": "xz-utils", "gcc": "gcc libc6-dev"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return &MissingError{What: "no " + tool + " to build the driver", Remedy: "apt-get install " + from}
+		}
+	}
+	if _, err := os.Stat(t.dir); errors.Is(err, fs.ErrNotExist) {
+		if err := t.fetch(ctx, filepath.Dir(t.dir), out); err != nil {
+			return err
+		}
+	}
+	if err := t.add(additions); err != nil {
+		return err
+	}
+	return t.patch(ctx, patch)
 }
 
 // lock waits for the lock of a file, until the returned function is called.
@@ -98,13 +114,21 @@ func lock(path string) (unlock func(), err error) {
 	}
 }
 
-// digest returns a name for the content of a folder and for the options of the build.
-func digest(dir string) (string, error) {
+// digest returns a name for the content of a folder and of a patch, which may be "", and for the
+// options of the build.
+func digest(dir, patch string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, withoutDisplay)
 	files, err := contents(dir)
 	if err != nil {
 		return "", err
+	}
+	if patch != "" {
+		text, err := os.ReadFile(patch)
+		if err != nil {
+			return "", err
+		}
+		files = append(files, content{"patch", text})
 	}
 	for _, f := range files {
 		fmt.Fprintf(h, "%s %d\n%s", f.name, len(f.data), f.data)
@@ -173,7 +197,8 @@ func (t driverTree) fetch(ctx context.Context, cache string, out io.Writer) erro
 	}
 	fmt.Fprintln(out, "vm: unpacking the driver's source")
 	tar := exec.CommandContext(ctx, "tar", "-xJf", filepath.Join(archive, "usr", "src", source+".tar.xz"), //nolint:gosec // a package's file
-		"-C", tree, "--strip-components=1", source+"/"+amdDir)
+		"-C", tree, "--strip-components=1", source+"/"+amdDir, source+"/scripts/checkpatch.pl", source+"/scripts/spelling.txt",
+		source+"/scripts/const_structs.checkpatch")
 	if text, err := tar.CombinedOutput(); err != nil {
 		return fmt.Errorf("tar -x %s: %w: %s", source, err, bytes.TrimSpace(text))
 	}
@@ -267,16 +292,17 @@ func (t driverTree) compiler() error {
 	return nil
 }
 
-// make builds amdgpu.ko, without debug information.
-func (t driverTree) make(ctx context.Context, out io.Writer) error {
+// make builds targets of amdgpu, without debug information. Variables are targets, too.
+func (t driverTree) make(ctx context.Context, out io.Writer, targets ...string) error {
 	if err := t.compiler(); err != nil {
 		return err
 	}
 	args := []string{
 		"-C", filepath.Join(t.dir, t.headers()), "M=" + t.amdgpu(), fmt.Sprint("-j", runtime.NumCPU()),
 		"CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES=",
-		"KCFLAGS=-include " + filepath.Join(t.dir, "undef.h") + " -I" + filepath.Join(t.dir, "include", "trace"), "modules",
+		"KCFLAGS=-include " + filepath.Join(t.dir, "undef.h") + " -I" + filepath.Join(t.dir, "include", "trace"),
 	}
+	args = append(args, targets...)
 	for _, option := range withoutDisplay {
 		args = append(args, option+"=")
 	}

@@ -40,21 +40,21 @@ func TestUnchangedDriverIsNotBuiltAgain(t *testing.T) {
 	t.Setenv(CacheEnv, cache)
 	t.Setenv("PATH", t.TempDir()) // no tool is needed
 	write(t, additions, map[string]string{"a.c": "1", "Kbuild": "2"})
-	sum, err := digest(additions)
+	sum, err := digest(additions, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, cache, map[string]string{"driver-6.12.1/amdgpu-" + sum + ".ko": "module"})
 	k := Kernel{Release: "6.12.1"}
-	if built, err := k.BuildDriver(t.Context(), additions, io.Discard); string(built) != "module" || err != nil {
+	if built, err := k.BuildDriver(t.Context(), additions, "", io.Discard); string(built) != "module" || err != nil {
 		t.Errorf("%q, %v", built, err)
 	}
 	write(t, additions, map[string]string{"README.md": "not compiled"})
-	if built, err := k.BuildDriver(t.Context(), additions, io.Discard); string(built) != "module" || err != nil {
+	if built, err := k.BuildDriver(t.Context(), additions, "", io.Discard); string(built) != "module" || err != nil {
 		t.Errorf("with another document: %q, %v", built, err)
 	}
 	write(t, additions, map[string]string{"a.c": "3"})
-	_, err = k.BuildDriver(t.Context(), additions, io.Discard)
+	_, err = k.BuildDriver(t.Context(), additions, "", io.Discard)
 	if missing, ok := errors.AsType[*MissingError](err); !ok || !strings.Contains(missing.Remedy, "apt-get install") {
 		t.Errorf("with another source: %v", err)
 	}

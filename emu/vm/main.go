@@ -1,14 +1,16 @@
 // Command vm runs the tests of packages in a QEMU guest with an unmodified Debian
 // kernel and its drivers. Nothing is installed, and root is not needed:
 //
-//	go run ./emu/vm [-systemd [-deb FILE] | -softgpu PARAMETERS] [-series 6.12] [-module amdgpu] [-need /dev/kfd]
-//		[-append WORDS] [-with COMMANDS] [-limit 5m] PACKAGE[=TESTS]...
+//	go run ./emu/vm [-systemd [-deb FILE] | -softgpu PARAMETERS [-patch FILE]] [-series 6.12] [-module amdgpu]
+//		[-need /dev/kfd] [-append WORDS] [-clean] [-with COMMANDS] [-limit 5m] PACKAGE[=TESTS]...
+//	go run ./emu/vm -check -patch FILE
 //
 // TESTS is a pattern for -test.run. With -systemd the guest is a Debian with systemd as
 // its first process, our units and binaries installed, and the driver's modules ready to
 // be loaded (debian.go); with -deb only the package file is present, not installed. With
 // -softgpu the driver is built from Debian's source with the folder emu/softgpu and loaded
-// with these parameters, such as softgpu=2, so that it has GPU nodes (driver.go); the tests
+// with these parameters, such as softgpu=2, so that it has GPU nodes (driver.go), and with -patch
+// also with that patch (patch.go); -check only applies and compiles the patch. The tests
 // get GPREEMPT_GUEST=softgpu, and GPREEMPT_SOFTGPU, GPREEMPT_SEED, GPREEMPT_SCHEDULES and
 // GPREEMPT_UNCHECKED of the host. The exit status is 0 when every package passed. It is
 // also 0, after a line that begins with SKIP, when the host lacks QEMU or what the build
@@ -40,7 +42,8 @@ type options struct {
 	series, module, need string
 	limit                time.Duration
 	systemd              bool
-	deb, softgpu         string
+	deb, softgpu, patch  string
+	check, clean         bool
 	append               string
 	with                 string
 	packages             []string
@@ -58,15 +61,24 @@ func main() {
 	flag.BoolVar(&o.systemd, "systemd", false, "a Debian guest with systemd, with gpreemptd installed")
 	flag.StringVar(&o.deb, "deb", "", "with -systemd: provide this `package` and install nothing")
 	flag.StringVar(&o.softgpu, "softgpu", "", "build amdgpu with emu/softgpu and load it with these `parameters`")
+	flag.StringVar(&o.patch, "patch", "", "with -softgpu: apply this patch `file` to the driver's source")
+	flag.BoolVar(&o.check, "check", false, "check the patch and compile the files that it changes, without a guest")
+	flag.BoolVar(&o.clean, "clean", false, "fail if the guest's kernel reports a fault of its own, such as memory that it finds corrupt")
 	flag.StringVar(&o.append, "append", "", "more `words` for the kernel's command line")
 	flag.StringVar(&o.with, "with", "", "`commands` to build into the guest's /bin, such as ./cmd/gpreemptd,./cmd/gpctl")
 	flag.Parse()
 	o.packages = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt) //nolint:forbidigo // main makes the first context
-	err := run(ctx, o, os.Stdout)
+	do := run
+	if o.check {
+		do = checkPatch
+	}
+	err := do(ctx, o, os.Stdout)
 	stop()
 	var missing *MissingError
 	switch {
+	case errors.As(err, &missing) && o.check:
+		fmt.Fprintf(os.Stdout, "SKIP check of %s: %v\n", o.patch, missing)
 	case errors.As(err, &missing):
 		fmt.Fprintf(os.Stdout, "SKIP tests in a guest (%s): %v\n", strings.Join(o.packages, " "), missing)
 	case err != nil:
@@ -79,6 +91,9 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	began := time.Now()
 	if o.softgpu != "" && o.systemd {
 		return errors.New("-softgpu and -systemd exclude each other")
+	}
+	if o.patch != "" && o.softgpu == "" {
+		return errors.New("-patch needs -softgpu: Debian's module cannot be patched")
 	}
 	if err := CheckHost(); err != nil {
 		return err
@@ -104,7 +119,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	initramfs := filepath.Join(dir, "initramfs")
 	guest := Guest{
 		Kernel: kernel.Image(), Initramfs: initramfs, MemoryMiB: 1024,
-		Append: strings.TrimSpace("rdinit=/init oops=panic " + o.append), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
+		Append: strings.TrimSpace("rdinit=/init oops=panic " + o.words()), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
 	}
 	nodes := "no GPU"
 	if o.softgpu != "" {
@@ -129,6 +144,16 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		// The directory is kept for inspection.
 		return fmt.Errorf("%w; the guest's files are in %s; last kernel messages:\n%s", err, dir, tail(guest.Console))
 	}
+	if o.clean {
+		reports, err := kernelReports(guest.Console)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "vm: reports of the kernel about itself: %d\n", len(reports))
+		if len(reports) > 0 {
+			return fmt.Errorf("the kernel reports faults of its own: %s; its console is in %s", strings.Join(reports, "; "), guest.Console)
+		}
+	}
 	failed := 0
 	for i, status := range results {
 		result := "ok"
@@ -147,6 +172,24 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return fmt.Errorf("%d of %d packages failed; the guest's files are in %s", failed, len(results), dir)
 	}
 	return os.RemoveAll(dir)
+}
+
+// kernelReport matches what Linux prints about a fault of its own.
+var kernelReport = regexp.MustCompile(`(?m)\b(BUG:? |WARNING: CPU|Oops|INFO: task|general protection|refcount_t:|list_(add|del) corruption|workqueue lockup).*$`)
+
+// kernelReports returns the reports in the kernel's messages. The kernel writes warnings to its console
+// with loglevel=5 or more.
+func kernelReports(console string) ([]string, error) {
+	text, err := os.ReadFile(console)
+	return kernelReport.FindAllString(string(text), -1), err
+}
+
+// words returns what is added to the kernel's command line.
+func (o options) words() string {
+	if o.clean {
+		return "loglevel=5 " + o.append
+	}
+	return o.append
 }
 
 // tail returns the end of the kernel's messages.
@@ -194,7 +237,7 @@ func (o options) replaceDriver(ctx context.Context, kernel Kernel, modules []Mod
 	if err != nil {
 		return err
 	}
-	if modules[i].Data, err = kernel.BuildDriver(ctx, filepath.Join(root, "emu", "softgpu"), out); err != nil {
+	if modules[i].Data, err = kernel.BuildDriver(ctx, filepath.Join(root, "emu", "softgpu"), o.patch, out); err != nil {
 		return err
 	}
 	modules[i].Params = o.softgpu
