@@ -27,6 +27,7 @@ func validationDocument(w io.Writer, v simValidation) error {
 		"value":   simValue,
 		"percent": simError,
 		"share":   func(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) },
+		"policy":  ourPolicy,
 		"ratio": func(f float64) string {
 			if f == 0 {
 				return ""

@@ -131,6 +131,14 @@ func printParameters(p *printer, parameters []sim.Parameter) {
 	t.flush()
 }
 
+// ourPolicy names the policy of a row, and how much earlier than in the scenario it is announced.
+func ourPolicy(o sim.Ours) string {
+	if o.Ahead == 0 {
+		return o.Policy
+	}
+	return fmt.Sprintf("%s, %g ms ahead", o.Policy, o.Ahead)
+}
+
 func printValidation(p *printer, v simValidation) {
 	p.line(cell{simulatedNote, styleNote})
 	p.linef("")
@@ -145,7 +153,7 @@ func printValidation(p *printer, v simValidation) {
 	p.linef("gpreempt in the same scenarios, by the time that a suspend and a resume take; relative to online work alone:")
 	t = p.table("", columns{"SCENARIO", "POLICY", ">COST", ">MEAN", ">P99", ">TTFT", ">TPOT", ">OFFLINE", ">PREEMPTIONS", "", "+GOAL", "+REASON"})
 	for _, o := range v.Ours {
-		t.row(o.Scenario, o.Policy, fmt.Sprintf("%g ms", o.Cost), fmt.Sprintf("%.3f", o.Mean), fmt.Sprintf("%.3f", o.P99), simCell(o.TTFT == 0, "%.3f", o.TTFT),
+		t.row(o.Scenario, ourPolicy(o), fmt.Sprintf("%g ms", o.Cost), fmt.Sprintf("%.3f", o.Mean), fmt.Sprintf("%.3f", o.P99), simCell(o.TTFT == 0, "%.3f", o.TTFT),
 			simCell(o.TTFT == 0, "%.3f", o.TPOT), fmt.Sprintf("%.1f %%", 100*o.Share), o.Preemptions, simVerdict(o.Met), o.Goal, o.Reason)
 	}
 	t.flush()

@@ -126,7 +126,7 @@ func TestBadAdminRequests(t *testing.T) {
 		{"suspend of a pid used again", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: "4000001@12", Ttl: durationpb.New(1)})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"suspend of a target that is not offline", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: other.String(), Ttl: durationpb.New(1)})), gpreempt.CodeFailedPrecondition, gpreempt.ReasonNotOffline},
 		{"suspend without ttl", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: offline.String()})), gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange},
-		{"suspend beyond max_suspend", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: offline.String(), Ttl: durationpb.New(2*time.Second + 1)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange},
+		{"suspend beyond max_suspend", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: offline.String(), Ttl: durationpb.New(scheduler.DefaultPolicy().MaxSuspend + 1)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange},
 		{"resume of nothing", call(admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: "x"})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"negative hold", call(admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: offline.String(), Hold: durationpb.New(-1)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonDurationRange},
 		{"long hold", call(admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: offline.String(), Hold: durationpb.New(time.Hour + 1)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonDurationRange},
