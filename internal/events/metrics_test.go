@@ -243,6 +243,7 @@ func TestSeriesOfAHostAreBounded(t *testing.T) {
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseClass,
 		scheduler.CauseHold, scheduler.CausePolicy, scheduler.CauseDrain, scheduler.CauseBreaker, scheduler.CauseGang, scheduler.CauseFailed,
 		scheduler.CauseHardware, scheduler.CauseNotReady, scheduler.CauseNoLease, scheduler.CauseQuarantine,
+		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom,
 	}
 	s.Totals.Resuming = map[scheduler.Cause]uint64{}
 	for _, c := range causes {

@@ -139,6 +139,9 @@ func (c *Core) runsBy(g *gang) Time {
 	if g.leased && c.policy.Linger != LingerNone {
 		last += c.policy.LingerMax
 	}
+	if g.parked {
+		last = by
+	}
 	return max(c.now, min(by, max(last, g.lingerUntil)))
 }
 
