@@ -245,7 +245,7 @@ func (c *Core) mayPark(g *gang) bool {
 	return !c.policy.Shadow && g.idle() && c.now >= c.idleAt(g) && !c.mustNotPark(g)
 }
 
-// idle reports whether no member has work, as far as that is known.
+// idle reports whether it is known that no member has work.
 func (g *gang) idle() bool {
 	return !g.any(func(t *target) bool { return !t.loaded || t.busy })
 }

@@ -12,7 +12,7 @@ import (
 type seenLoad struct {
 	queues       []scheduler.GPUQueues
 	loaded, busy bool
-	// quietSince is when it was last active, as far as that is known.
+	// quietSince is when it was last known to be active.
 	quietSince scheduler.Time
 }
 
