@@ -12,8 +12,8 @@ import (
 )
 
 // ParkAfterIdle is how long a target has had no work, and no new queue, before the HQD
-// budget may park it. A parked target that is resumed begins anew, so that no target is
-// parked more often than that.
+// budget may park it. A parked target that is resumed begins anew, except at the end of a
+// turn of that length or more, so that no target is parked more often than that.
 const ParkAfterIdle = time.Second
 
 // HQDBudget divides the slots for compute queues of every GPU, in percent. When more queues
@@ -103,9 +103,13 @@ func (c *Core) unpark(g *gang) {
 	if !g.parked {
 		return
 	}
+	since := c.now
+	if g.held && c.now >= c.turnEnds(g) && c.policy.MaxSuspend >= ParkAfterIdle {
+		since += c.policy.MinRun - ParkAfterIdle // it takes over from others as soon as it may
+	}
 	g.parked = false
 	for _, m := range g.members {
-		m.idleSince = max(m.idleSince, c.now)
+		m.idleSince = max(m.idleSince, since)
 	}
 	c.mark(g)
 }
@@ -343,7 +347,7 @@ func (c *Core) hqdText(g *gang) string {
 	case g.any(func(t *target) bool { return t.busy }):
 		parts = append(parts, "it has work")
 	default:
-		parts = append(parts, fmt.Sprintf("idle for %v", (c.now-c.idleAt(g)+ParkAfterIdle).Round(time.Millisecond)))
+		parts = append(parts, fmt.Sprintf("idle for %v", max(0, c.now-c.idleAt(g)+ParkAfterIdle).Round(time.Millisecond)))
 	}
 	return strings.Join(parts, "; ")
 }
