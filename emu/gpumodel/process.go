@@ -178,12 +178,12 @@ func (m *Machine) GPUCounters() []GPUCounters {
 
 // QueueBacklog returns how many packets wait or run on a queue: write index minus read
 // index.
-func (m *Machine) QueueBacklog(key gpreempt.ProcessKey, id uint32) (packets uint64, err error) {
+func (m *Machine) QueueBacklog(key gpreempt.ProcessKey, id uint32) (packets, written uint64, err error) {
 	q, err := m.queue(key, id)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return q.write - q.read, nil
+	return q.write - q.read, q.write, nil
 }
 
 // queue finds one of the process's.

@@ -255,7 +255,7 @@ func TestSuspendedQueuesHaveNoSlotAndExactPositions(t *testing.T) {
 			if got := (gpumodel.QueueIndexes{ID: q.ID, Read: uint64(c.ReadPosition) / packetDwords, Write: c.WritePosition / packetDwords}); got != q {
 				t.Errorf("%s: the MQD has %+v, want %+v", name, got, q)
 			}
-			n, err := l.QueueBacklog(offline, q.ID)
+			n, _, err := l.QueueBacklog(offline, q.ID)
 			l.ok(err)
 			if n != q.Write-q.Read+1 {
 				t.Errorf("%s: backlog of queue %d = %d, want %d", name, q.ID, n, q.Write-q.Read+1)

@@ -29,7 +29,7 @@ func TestOverlapStartsBeforeTheOneAheadHasEnded(t *testing.T) {
 	barrier := r.kernel(a, 0, 1*ms, 0.5)
 	r.AdvanceTo(3 * ms)
 	// The read index stays at the oldest packet that has not ended.
-	if n, err := r.QueueBacklog(a, 0); err != nil || n != 3 {
+	if n, _, err := r.QueueBacklog(a, 0); err != nil || n != 3 {
 		t.Errorf("backlog = %d, %v; want 3 packets", n, err)
 	}
 	r.rest()

@@ -100,7 +100,7 @@ func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
 		return
 	}
 	t := p.table("", columns{
-		">HIP", ">NODE", ">GPU", "NAME", "GFX", "BDF", "RENDER", "+>XCC", "+>CU", "+SCHEDULER", ">QUEUES", ">LEASES", ">SUSPENDED",
+		">HIP", ">NODE", ">GPU", "NAME", "GFX", "BDF", "RENDER", "+>XCC", "+>CU", "+SCHEDULER", ">QUEUES", "+>MAPPED", "+>OFFLINE", "+>FREE", ">LEASES", ">SUSPENDED",
 		">EVICTIONS", "BREAKER",
 	})
 	for i, g := range list {
@@ -109,6 +109,13 @@ func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
 			queues.text += fmt.Sprintf("/%d", slots)
 			if g.GetQueueCount() > slots {
 				queues.style = styleNote // the firmware time-slices them
+			}
+		}
+		free := cell{text: "-"}
+		if g.FreeSlotCount != nil {
+			free.text = strconv.FormatUint(uint64(g.GetFreeSlotCount()), 10)
+			if g.GetMappedQueueCount() > g.GetQueueSlots() {
+				free.style = styleNote
 			}
 		}
 		breaker := cell{text: "closed"}
@@ -131,7 +138,7 @@ func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
 			render = fmt.Sprintf("renderD%d", g.GetRenderMinor())
 		}
 		t.row(i, g.GetNode(), g.GetGpuId(), g.GetName(), gfx(g.GetGfxTargetVersion()), or(g.GetBdf(), "-"),
-			render, g.GetXccCount(), g.GetCuCount(), scheduler, queues, g.GetLeaseCount(),
+			render, g.GetXccCount(), g.GetCuCount(), scheduler, queues, g.GetMappedQueueCount(), g.GetOfflineMappedQueueCount(), free, g.GetLeaseCount(),
 			g.GetSuspendedCount(), evictions, breaker)
 	}
 	t.flush()

@@ -57,11 +57,11 @@ func newMachine() *machine {
 		gpus: []*gpreemptv1.Gpu{
 			{
 				GpuId: 34535, Node: 2, Name: "mi300x", GfxTargetVersion: 90402, Bdf: "0000:c1:00.0", RenderMinor: 128, XccCount: 8,
-				CuCount: 304, QueueSlots: 24, QueueCount: 30, LeaseCount: 1, SuspendedCount: 1,
+				CuCount: 304, QueueSlots: 24, QueueCount: 30, LeaseCount: 1, SuspendedCount: 1, MappedQueueCount: 27, OfflineMappedQueueCount: 21, FreeSlotCount: new(uint32(0)),
 			},
 			{
 				GpuId: 41235, Node: 3, Name: "mi300x", GfxTargetVersion: 90402, Bdf: "0000:c6:00.0", RenderMinor: 136, XccCount: 8,
-				CuCount: 304, QueueSlots: 24, QueueCount: 4, BreakerOpen: true, BreakerClosesIn: dur(42 * time.Second),
+				CuCount: 304, QueueSlots: 24, QueueCount: 4, MappedQueueCount: 3, OfflineMappedQueueCount: 1, FreeSlotCount: new(uint32(21)), BreakerOpen: true, BreakerClosesIn: dur(42 * time.Second),
 			},
 		},
 		targets: []*gpreemptv1.Target{

@@ -35,6 +35,10 @@ type Config struct {
 	TCP        TCP
 	Limits     Limits
 	Policy     scheduler.Policy
+	HQDBudget  scheduler.HQDBudget
+	// HQDAlarm is the percentage of free slots for compute queues below which a GPU has a
+	// warning; 0 for never.
+	HQDAlarm   int
 	Rules      []classify.Rule
 	Jobs       []classify.JobRule
 	Safety     Safety

@@ -65,6 +65,7 @@ limits:
   connections_per_user: 7
   connections_total: 8
   max_message_bytes: 4096
+hqd_budget: {online: 20, offline: 70, spare: 10, alarm_free: 0}
 policy:
   share_floor: 0.25
   preset: strict
@@ -149,6 +150,7 @@ log: {level: debug}
 			ShareFloor: 0.25, ShareWindow: time.Minute, MaxSuspend: 3 * time.Second, MinRun: 1500 * time.Millisecond,
 			Gang: scheduler.GangProcess, AttachAfter: 45 * time.Second, Shadow: true, DefaultTTL: 2 * time.Second, MaxTTL: 10 * time.Minute,
 		},
+		HQDBudget: scheduler.HQDBudget{Online: 20, Offline: 70, Spare: 10},
 		Rules: []classify.Rule{
 			{
 				Name:  "train",

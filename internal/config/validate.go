@@ -69,6 +69,10 @@ func (c Config) problems() yamlfile.Errors {
 			"lower it or raise leases_total")
 	}
 	ps.policy(c.Policy)
+	if b := c.HQDBudget; b.Validate() != nil {
+		ps.add("hqd_budget", fmt.Sprintf("online %d, offline %d and spare %d are not 100 percent together", b.Online, b.Offline, b.Spare),
+			"set all three, such as 10, 80 and 10, or none")
+	}
 	ps.discovery(c.Discovery)
 	ps.containers(c.Containers)
 	if !isAddress(c.Metrics.Address) {

@@ -90,6 +90,7 @@ type daemon struct {
 	runner       *scheduler.Runner
 	server       *server.Server
 	idle         *idleWatch
+	loads        *loadWatch
 	certificates *auth.CertificateStore // nil without TCP
 	// epoch begins the lease ids of this run.
 	epoch uint64
@@ -265,6 +266,8 @@ func (d *daemon) build(cfg config.Config) error {
 		Warnings:        d.listWarnings,
 	})
 	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.busy, wake: make(chan struct{}, 1)}
+	d.loads = &loadWatch{runner: d.runner, inventory: d.inventory, backlogs: d.backlogs, waves: d.hasWaves, wake: make(chan struct{}, 1)}
+	d.setHQDBudget(cfg.HQDBudget)
 	d.warnings.set("backend", d.backend.warnings...)
 	return nil
 }

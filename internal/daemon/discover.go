@@ -116,9 +116,11 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 		all = append(all, d.server.Warnings()...)
 	}
 	var jobs []scheduler.JobInfo
+	var targets []scheduler.TargetInfo
 	var floor float64
-	d.runner.View(func(c *scheduler.Core) { jobs, floor = c.Jobs(), c.Policy().ShareFloor })
-	return slices.Concat(all, d.stuckWarning(), slowJobs(jobs, floor))
+	d.runner.View(func(c *scheduler.Core) { jobs, floor, targets = c.Jobs(), c.Policy().ShareFloor, c.Targets() })
+	used := d.inventory.Occupancy(scheduler.OffGPU(targets))
+	return slices.Concat(all, d.stuckWarning(), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, d.config.Load().HQDAlarm))
 }
 
 // stuckWarning returns the warning about the targets whose own calls hold up an action on

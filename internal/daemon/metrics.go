@@ -51,6 +51,7 @@ func (d *daemon) scrape() events.MetricsSnapshot {
 		s.Floor, s.FloorUse, s.Draining = c.Policy().ShareFloor, c.FloorUse(), c.Draining()
 		s.Totals = d.events.Totals(d.runner.Now())
 	})
+	s.Used = d.inventory.Occupancy(scheduler.OffGPU(targets))
 	for _, t := range targets {
 		state, _ := d.sessions.State(t.Key)
 		s.Targets = append(s.Targets, events.Target{Class: t.Class, State: t.State, Mechanism: state.Choice.Mechanism})

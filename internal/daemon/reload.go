@@ -110,6 +110,7 @@ func (d *daemon) apply(r prepared) {
 	if r.config.Policy != inForce {
 		d.runner.Post(scheduler.PolicyChanged{Policy: r.config.Policy})
 	}
+	d.setHQDBudget(r.config.HQDBudget)
 	if h := d.hazards.Load(); h != nil {
 		h.SetRows(r.config.Safety.Hazards)
 	}

@@ -48,6 +48,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	}
 	parts.Go(func() { d.watchKernelLog(running) })
 	parts.Go(func() { d.idle.run(running) })
+	parts.Go(func() { d.loads.run(running) })
 	parts.Go(func() { d.reloadOnHangup(running) })
 	for _, listener := range listeners {
 		parts.Go(func() {
@@ -142,7 +143,7 @@ func (d *daemon) findGPUs() error {
 		}
 	}
 	for _, gpu := range gpus {
-		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID})
+		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID, Slots: gpu.QueueSlots})
 	}
 	return nil
 }

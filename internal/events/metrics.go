@@ -37,7 +37,9 @@ type MetricsSnapshot struct {
 	DriverTime  time.Duration
 	Processes   int
 	// Queues are counted by GPU.
-	Queues   map[gpreempt.GPUID]int
+	Queues map[gpreempt.GPUID]int
+	// Used is the use of the slots for compute queues.
+	Used     map[gpreempt.GPUID]inventory.Occupancy
 	Warnings []gpreempt.Warning
 }
 
@@ -106,9 +108,10 @@ func (o output) announcements(t *Totals) {
 // Those that are there from the beginning: a rate over what appears with its first
 // event misses that event.
 var (
-	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue}
+	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue, scheduler.CauseHQDBudget}
 	resumeCauses  = []scheduler.Cause{
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseBreaker,
+		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom,
 	}
 	failureKinds = []Failure{
 		{During: DuringSuspend, Cause: scheduler.CauseFailed},
@@ -173,6 +176,11 @@ func (o output) gpus(s MetricsSnapshot) {
 	for _, gpu := range s.GPUs {
 		o.value(gpuInfo, 1, gpu.ID.String(), gpu.Name, gpu.BDF)
 		o.value(queues, float64(s.Queues[gpu.ID]), gpu.ID.String())
+		if used := s.Used[gpu.ID]; used.Slots > 0 {
+			o.value(slots, float64(used.Slots), gpu.ID.String())
+			o.value(mapped, float64(used.Mapped-used.Offline), gpu.ID.String(), "other")
+			o.value(mapped, float64(used.Offline), gpu.ID.String(), "offline")
+		}
 	}
 	opened := map[Opening]uint64{}
 	for _, gpu := range s.States {

@@ -92,7 +92,7 @@ func (w *world) snapshot() MetricsSnapshot {
 		States: w.core.GPUs(), Leases: w.core.Leases(), Floor: w.core.Policy().ShareFloor, FloorUse: w.core.FloorUse(), Jobs: w.core.Jobs(), Draining: w.core.Draining(),
 		Sources:     []inventory.Source{{Name: "sysfs", Available: true, Readings: 7, Spent: 3500 * time.Microsecond}, {Name: "mqds"}},
 		DriverCalls: 12, DriverTime: 4800 * time.Microsecond,
-		Processes: 3, Queues: map[gpreempt.GPUID]int{1: 4},
+		Processes: 3, Queues: map[gpreempt.GPUID]int{1: 4}, Used: map[gpreempt.GPUID]inventory.Occupancy{1: {Slots: 24, Mapped: 3, Offline: 2}},
 		Warnings: []gpreempt.Warning{gpreempt.WarnDebugfsDenied.Warn("here"), gpreempt.WarnContainerRuntime.Warn("a"), gpreempt.WarnContainerRuntime.Warn("b")},
 	}
 	for _, t := range w.core.Targets() {
@@ -243,6 +243,7 @@ func TestSeriesOfAHostAreBounded(t *testing.T) {
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseClass,
 		scheduler.CauseHold, scheduler.CausePolicy, scheduler.CauseDrain, scheduler.CauseBreaker, scheduler.CauseGang, scheduler.CauseFailed,
 		scheduler.CauseHardware, scheduler.CauseNotReady, scheduler.CauseNoLease, scheduler.CauseQuarantine,
+		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom,
 	}
 	s.Totals.Resuming = map[scheduler.Cause]uint64{}
 	for _, c := range causes {

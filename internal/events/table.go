@@ -101,6 +101,10 @@ var (
 		"Processes known to the driver.")
 	queues = define(prometheus.GaugeValue, "gpreempt_queues",
 		"User queues on a GPU.", "gpu")
+	slots = define(prometheus.GaugeValue, "gpreempt_queue_slots",
+		"Compute queues that fit a GPU at once; absent if that is not known.", "gpu")
+	mapped = define(prometheus.GaugeValue, "gpreempt_mapped_queues",
+		"Compute queues that are not suspended, of offline and of all other processes; absent without gpreempt_queue_slots.", "gpu", "of")
 
 	refusals = define(prometheus.CounterValue, "gpreempt_refusals_total",
 		"Requests and connections that were rejected, by the reason in the error.", "reason")

@@ -103,6 +103,11 @@ type Repeat struct {
 	// SlotsUnread is why the hardware slots were not read while the processes of a protected arm were suspended, "" if
 	// they were.
 	SlotsUnread string `json:"slots_unread,omitempty"`
+	// OnlineMapped is the share of the time in which an online queue had a hardware slot, of the
+	// queue with the least, and UnmappedUntil the last time at which one had none, in ms. Only
+	// the simulator knows them, with a number of slots.
+	OnlineMapped  *float64 `json:"online_mapped,omitempty"`
+	UnmappedUntil float64  `json:"unmapped_until,omitempty"`
 	// Samples are readings of the machine in time.
 	Samples []Sample `json:"samples,omitempty"`
 	// Spans are who had a GPU when, for timelines; they may be cut to the first seconds.

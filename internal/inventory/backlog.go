@@ -27,6 +27,9 @@ type Backlog struct {
 	// Value is in Unit.
 	Value uint64
 	Unit  string
+	// Written is the owner's position. It changes with new work, also where that was done by
+	// the time of the next reading.
+	Written uint64
 }
 
 // ErrMemoryBusy reports that earlier readings of the process, or of too many others,
@@ -103,7 +106,7 @@ func readable(q gpreempt.QueueEntry) bool { return q.Info.ReadPointer != 0 && q.
 // are offsets into the ring. A backlog larger than the ring is impossible: the
 // addresses are not those of positions.
 func of(q gpreempt.QueueEntry, read, write uint64) Backlog {
-	b := Backlog{Known: true, Value: write - read}
+	b := Backlog{Known: true, Value: write - read, Written: write}
 	var capacity uint64
 	switch {
 	case q.Info.AQL:

@@ -114,12 +114,12 @@ func TestBacklogsOfAProcessAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Backlog{
-		{Known: true, Value: 3, Unit: Packets},
+		{Known: true, Value: 3, Unit: Packets, Written: 10},
 		{},
-		{Known: true, Value: 7, Unit: Dwords},
-		{Known: true, Value: 4096, Unit: Bytes},
+		{Known: true, Value: 7, Unit: Dwords, Written: 3},
+		{Known: true, Value: 4096, Unit: Bytes, Written: 8192},
 		{},
-		{Known: true, Unit: Packets},
+		{Known: true, Unit: Packets, Written: 5},
 		{},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -135,12 +135,12 @@ func TestPositionsThatWrapAreRead(t *testing.T) {
 		read, write uint64
 		want        Backlog
 	}{
-		{gpreempt.QueueCompute, true, top, 2, Backlog{true, 3, Packets}},
-		{gpreempt.QueueCompute, true, 0, 64, Backlog{true, 64, Packets}},
+		{gpreempt.QueueCompute, true, top, 2, Backlog{true, 3, Packets, 2}},
+		{gpreempt.QueueCompute, true, 0, 64, Backlog{true, 64, Packets, 64}},
 		{gpreempt.QueueCompute, true, 0, 65, Backlog{}},
-		{gpreempt.QueueCompute, false, 1023, 0, Backlog{true, 1, Dwords}},
+		{gpreempt.QueueCompute, false, 1023, 0, Backlog{true, 1, Dwords, 0}},
 		{gpreempt.QueueSDMA, false, 0, 4097, Backlog{}},
-		{gpreempt.QueueSDMAXGMI, false, 64, 128, Backlog{true, 64, Bytes}},
+		{gpreempt.QueueSDMAXGMI, false, 64, 128, Backlog{true, 64, Bytes, 128}},
 	} {
 		if got := of(queue(test.kind, test.aql, 8, 16), test.read, test.write); got != test.want {
 			t.Errorf("%v, AQL %v, from %d to %d: %+v, want %+v", test.kind, test.aql, test.read, test.write, got, test.want)
@@ -154,7 +154,7 @@ func TestManyQueuesAreRead(t *testing.T) {
 	want := make([]Backlog, len(queues))
 	for n := range queues {
 		queues[n] = queue(gpreempt.QueueCompute, true, at, at+8)
-		want[n] = Backlog{Known: true, Value: 2, Unit: Packets}
+		want[n] = Backlog{Known: true, Value: 2, Unit: Packets, Written: 3}
 	}
 	got, err := readBacklogs(t, key, queues...)
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {

@@ -309,8 +309,8 @@ func TestListsShowTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]*gpreemptv1.Gpu{
-		{GpuId: 100, Node: 2, Name: "simulated", Bdf: "0000:0a:00.0", RenderMinor: 128, QueueSlots: 24, QueueCount: 1, LeaseCount: 1, SuspendedCount: 1},
-		{GpuId: 200, Node: 3, Name: "simulated", Bdf: "0001:80:00.0", RenderMinor: 129, QueueSlots: 24, QueueCount: 2, SuspendedCount: 1},
+		{GpuId: 100, Node: 2, Name: "simulated", Bdf: "0000:0a:00.0", RenderMinor: 128, QueueSlots: 24, QueueCount: 1, LeaseCount: 1, SuspendedCount: 1, FreeSlotCount: new(uint32(24))},
+		{GpuId: 200, Node: 3, Name: "simulated", Bdf: "0001:80:00.0", RenderMinor: 129, QueueSlots: 24, QueueCount: 2, SuspendedCount: 1, MappedQueueCount: 1, FreeSlotCount: new(uint32(23))},
 	}, listed.GetGpus(), protocmp.Transform()); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}

@@ -12,6 +12,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -63,12 +64,16 @@ func (c clocks) since(t scheduler.Time) *durationpb.Duration {
 	return durationpb.New(max(0, c.scheduler-t))
 }
 
-func gpuMessage(g gpreempt.GPU, info scheduler.GPUInfo, queues int, now clocks) *gpreemptv1.Gpu {
+func gpuMessage(g gpreempt.GPU, info scheduler.GPUInfo, queues int, used inventory.Occupancy, now clocks) *gpreemptv1.Gpu {
 	m := &gpreemptv1.Gpu{
 		GpuId: uint32(g.ID), Node: uint32(g.Node), Name: g.Name, GfxTargetVersion: g.GFX, Bdf: g.BDF,
 		RenderMinor: uint32(g.RenderMinor), XccCount: uint32(g.XCCs), CuCount: uint32(g.CUs),
 		QueueSlots: uint32(g.QueueSlots), QueueCount: uint32(queues), Mes: g.MES,
 		LeaseCount: uint32(info.Leases), SuspendedCount: uint32(info.Suspended), BreakerOpen: info.BreakerOpen,
+		MappedQueueCount: uint32(used.Mapped), OfflineMappedQueueCount: uint32(used.Offline),
+	}
+	if used.Slots > 0 {
+		m.FreeSlotCount = new(uint32(used.Free()))
 	}
 	if info.BreakerOpen {
 		m.BreakerClosesIn = now.until(info.BreakerCloses)

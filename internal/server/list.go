@@ -61,11 +61,14 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*gpreemptv1.ListGpusResponse, error) {
 	s := a.s
 	infos := map[gpreempt.GPUID]scheduler.GPUInfo{}
+	var targets []scheduler.TargetInfo
 	s.cfg.Scheduler.View(func(c *scheduler.Core) {
 		for _, info := range c.GPUs() {
 			infos[info.ID] = info
 		}
+		targets = c.Targets()
 	})
+	used := s.cfg.Inventory.Occupancy(scheduler.OffGPU(targets))
 	queues := map[gpreempt.GPUID]int{}
 	all, _ := s.cfg.Inventory.Queues()
 	for _, q := range all {
@@ -75,7 +78,7 @@ func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*g
 	gpus := slices.SortedFunc(slices.Values(s.cfg.Inventory.GPUs()), func(a, b gpreempt.GPU) int { return a.Node - b.Node })
 	m := &gpreemptv1.ListGpusResponse{}
 	for _, g := range gpus {
-		gpu := gpuMessage(g, infos[g.ID], queues[g.ID], now)
+		gpu := gpuMessage(g, infos[g.ID], queues[g.ID], used[g.ID], now)
 		if n, known := s.cfg.Observer.MemoryEvictions(g.ID); known {
 			gpu.MemoryEvictions = &n
 		}

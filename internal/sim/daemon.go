@@ -74,7 +74,7 @@ func gpuIDs(gpus []*gpu) []gpreempt.GPUID {
 
 func (d *daemon) start() {
 	for _, g := range d.engine.gpus {
-		d.step(scheduler.GPUAdded{GPU: gpuID(g)})
+		d.step(scheduler.GPUAdded{GPU: gpuID(g), Slots: d.engine.o.Slots})
 	}
 	for _, p := range d.engine.procs {
 		p.moved = func(resume bool, seq uint64, took time.Duration) {
@@ -89,6 +89,7 @@ func (d *daemon) start() {
 			GPUs: gpuIDs(p.gpus), Queues: uint64(p.queues),
 		})
 	}
+	d.startBudget()
 }
 
 // step has the core handle an event, and carries out its actions. Actions whose result is known

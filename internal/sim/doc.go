@@ -13,7 +13,9 @@
 //   - Suspending and resuming take the time in Costs, by process and GPU. The cycles of a
 //     GPU's runlist are made one after the other and stop everything on that GPU.
 //   - Attaching a mechanism takes no time, and no call fails.
-//   - Not modelled: memory and its bandwidth, caches, clocks, copies, hardware queue slots.
+//   - With Options.Slots, more queues than slots take turns: the next set is mapped every 10 ms
+//     by a runlist cycle, whether its queues have work or not.
+//   - Not modelled: memory and its bandwidth, caches, clocks, copies.
 //
 // The same scenario, scheme, options and seed have the same result, byte for byte, on one
 // architecture. The package has no clock, does no I/O and starts no goroutine.

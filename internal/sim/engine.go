@@ -102,7 +102,7 @@ type request struct {
 }
 
 func newEngine(s scenario.Scenario, scheme Scheme, o Options) (*engine, error) {
-	if err := errors.Join(scheme.check(), o.Costs.check(), o.Sharing.check()); err != nil {
+	if err := errors.Join(scheme.check(), o.Costs.check(), o.Sharing.check(), o.checkSlots()); err != nil {
 		return nil, err
 	}
 	if s.GPUs < 1 || s.GPUs > 64 || s.Duration <= 0 {
@@ -113,6 +113,7 @@ func newEngine(s scenario.Scenario, scheme Scheme, o Options) (*engine, error) {
 	for i := range s.GPUs {
 		g := &gpu{engine: e, index: i}
 		g.due.do = func() { e.reach(g) }
+		g.runlist.turn.do = g.takeTurn
 		e.gpus = append(e.gpus, g)
 	}
 	if scheme.Kind != OnlineAlone {
@@ -127,6 +128,16 @@ func newEngine(s scenario.Scenario, scheme Scheme, o Options) (*engine, error) {
 			if err := e.addService(&e.scenario.Online[i], i); err != nil {
 				return nil, fmt.Errorf("service %s: %w", s.Online[i].Name, err)
 			}
+		}
+	}
+	for _, p := range e.procs {
+		for _, s := range p.streams {
+			s.gpu.runlist.queues = append(s.gpu.runlist.queues, s)
+		}
+	}
+	for _, s := range e.services {
+		for _, st := range s.streams {
+			st.gpu.runlist.queues = append(st.gpu.runlist.queues, st)
 		}
 	}
 	way, err := e.newWay()
@@ -181,6 +192,10 @@ func (e *engine) at(t time.Duration, do func()) *event {
 func (e *engine) after(d time.Duration, do func()) *event { return e.at(e.now+d, do) }
 
 func (e *engine) run() {
+	for _, g := range e.gpus {
+		e.touch(g)
+		g.remap()
+	}
 	e.way.start()
 	for _, s := range e.services {
 		s.start()
@@ -233,6 +248,9 @@ func (e *engine) touch(g *gpu) {
 // count takes down the offline work at the end of the duration.
 func (e *engine) count() {
 	e.over = true
+	if e.o.Slots > 0 {
+		e.out.OnlineMapped = e.onlineMapped()
+	}
 	for _, p := range e.procs {
 		for _, s := range p.streams {
 			e.out.Work += (s.pos - s.begin) * s.occupancy / float64(time.Second)

@@ -18,7 +18,8 @@ type gpu struct {
 	// cycles is the number of runlist cycles in progress: nothing runs.
 	cycles int
 	// mute is the class of work whose turn it is not, under TimeSlice.
-	mute turn
+	mute    turn
+	runlist runlist
 
 	at                      time.Duration // progress is accounted for up to here
 	onSpeed, offSpeed       float64
@@ -51,13 +52,19 @@ type stream struct {
 	drainAt, stepEnd float64
 	running          bool
 	reached          func() // of an online stream
+	// unmapped: it has no slot, because it is suspended or not all queues fit. mappedFor is the
+	// time in which an online stream had one.
+	unmapped  bool
+	mappedFor time.Duration
 
 	// The rest is of offline streams.
 	process *process
 	allowed bool // by the way
-	pending int  // steps that have arrived
-	endless bool // steps follow each other
-	stepped bool // each step needs leave
+	// suspended by an operation
+	suspended bool
+	pending   int  // steps that have arrived
+	endless   bool // steps follow each other
+	stepped   bool // each step needs leave
 }
 
 // kernels is a sequence that repeats.
@@ -109,19 +116,24 @@ const fluidError = 0.05
 
 // advance accounts for the progress since the last time.
 func (g *gpu) advance() {
-	dt := float64(g.engine.now - g.at)
+	from, dt := g.at, float64(g.engine.now-g.at)
 	g.at = g.engine.now
 	if dt == 0 {
 		return
 	}
+	g.countMapped(from)
 	if d := dt * g.onSpeed; d > 0 {
 		for _, s := range g.online {
-			s.pos = min(s.pos+d, s.stopAt())
+			if !s.unmapped {
+				s.pos = min(s.pos+d, s.stopAt())
+			}
 		}
 	}
 	if d := dt * g.offSpeed; d > 0 {
 		for _, s := range g.offline {
-			s.pos = min(s.pos+d, s.stopAt())
+			if !s.unmapped {
+				s.pos = min(s.pos+d, s.stopAt())
+			}
 		}
 	}
 }
@@ -135,12 +147,16 @@ func (g *gpu) plan() {
 	next := math.Inf(1)
 	if g.onSpeed > 0 {
 		for _, s := range g.online {
-			next = min(next, (s.stopAt()-s.pos)/g.onSpeed)
+			if !s.unmapped {
+				next = min(next, (s.stopAt()-s.pos)/g.onSpeed)
+			}
 		}
 	}
 	if g.offSpeed > 0 {
 		for _, s := range g.offline {
-			next = min(next, (s.stopAt()-s.pos)/g.offSpeed)
+			if !s.unmapped {
+				next = min(next, (s.stopAt()-s.pos)/g.offSpeed)
+			}
 		}
 	}
 	if math.IsInf(next, 1) || next > float64(maxAhead) {
@@ -163,15 +179,19 @@ func (g *gpu) speeds() (on, off float64) {
 	n := 0
 	if g.mute != onlineTurn {
 		for _, s := range g.online {
-			wantOn += s.occupancy
+			if !s.unmapped {
+				wantOn += s.occupancy
+				n++
+			}
 		}
-		n += len(g.online)
 	}
 	if g.mute != offlineTurn {
 		for _, s := range g.offline {
-			wantOff += s.occupancy
+			if !s.unmapped {
+				wantOff += s.occupancy
+				n++
+			}
 		}
-		n += len(g.offline)
 	}
 	if wantOn+wantOff > 1 {
 		room, weight := 1.0, g.engine.o.Sharing.Weight

@@ -315,11 +315,14 @@ func (op *operation) apply(g *gpu) {
 		switch {
 		case s.gpu != g:
 		case op.resume:
+			s.suspended = false
 			s.allow()
 		default:
+			s.suspended = true
 			s.forbid()
 		}
 	}
+	g.remap()
 	g.moving(-1)
 	if g.lock = slices.Delete(g.lock, 0, 1); len(g.lock) > 0 {
 		g.lock[0].cycle(g)

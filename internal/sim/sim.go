@@ -114,6 +114,11 @@ type Options struct {
 	// of DISB and of GPreempt's benchmark do. A late request is sent at once, and its
 	// latency counts from then.
 	Paced bool
+	// Slots is how many queues a GPU can have mapped, 0 for all. With more, sets of them take
+	// turns, whether they have work or not.
+	Slots int
+	// HQDBudget is that of GPreempt.
+	HQDBudget scheduler.HQDBudget
 	// SpanLimit is until when spans are recorded, 0 for none.
 	SpanLimit time.Duration
 }
@@ -188,6 +193,13 @@ func (c Costs) check() error {
 		return fmt.Errorf("disturb, %v, is a part of suspend, %v, and of resume, %v: it cannot be longer", c.Disturb, c.Suspend, c.Resume)
 	}
 	return nil
+}
+
+func (o Options) checkSlots() error {
+	if o.Slots < 0 || o.Slots == 0 && o.HQDBudget.On() {
+		return fmt.Errorf("%d slots: want 0 or more, and more than 0 with an HQD budget", o.Slots)
+	}
+	return o.HQDBudget.Validate()
 }
 
 func (s Sharing) check() error {

@@ -87,6 +87,8 @@ var (
 		"have the processes use less memory together than the GPU has: gpreempt frees time, not memory")
 	WarnJobSlow = define("JOB_SLOW", SeverityWarning, "the processes of a job run together for less than the share floor",
 		"set policy.gang: job, so that the job is suspended as a whole; under that policy, gpctl target explain shows why a process does not run")
+	WarnSlotsLow = define("HQD_SLOTS_LOW", SeverityWarning, "few slots for compute queues are free on a GPU: with more queues than slots, queues take turns, online ones too",
+		"fewer queues: GPU_MAX_HW_QUEUES=2 for each process; or hqd_budget, which parks idle offline processes; gpctl gpu list has the figures")
 	WarnAllGPUsTaken = define("ALL_GPUS_TAKEN", SeverityWarning, "a process without GPU queues announced work without naming GPUs: its lease covers all GPUs of the host",
 		"name the GPUs in the announcement (gpus): a server whose queues are in other processes must do so")
 	WarnMQDsHangs = define("MQDS_HANGS", SeverityWarning, "the driver does not list its queues: a GPU may hang",

@@ -81,6 +81,11 @@ const (
 	CauseLinger     Cause = "linger"
 	CauseLingerOver Cause = "linger-over"
 	CauseShareFloor Cause = "share-floor"
+	// CauseHQDBudget is on an idle target that the HQD budget parks, CauseHQDBusy on one that
+	// is resumed because it has work, and CauseHQDRoom because there is room for it again.
+	CauseHQDBudget  Cause = "hqd-budget"
+	CauseHQDBusy    Cause = "hqd-busy"
+	CauseHQDRoom    Cause = "hqd-room"
 	CauseMaxSuspend Cause = "max-suspend"
 	CauseClass      Cause = "class-changed"
 	CauseHold       Cause = "hold"

@@ -248,6 +248,7 @@ func (c *Core) queueBorn(key gpreempt.ProcessKey) {
 		return
 	}
 	t.queues++
+	c.active(t)
 	c.mark(t.gang)
 }
 

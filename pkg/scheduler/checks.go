@@ -28,6 +28,9 @@ type check struct {
 	detail func(*Core, *gang) string
 }
 
+// hqdCheck is left out of explanations while there is no budget.
+const hqdCheck = "HQD budget"
+
 // checks are what decides about a gang: the first that applies. Nothing else does.
 var checks = []check{
 	{"class", false, func(_ *Core, g *gang) Cause {
@@ -70,8 +73,11 @@ var checks = []check{
 	{"linger", true, func(c *Core, g *gang) Cause {
 		return when(g.held && c.now < g.lingerUntil, CauseLinger)
 	}, func(c *Core, g *gang) string { return c.endText(g.lingerUntil) }},
+	{hqdCheck, true, func(_ *Core, g *gang) Cause { return when(g.parked, CauseHQDBudget) }, (*Core).hqdText},
 	{"otherwise", false, func(_ *Core, g *gang) Cause {
 		switch {
+		case g.held && slices.Contains([]Cause{CauseHQDBudget, CauseHQDBusy, CauseHQDRoom}, g.verdict.cause):
+			return cmp.Or(when(g.any(func(t *target) bool { return t.busy }), CauseHQDBusy), CauseHQDRoom)
 		case g.held && g.lingerUntil > 0:
 			return CauseLingerOver
 		case g.held:
@@ -140,6 +146,9 @@ func (c *Core) Explain(key gpreempt.ProcessKey) (Explanation, bool) {
 	e := Explanation{Verdict: c.verdictText(t)}
 	decided := false
 	for _, ch := range checks {
+		if ch.name == hqdCheck && !c.parking.budget.On() {
+			continue
+		}
 		result := CheckPass
 		switch {
 		case ch.cause(c, t.gang) == "":

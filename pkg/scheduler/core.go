@@ -7,7 +7,8 @@
 // What the core promises, whatever clients, targets and mechanisms do:
 //
 //  1. A target is suspended only while a live lease of higher priority covers
-//     one of its gang's GPUs, or during the bounded linger after it.
+//     one of its gang's GPUs, during the bounded linger after it, or while it is idle and
+//     its GPU has more compute queues than the HQD budget permits.
 //  2. Every suspension has a deadline: the lease's TTL, max_suspend, the share floor.
 //  3. Only targets of class offline and lower priority are suspended.
 //  4. One action is in flight per target; queues born while their target is
@@ -79,6 +80,7 @@ type Core struct {
 	// not detached yet.
 	attachments map[gpreempt.ProcessKey]*attachment
 	jobs        map[string]*job
+	parking     *parking
 	leases      map[LeaseID]*lease
 	clients     map[ClientID]*client
 	perUser     map[UserID]int // live leases, except those of admins
@@ -105,7 +107,7 @@ type requestKey struct {
 
 // New returns an empty core. The policy must be valid.
 func New(policy Policy, limits Limits) *Core {
-	return &Core{
+	c := &Core{
 		policy:      policy,
 		limits:      limits,
 		gpus:        map[gpreempt.GPUID]*gpu{},
@@ -117,7 +119,10 @@ func New(policy Policy, limits Limits) *Core {
 		perUser:     map[UserID]int{},
 		requests:    map[requestKey]LeaseID{},
 		endedByID:   map[LeaseID]int{},
+		parking:     &parking{},
 	}
+	c.parking.timer.owner = c.parking
+	return c
 }
 
 // Step handles one event and returns the actions to carry out, in order. The slice is
@@ -142,9 +147,14 @@ func (c *Core) apply(ev Event) {
 	switch ev := ev.(type) {
 	case Tick:
 	case GPUAdded:
-		c.gpu(ev.GPU)
+		u := c.gpu(ev.GPU)
+		u.slots = max(u.slots, ev.Slots)
 	case TargetSeen:
 		c.targetSeen(ev)
+	case TargetLoad:
+		c.targetLoad(ev)
+	case HQDBudgetChanged:
+		c.setHQDBudget(ev.Budget)
 	case TargetGone:
 		if t := c.targets[ev.Target]; t != nil {
 			c.targetGone(t)
@@ -250,6 +260,7 @@ func (c *Core) setPolicy(p Policy) {
 
 // settle evaluates the gangs that changed, then answers the leases that can be answered.
 func (c *Core) settle() {
+	c.balance()
 	for i := 0; i < len(c.dirty); i++ { //nolint:intrange // evaluating one may mark another
 		g := c.dirty[i]
 		g.dirty = false
@@ -320,6 +331,9 @@ type gpu struct {
 	id     gpreempt.GPUID
 	gangs  []*gang // with a member on it
 	leases []*lease
+	// slots is how many compute queues fit at once, 0 if that is not known.
+	slots int
+	use   hqdUse
 	// started counts started leases by priority; top is the highest, -1 for none.
 	started [gpreempt.MaxPriority + 1]int
 	top     int

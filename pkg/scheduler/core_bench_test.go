@@ -35,7 +35,7 @@ func newRig(targets, gpusEach, elsewhere int, covered ...gpreempt.GPUID) *rig {
 	p.Linger = LingerNone
 	r := &rig{core: New(p, Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})}
 	for id := range gpreempt.GPUID(9) {
-		r.core.Step(0, GPUAdded{id + 1})
+		r.core.Step(0, GPUAdded{GPU: id + 1})
 	}
 	r.request = LeaseRequested{Client: 1, GPUs: covered, Priority: 11, TTL: time.Second, MaxWait: time.Second}
 	for range endedKept { // as many as are remembered

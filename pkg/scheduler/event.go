@@ -39,6 +39,8 @@ type (
 	// unknown GPUs are refused. Adding a GPU twice is harmless.
 	GPUAdded struct {
 		GPU gpreempt.GPUID `json:"gpu"`
+		// Slots is how many compute queues fit the GPU at once, 0 if that is not known.
+		Slots int `json:"slots,omitempty"`
 	}
 
 	// TargetSeen adds a process or updates it.
@@ -54,6 +56,22 @@ type (
 		// Queues is a number that grows with each queue that the target creates. It is
 		// ignored while a mechanism is attached that reports births itself.
 		Queues uint64 `json:"queues,omitempty"`
+	}
+
+	// TargetLoad reports the compute queues of a target and whether it has work. Only the
+	// HQD budget needs it: a target without a report is never parked.
+	TargetLoad struct {
+		Target gpreempt.ProcessKey `json:"target"`
+		// Queues are ascending by GPU. The core keeps the slice; the caller must not change
+		// it afterwards.
+		Queues []GPUQueues `json:"queues,omitempty"`
+		// Busy: a queue has work, or did some since the last report, or that is not known.
+		Busy bool `json:"busy,omitempty"`
+	}
+
+	// HQDBudgetChanged replaces the HQD budget, which is off at first.
+	HQDBudgetChanged struct {
+		Budget HQDBudget `json:"budget"`
 	}
 
 	// TargetGone reports that the process exited; ESRCH from the mechanism means the same.
@@ -204,27 +222,29 @@ type (
 	Stopped struct{}
 )
 
-func (Tick) event()           {}
-func (GPUAdded) event()       {}
-func (TargetSeen) event()     {}
-func (TargetGone) event()     {}
-func (LeaseRequested) event() {}
-func (LeaseRenewed) event()   {}
-func (LeaseFinished) event()  {}
-func (ClientGone) event()     {}
-func (ClientBacklog) event()  {}
-func (Attached) event()       {}
-func (Detached) event()       {}
-func (Lost) event()           {}
-func (QueueBorn) event()      {}
-func (Suspended) event()      {}
-func (Resumed) event()        {}
-func (Inspected) event()      {}
-func (Alarm) event()          {}
-func (Hold) event()           {}
-func (PolicyChanged) event()  {}
-func (Drain) event()          {}
-func (Stopped) event()        {}
+func (Tick) event()             {}
+func (GPUAdded) event()         {}
+func (TargetSeen) event()       {}
+func (TargetLoad) event()       {}
+func (HQDBudgetChanged) event() {}
+func (TargetGone) event()       {}
+func (LeaseRequested) event()   {}
+func (LeaseRenewed) event()     {}
+func (LeaseFinished) event()    {}
+func (ClientGone) event()       {}
+func (ClientBacklog) event()    {}
+func (Attached) event()         {}
+func (Detached) event()         {}
+func (Lost) event()             {}
+func (QueueBorn) event()        {}
+func (Suspended) event()        {}
+func (Resumed) event()          {}
+func (Inspected) event()        {}
+func (Alarm) event()            {}
+func (Hold) event()             {}
+func (PolicyChanged) event()    {}
+func (Drain) event()            {}
+func (Stopped) event()          {}
 
 // Outcome is the result of an action on a target.
 type Outcome uint8

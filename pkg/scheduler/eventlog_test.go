@@ -15,6 +15,8 @@ var EventTypes = func() map[string]reflect.Type {
 		scheduler.Tick{},
 		scheduler.GPUAdded{},
 		scheduler.TargetSeen{},
+		scheduler.TargetLoad{},
+		scheduler.HQDBudgetChanged{},
 		scheduler.TargetGone{},
 		scheduler.LeaseRequested{},
 		scheduler.LeaseRenewed{},

@@ -116,12 +116,14 @@ var rules = map[string]struct {
 	"Core.attachments":      {custom(writeAttachments), "by process", true},
 	"Core.clients":          {custom(writeClients), "by client", true},
 
+	"gpu.use":          {forget, "recounted in every step", false},
 	"gpu.started":      {custom(writeStarted), "most are 0", true},
 	"gpu.breakerUntil": {future, "the timer has it", false},
 	"gpu.gap":          {forget, "the adaptive linger is not explored", false},
 	"gpu.lastEnd":      {forget, "as gap", false},
 	"gpu.quiet":        {forget, "as gap", false},
 
+	"target.idleSince":        {custom(writeIdle), "until it may be parked", true},
 	"target.seq":              {custom(func(w *canon, t *target) { w.small(uint8(min(1, t.seq))) }), "a counter; 0 for a Detach", true},
 	"target.inspection":       {custom(func(w *canon, t *target) { w.small(uint8(min(1, t.inspection))) }), "a counter; 0 for none", true},
 	"target.since":            {forget, "the timer has what follows from it", false},
@@ -136,6 +138,7 @@ var rules = map[string]struct {
 	"attachment.retryAt":      {future, "", false},
 	"estimate.samples":        {custom(func(w *canon, e *estimate) { w.small(uint8(min(1, e.samples))) }), "whether there are any", true},
 
+	"gang.wanted":      {forget, "not used between two steps", false},
 	"gang.dirty":       {forget, "false between two steps", false},
 	"gang.seen":        {forget, "a counter", false},
 	"gang.heldSince":   {custom(writeHeldSince), "only while it is held", true},
@@ -196,6 +199,12 @@ func writeHeldSince(w *canon, g *gang) {
 func writeRunCause(w *canon, g *gang) {
 	if w.core.now < g.runUntil {
 		w.text(string(g.runCause))
+	}
+}
+
+func writeIdle(w *canon, t *target) {
+	if t.loaded && !t.busy {
+		w.num(uint64(max(0, t.idleSince+ParkAfterIdle-w.core.now)))
 	}
 }
 

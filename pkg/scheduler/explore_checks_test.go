@@ -159,7 +159,7 @@ func (x *explored) take(a *Action) error {
 		return nil
 	}
 	g := x.places[i].gang
-	if !x.covers(g) && !(x.gangs[g].away && x.now < x.lingersUntil(g)) {
+	if !x.covers(g) && !(x.gangs[g].away && x.now < x.lingersUntil(g)) && !(x.mayPark(g) && len(x.core.targets) > 1) {
 		return fmt.Errorf("rule 1: process %d is suspended and nothing asks for it", i+1)
 	}
 	return x.mayBeSuspended(i)
@@ -185,6 +185,16 @@ func (x *explored) takeRecord(r *Record) {
 		g.away = away
 	default:
 	}
+}
+
+// mayPark reports whether the budget may park a gang: its processes are idle for long enough.
+func (x *explored) mayPark(g uint8) bool {
+	for i, at := range x.places {
+		if at.gang == g && (x.idle[i] == 0 || x.now < x.idle[i]+ParkAfterIdle) {
+			return false
+		}
+	}
+	return x.budget.On()
 }
 
 func (x *explored) lingersUntil(g uint8) Time {
@@ -328,7 +338,7 @@ func (x *explored) checkDeadline(i int) error {
 	g, policy := x.gangs[n], x.policies[x.policy]
 	due, armed := x.core.NextDeadline()
 	ends := func(at Time) bool { return x.now < at && armed && due <= at }
-	if !x.covers(n) && !ends(x.lingersUntil(n)) {
+	if !x.covers(n) && !ends(x.lingersUntil(n)) && !x.mayPark(n) {
 		return fmt.Errorf("rule 1: process %d stays suspended, and no lease covers it", i+1)
 	}
 	if !ends(g.awaySince + policy.MaxSuspend) {

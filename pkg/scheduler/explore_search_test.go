@@ -19,7 +19,7 @@ const disturbance = 4
 
 func (m move) ordinary() bool {
 	switch m.kind {
-	case moveClock, moveTick, moveAnnounce, moveComplete, movePerform, moveReport, moveReportBirth, moveReportDeath, moveReportLoss, moveUndebug, moveHung:
+	case moveClock, moveTick, moveAnnounce, moveComplete, movePerform, moveReport, moveReportBirth, moveReportDeath, moveReportLoss, moveUndebug, moveHung, moveIdle:
 		return true
 	default:
 		return false
@@ -333,6 +333,8 @@ func (w *canon) situation(x *explored) {
 		}
 		later(x.quarantined[i])
 		later(x.held[i])
+		flag(x.idle[i] == 0)
+		later(x.idle[i] + ParkAfterIdle)
 	}
 	for n := uint8(1); n <= worldClients; n++ {
 		l := &x.leases[inverse(&w.names.client, n)-1]

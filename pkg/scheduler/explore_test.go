@@ -44,7 +44,7 @@ func TestStatesWithOneFingerprintBehaveAlike(t *testing.T) {
 			t.Fatal(err)
 		}
 		states := exploredStates(t) / len(layouts)
-		s.keep = max(2000, 40_000_000/states)
+		s.keep = max(2000, 90_000_000/states)
 		if err := s.run(states, func(found) {}); err != nil {
 			t.Fatal(err)
 		}
@@ -205,6 +205,17 @@ var seededBugs = []seededBug{
 			return p
 		}
 		return ev
+	}},
+	{name: "a parked process that has work stays parked", layout: 2, event: func(ev Event) Event {
+		if l, is := ev.(TargetLoad); is && l.Busy {
+			return Tick{}
+		}
+		return ev
+	}},
+	{name: "a process is parked at once", layout: 2, after: func(c *Core) {
+		for _, t := range c.order {
+			t.idleSince -= ParkAfterIdle
+		}
 	}},
 	{name: "a suspend is ordered twice", actions: func(actions []Action) []Action {
 		for _, a := range actions {

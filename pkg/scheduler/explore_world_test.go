@@ -51,6 +51,7 @@ type situation struct {
 	// quarantined is until when a process that failed is not suspended.
 	quarantined [mostProcesses]Time
 	held        [mostProcesses]Time // an admin keeps it running until then
+	idle        [mostProcesses]Time // since when it is reported as idle; 0 while it has work
 	leases      [worldClients]modelLease
 	gangs       [worldGangs]modelGang
 	breakers    [worldGPUs]Time
@@ -72,6 +73,9 @@ type layout struct {
 	name   string
 	places []place
 	gang   GangScope
+	// budget divides the slots of each GPU; without slots it is off.
+	budget HQDBudget
+	slots  int
 	alike  []renaming
 }
 
@@ -88,20 +92,24 @@ var (
 
 // layouts: a job on two GPUs beside a process on both, and one process on each GPU. In both,
 // nothing changes when the GPUs are exchanged together with the first two processes, nor
-// when the clients are.
+// when the clients are. In the last, the HQD budget has room for one of two processes.
 var layouts = []layout{
-	{"job", []place{{0, "a", 0, onFirst}, {0, "a", 0, onSecond}, {1, "", 5, onBoth}}, GangJob, []renaming{
+	{name: "job", places: []place{{0, "a", 0, onFirst}, {0, "a", 0, onSecond}, {1, "", 5, onBoth}}, gang: GangJob, alike: []renaming{
 		{same, same, same},
 		{swapped, swapped, same},
 		{same, same, swapped},
 		{swapped, swapped, swapped},
 	}},
-	{"pair", []place{{0, "", 0, onFirst}, {1, "", 0, onSecond}}, GangProcess, []renaming{
+	{name: "pair", places: []place{{0, "", 0, onFirst}, {1, "", 0, onSecond}}, gang: GangProcess, alike: []renaming{
 		{same, same, same},
 		{swapped, swapped, same},
 		{same, same, swapped},
 		{swapped, swapped, swapped},
 	}},
+	{
+		name: "budget", places: []place{{0, "", 0, onFirst}, {1, "", 5, onFirst}}, gang: GangProcess, budget: HQDBudget{Offline: 50, Spare: 50}, slots: 2,
+		alike: []renaming{{same, same, same}, {same, same, swapped}},
+	},
 }
 
 // offer is an announcement that a client can make.
@@ -152,7 +160,7 @@ func newExplored(l *layout) (*explored, error) {
 	}
 	x.now = time.Hour // so that no point in time is 0
 	for id := range gpreempt.GPUID(worldGPUs) {
-		if err := x.step(GPUAdded{id + 1}); err != nil {
+		if err := x.step(GPUAdded{GPU: id + 1, Slots: l.slots}); err != nil {
 			return nil, err
 		}
 	}
@@ -161,6 +169,14 @@ func newExplored(l *layout) (*explored, error) {
 		if err := x.step(x.seen(i)); err != nil {
 			return nil, err
 		}
+		if l.budget.On() {
+			if err := x.step(x.load(i)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := x.step(HQDBudgetChanged{l.budget}); err != nil {
+		return nil, err
 	}
 	for range 100 { // attach, whatever the core waits for before
 		moved := false
@@ -197,6 +213,15 @@ func (x *explored) seen(i int) TargetSeen {
 	return TargetSeen{Target: procKey(uint8(i) + 1), Job: at.job, Class: class, Priority: at.priority, GPUs: at.gpus, Queues: uint64(p.born)}
 }
 
+// load reports one queue on each of its GPUs.
+func (x *explored) load(i int) TargetLoad {
+	ev := TargetLoad{Target: procKey(uint8(i) + 1), Busy: x.idle[i] == 0}
+	for _, id := range x.places[i].gpus {
+		ev.Queues = append(ev.Queues, GPUQueues{id, 1})
+	}
+	return ev
+}
+
 // moveKind is what the environment can do.
 type moveKind uint8
 
@@ -223,6 +248,7 @@ const (
 	moveReload // policy n
 	moveHold
 	moveStuck // the action of process n is found to wait for the process
+	moveIdle  // process n runs out of work, or has work again
 	moveHung  // the action of process n is found to wait for something else
 )
 
@@ -231,7 +257,7 @@ var moveNames = []string{
 	"%s of process %d fails: %v", "the result of %s of process %d arrives", "process %d creates a queue", "the new queue of process %d is reported", "process %d dies",
 	"the death of process %d is reported", "process %d replaces its program", "the loss of the session with process %d is reported", "a debugger attaches to process %d",
 	"the debugger of process %d ends", "process %d is classified", "an alarm of GPU %d", "drain is switched", "a reload brings policy %q", "an admin holds process %d",
-	"the action of process %d is found to wait for the process", "the action of process %d is found to wait for something else",
+	"the action of process %d is found to wait for the process", "process %d runs out of work, or has work again", "the action of process %d is found to wait for something else",
 }
 
 type move struct {
@@ -274,6 +300,7 @@ func (x *explored) possible() []move {
 		add(p.foreigner, moveUndebug, i, 0)
 		add(p.alive && known, moveReclassify, i, 0)
 		add(p.alive && known, moveHold, i, 0)
+		add(x.budget.On() && p.alive && known, moveIdle, i, 0)
 		add(p.inspect != 0, moveStuck, i, 0)
 		add(p.inspect != 0, moveHung, i, 0)
 	}
@@ -343,6 +370,13 @@ func (x *explored) make(m move) error {
 	case moveReclassify:
 		p.unmanaged = !p.unmanaged
 		return x.step(x.seen(int(m.n)))
+	case moveIdle:
+		if x.idle[m.n] == 0 {
+			x.idle[m.n] = x.now
+		} else {
+			x.idle[m.n] = 0
+		}
+		return x.step(x.load(int(m.n)))
 	case moveAlarm:
 		x.breakers[m.n] = x.now + BreakerTime
 		return x.step(Alarm{GPU: gpreempt.GPUID(m.n) + 1})

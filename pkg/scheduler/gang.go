@@ -37,6 +37,10 @@ type gang struct {
 	budget   time.Duration
 	budgetAt Time
 
+	// parked: the HQD budget keeps it off the GPUs while it is idle. wanted is only used
+	// within balance.
+	parked, wanted bool
+
 	// verdict is the last decision.
 	verdict verdict
 	timer   timer

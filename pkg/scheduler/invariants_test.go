@@ -49,8 +49,8 @@ func (c *Core) checkTarget(t *target) error {
 			return fmt.Errorf("rule 4: a queue was born and runs")
 		case !g.held:
 			return fmt.Errorf("suspended, but its gang is not held")
-		case !g.byHand() && g.top() <= int(g.priority) && c.now >= g.lingerUntil:
-			return fmt.Errorf("rule 1: no lease outranks it and no linger lasts")
+		case !g.byHand() && g.top() <= int(g.priority) && c.now >= g.lingerUntil && !g.parked:
+			return fmt.Errorf("rule 1: no lease outranks it, no linger lasts, and it is not parked")
 		case !armed:
 			return fmt.Errorf("rule 2: no deadline at all")
 		case next > c.maxSuspendAt(g):
@@ -149,6 +149,11 @@ func (c *Core) checkBooks() error {
 	}
 	if err := c.checkJobs(); err != nil {
 		return err
+	}
+	for _, t := range c.order {
+		if t.gang.parked && (!c.parking.budget.On() || t.busy || !t.loaded) {
+			return fmt.Errorf("target %v is parked: busy %v, known %v, budget %+v", t.key, t.busy, t.loaded, c.parking.budget)
+		}
 	}
 	if len(c.dirty) != 0 {
 		return fmt.Errorf("%d gangs left unsettled", len(c.dirty))

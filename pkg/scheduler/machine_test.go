@@ -83,7 +83,7 @@ func newMachine() *machine {
 	p, _ := PresetByName("strict")
 	p.Linger, p.AttachAfter = LingerNone, 0
 	m.Runner = NewRunner(New(p, Limits{LeasesPerClient: 4, LeasesPerUser: 100, LeasesTotal: 100}), m, testutil.NewTimer(), m, func(r Record) { m.note("%v", r) })
-	m.Post(GPUAdded{1})
+	m.Post(GPUAdded{GPU: 1})
 	m.see(alpha)
 	m.takeLog()
 	return m

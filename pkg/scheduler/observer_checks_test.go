@@ -31,6 +31,12 @@ func (o *Observer) justified(t *seenTarget, why scheduler.Record) error {
 	if o.now < o.lingersUntil(t) && (why.Cause == scheduler.CauseNewQueue || len(o.gang(t)) > 1) {
 		return nil // only to keep whole what is suspended already
 	}
+	if why.Cause == scheduler.CauseHQDBudget {
+		return o.parked(t)
+	}
+	if why.Cause == scheduler.CauseNewQueue && o.mayBeParked(t) {
+		return nil
+	}
 	return errors.New("rule 1: nothing asks for it")
 }
 
@@ -198,7 +204,7 @@ func (o *Observer) checkSuspended(t *seenTarget) error {
 			return fmt.Errorf("rule 2: %v is away since %v, longer than max_suspend %v", m.Target, m.awaySince, o.policy.MaxSuspend)
 		}
 	}
-	if o.ordered(t) || o.outranked(t) {
+	if o.ordered(t) || o.outranked(t) || o.mayBeParked(t) {
 		return nil
 	}
 	if until := o.lingersUntil(t); o.now >= until {

@@ -34,6 +34,9 @@ type Observer struct {
 	rescopedAt scheduler.Time
 
 	jobs seenJobs
+	hqd  scheduler.HQDBudget
+	// slots are those of each GPU, if known.
+	slots map[gpreempt.GPUID]int
 
 	// of the step being watched
 	ends    map[scheduler.LeaseID]scheduler.LeaseEnd
@@ -96,6 +99,7 @@ type seenTarget struct {
 	forced    bool           // max_suspend or the share floor ended this stretch
 	runsUntil scheduler.Time // because it was forced
 
+	load        seenLoad
 	leased      bool           // a lease justified it after the last step
 	lingerUntil scheduler.Time // latest end of the linger
 	shadow      bool           // reported as suspended
@@ -120,7 +124,7 @@ func NewObserver(p scheduler.Policy) *Observer {
 	return &Observer{
 		policy: p, Targets: map[gpreempt.ProcessKey]*seenTarget{}, sessions: map[gpreempt.ProcessKey]*seenSession{}, leases: map[scheduler.LeaseID]*seenLease{},
 		breaker: map[gpreempt.GPUID]scheduler.Time{}, shown: map[gpreempt.GPUID]bool{},
-		jobs: seenJobs{},
+		jobs: seenJobs{}, slots: map[gpreempt.GPUID]int{},
 		ends: map[scheduler.LeaseID]scheduler.LeaseEnd{}, left: map[gpreempt.ProcessKey]bool{}, answers: map[scheduler.LeaseID]scheduler.Answer{}, Counts: Counts{},
 	}
 }
@@ -209,10 +213,17 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		if !t.hadQueues && ev.Queues > 0 {
 			t.hadQueues, t.queuesSince = true, o.now
 		}
+		if ev.Queues > before.Queues {
+			t.load.quietSince = o.now
+		}
 		o.regrouped(t, ev)
 		t.TargetSeen = ev
 		o.regrouped(t, before)
 		o.calmAtJob(o.now + o.policy.MinRun)
+	case scheduler.TargetLoad:
+		o.takeLoad(ev)
+	case scheduler.HQDBudgetChanged:
+		o.hqd = ev.Budget
 	case scheduler.TargetGone:
 		o.targetLeft(ev.Target)
 	case scheduler.LeaseRequested:
@@ -252,6 +263,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 	case scheduler.QueueBorn:
 		if t := o.Targets[ev.Target]; t != nil && o.session(ev.Target).births {
 			t.Queues++
+			t.load.quietSince = o.now
 			o.Counts["Births"]++
 		}
 	case scheduler.Stopped:
@@ -272,6 +284,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 			}
 		}
 	case scheduler.GPUAdded:
+		o.slots[ev.GPU] = max(o.slots[ev.GPU], ev.Slots)
 		if _, known := o.shown[ev.GPU]; !known {
 			o.shown[ev.GPU] = false
 		}

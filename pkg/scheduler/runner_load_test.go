@@ -19,7 +19,7 @@ func TestRunnerUnderLoad(t *testing.T) {
 		m.running(t)
 		m.SetLimits(Limits{LeasesPerClient: 1000, LeasesPerUser: 1000, LeasesTotal: 1000})
 		for id := range gpreempt.GPUID(4) {
-			m.Post(GPUAdded{id + 1})
+			m.Post(GPUAdded{GPU: id + 1})
 		}
 		check := func() {
 			m.View(func(c *Core) {

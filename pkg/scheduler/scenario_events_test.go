@@ -14,6 +14,16 @@ func (s *scenario) event(cmd string, a arguments) (scheduler.Event, error) {
 	switch cmd {
 	case "lease", "order":
 		return s.request(cmd, a)
+	case "budget":
+		var b scheduler.HQDBudget
+		if a.name() != "off" {
+			if _, err := fmt.Sscanf(a.name(), "%d/%d/%d", &b.Online, &b.Offline, &b.Spare); err != nil {
+				return nil, err
+			}
+		}
+		return scheduler.HQDBudgetChanged{Budget: b}, b.Validate()
+	case "load":
+		return s.load(a)
 	case "target", "gone", "hold", "suspended", "resumed", "attached", "detached", "lost", "born":
 		return s.targetEvent(cmd, a)
 	case "alarm":
@@ -48,6 +58,21 @@ func (s *scenario) event(cmd string, a arguments) (scheduler.Event, error) {
 		return scheduler.ClientBacklog{Client: scheduler.ClientID(id), Busy: busy}, nil
 	}
 	return nil, errors.New("no such command")
+}
+
+func (s *scenario) load(a arguments) (scheduler.Event, error) {
+	key, err := gpreempt.ParseProcessKey(a.name())
+	t := s.observer.Targets[key]
+	if err != nil || t == nil || len(a.args) < 2 {
+		return nil, fmt.Errorf("load of what target? %w", err)
+	}
+	_, busy := a.text("busy")
+	ev := scheduler.TargetLoad{Target: key, Busy: busy}
+	counts, err := gpuList(a.args[1].Key)
+	for i, n := range counts {
+		ev.Queues = append(ev.Queues, scheduler.GPUQueues{GPU: t.GPUs[i], Queues: int(n)})
+	}
+	return ev, err
 }
 
 func (s *scenario) request(cmd string, a arguments) (scheduler.LeaseRequested, error) {

@@ -24,7 +24,9 @@ import (
 // Time stands still between commands. The commands:
 //
 //	policy preset=NAME [knob=value...]   preset=balanced by default, always with attach_after=0s; at the first command, or a PolicyChanged
-//	gpu ID...
+//	gpu ID... [slots=]
+//	budget ONLINE/OFFLINE/SPARE | budget off
+//	load PID@START QUEUES[,QUEUES...] busy|idle   on the GPUs of the target, in their order
 //	target PID@START [class= prio= gpus= job= queues=]   what is left out stays, or is offline 0 1 "" 1
 //	attach auto | attach by-hand         whether every Attach, and every Detach that resumes nothing, succeeds at once, as at first
 //	attached, detached, lost PID@START [result= failed=GPUS births]
@@ -181,12 +183,19 @@ func (s *scenario) run(cmd string, a arguments) error {
 	case "explain", "dump", "admit", "ended", "owned", "next":
 		return s.look(cmd, a)
 	case "gpu":
+		slots := 0
+		if err := fill(a, "slots", &slots, strconv.Atoi); err != nil {
+			return err
+		}
 		for _, arg := range a.args {
+			if arg.Key == "slots" {
+				continue
+			}
 			id, err := number[gpreempt.GPUID](arg.Key)
 			if err != nil {
 				return err
 			}
-			if err := s.step(scheduler.GPUAdded{GPU: id}); err != nil {
+			if err := s.step(scheduler.GPUAdded{GPU: id, Slots: slots}); err != nil {
 				return err
 			}
 		}

@@ -29,6 +29,12 @@ type target struct {
 	// suspendedQueues is what it was when the last Suspend was sent.
 	queues, suspendedQueues uint64
 
+	// load, busy and idleSince are from the last TargetLoad, if loaded.
+	load      []GPUQueues
+	loaded    bool
+	busy      bool
+	idleSince Time
+
 	quarantinedUntil Time
 	quarantineCause  Cause
 	holdUntil        Time // an admin keeps it running
@@ -85,6 +91,9 @@ func (c *Core) targetSeen(ev TargetSeen) {
 	}
 	if !regang && t.queues == queues {
 		return
+	}
+	if queues > t.queues {
+		c.active(t)
 	}
 	if regang {
 		c.leaveGang(t)

@@ -43,6 +43,18 @@ type TargetInfo struct {
 	LearnedResume  time.Duration
 }
 
+// OffGPU returns a function that says of a process among targets whether it is offline, and
+// whether it is suspended.
+func OffGPU(targets []TargetInfo) func(gpreempt.ProcessKey) (offline, suspended bool) {
+	return func(key gpreempt.ProcessKey) (offline, suspended bool) {
+		at, known := slices.BinarySearchFunc(targets, key, func(t TargetInfo, k gpreempt.ProcessKey) int { return t.Key.Compare(k) })
+		if !known {
+			return false, false
+		}
+		return targets[at].Class == gpreempt.Offline, targets[at].State == TargetSuspended
+	}
+}
+
 // GPUInfo is a GPU as readers see it.
 type GPUInfo struct {
 	ID            gpreempt.GPUID
@@ -57,6 +69,9 @@ func (c *Core) Policy() Policy { return c.policy }
 
 // Draining reports whether nothing is to be suspended.
 func (c *Core) Draining() bool { return c.draining }
+
+// HQDBudget returns the HQD budget in force.
+func (c *Core) HQDBudget() HQDBudget { return c.parking.budget }
 
 // LeaseCount returns the number of live leases.
 func (c *Core) LeaseCount() int { return len(c.leases) }
@@ -138,6 +153,9 @@ func (c *Core) runsBy(g *gang) Time {
 	}
 	if g.leased && c.policy.Linger != LingerNone {
 		last += c.policy.LingerMax
+	}
+	if g.parked {
+		last = by
 	}
 	return max(c.now, min(by, max(last, g.lingerUntil)))
 }

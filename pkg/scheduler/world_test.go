@@ -178,7 +178,9 @@ var Ops = []op{
 	{"seen", 8, (*World).seen, false},
 	{"changed", 8, (*World).changed, false},
 	{"gone", 2, (*World).gone, false},
-	{"gpu", 1, func(w *World) error { return w.Step(scheduler.GPUAdded{GPU: w.gpuID()}) }, false},
+	{"gpu", 1, func(w *World) error { return w.Step(scheduler.GPUAdded{GPU: w.gpuID(), Slots: w.Roll(6)}) }, false},
+	{"load", 8, (*World).load, false},
+	{"hqd budget", 2, (*World).hqdBudget, false},
 	{"announce", 20, (*World).announce, false},
 	{"order", 3, (*World).order, false},
 	{"renew", 3, (*World).renew, false},
@@ -186,7 +188,7 @@ var Ops = []op{
 	{"client gone", 1, func(w *World) error {
 		return w.Step(scheduler.ClientGone{Client: w.client(), End: []scheduler.LeaseEnd{scheduler.EndDisconnected, scheduler.EndClientDied}[w.Roll(2)]})
 	}, true},
-	{"backlog", 6, (*World).backlog, false},
+	{"backlog", 8, (*World).backlog, false},
 	{"result", 40, (*World).result, false},
 	{"session result", 40, (*World).sessionResult, false},
 	{"inspected", 1, (*World).inspected, false},

@@ -136,11 +136,11 @@ func (m *Machine) backlogs(_ context.Context, key gpreempt.ProcessKey, queues []
 	all = make([]inventory.Backlog, len(queues))
 	m.rt.Do(func(model *gpumodel.Machine) {
 		for i, q := range queues {
-			var packets uint64
-			if packets, err = model.QueueBacklog(key, q.ID); err != nil {
+			var packets, written uint64
+			if packets, written, err = model.QueueBacklog(key, q.ID); err != nil {
 				return
 			}
-			all[i] = inventory.Backlog{Known: true, Value: packets, Unit: inventory.Packets}
+			all[i] = inventory.Backlog{Known: true, Value: packets, Unit: inventory.Packets, Written: written}
 		}
 	})
 	return all, err

@@ -1051,8 +1051,14 @@ type Gpu struct {
 	// How often the driver evicted a process's queues from it for lack of memory
 	// since the daemon started; absent when the driver does not report it.
 	MemoryEvictions *uint64 `protobuf:"varint,16,opt,name=memory_evictions,json=memoryEvictions,proto3,oneof" json:"memory_evictions,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Compute queues that are not suspended: each needs one of queue_slots, or takes turns.
+	MappedQueueCount uint32 `protobuf:"varint,17,opt,name=mapped_queue_count,json=mappedQueueCount,proto3" json:"mapped_queue_count,omitempty"`
+	// Those of mapped_queue_count whose process is offline.
+	OfflineMappedQueueCount uint32 `protobuf:"varint,18,opt,name=offline_mapped_queue_count,json=offlineMappedQueueCount,proto3" json:"offline_mapped_queue_count,omitempty"`
+	// Slots that no mapped queue needs; absent when queue_slots is not known.
+	FreeSlotCount *uint32 `protobuf:"varint,19,opt,name=free_slot_count,json=freeSlotCount,proto3,oneof" json:"free_slot_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Gpu) Reset() {
@@ -1193,6 +1199,27 @@ func (x *Gpu) GetBreakerClosesIn() *durationpb.Duration {
 func (x *Gpu) GetMemoryEvictions() uint64 {
 	if x != nil && x.MemoryEvictions != nil {
 		return *x.MemoryEvictions
+	}
+	return 0
+}
+
+func (x *Gpu) GetMappedQueueCount() uint32 {
+	if x != nil {
+		return x.MappedQueueCount
+	}
+	return 0
+}
+
+func (x *Gpu) GetOfflineMappedQueueCount() uint32 {
+	if x != nil {
+		return x.OfflineMappedQueueCount
+	}
+	return 0
+}
+
+func (x *Gpu) GetFreeSlotCount() uint32 {
+	if x != nil && x.FreeSlotCount != nil {
+		return *x.FreeSlotCount
 	}
 	return 0
 }
@@ -3180,7 +3207,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	" \x01(\tR\x05label\x12\x1d\n" +
 	"\n" +
 	"target_ids\x18\v \x03(\tR\ttargetIds\x12-\n" +
-	"\x12client_certificate\x18\f \x01(\tR\x11clientCertificate\"\xac\x04\n" +
+	"\x12client_certificate\x18\f \x01(\tR\x11clientCertificate\"\xd8\x05\n" +
 	"\x03Gpu\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\rR\x05gpuId\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -3201,8 +3228,12 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x0fsuspended_count\x18\r \x01(\rR\x0esuspendedCount\x12!\n" +
 	"\fbreaker_open\x18\x0e \x01(\bR\vbreakerOpen\x12E\n" +
 	"\x11breaker_closes_in\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x0fbreakerClosesIn\x12.\n" +
-	"\x10memory_evictions\x18\x10 \x01(\x04H\x00R\x0fmemoryEvictions\x88\x01\x01B\x13\n" +
-	"\x11_memory_evictions\"\xdd\x03\n" +
+	"\x10memory_evictions\x18\x10 \x01(\x04H\x00R\x0fmemoryEvictions\x88\x01\x01\x12,\n" +
+	"\x12mapped_queue_count\x18\x11 \x01(\rR\x10mappedQueueCount\x12;\n" +
+	"\x1aoffline_mapped_queue_count\x18\x12 \x01(\rR\x17offlineMappedQueueCount\x12+\n" +
+	"\x0ffree_slot_count\x18\x13 \x01(\rH\x01R\rfreeSlotCount\x88\x01\x01B\x13\n" +
+	"\x11_memory_evictionsB\x12\n" +
+	"\x10_free_slot_count\"\xdd\x03\n" +
 	"\tContainer\x12\x18\n" +
 	"\aruntime\x18\x01 \x01(\tR\aruntime\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x12\n" +
