@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"reflect"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -88,7 +89,7 @@ func kmapIoctl[T any](handle func(*Driver, *call, *KmapFile, *T) errno) func(*Dr
 }
 
 // IoctlKmap makes a call of t on f. err is 0 or the errno.
-func (d *Driver) IoctlKmap(t Task, f *KmapFile, req kfd.Request, arg Memory) (err errno) {
+func (d *Driver) IoctlKmap(t Task, f *KmapFile, req kfd.Request, arg Memory) (err syscall.Errno) {
 	d.mu.Lock()
 	defer d.leave()
 	handle, known := kmapHandlers[req]
