@@ -59,6 +59,7 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/discovery/hiplog FuzzO
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/discovery/hiplog FuzzScan pkg_discovery_hiplog_FuzzScan
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/gpreempt FuzzParseProcessKey pkg_gpreempt_FuzzParseProcessKey
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzDecodeEntries pkg_kfd_FuzzDecodeEntries
+compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzKmapAnswer pkg_kfd_FuzzKmapAnswer
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzParseRuntimeInfo pkg_kfd_FuzzParseRuntimeInfo
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzSMILines pkg_kfd_FuzzSMILines
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/scheduler FuzzHistory pkg_scheduler_FuzzHistory

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"reflect"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -88,7 +89,7 @@ func kmapIoctl[T any](handle func(*Driver, *call, *KmapFile, *T) errno) func(*Dr
 }
 
 // IoctlKmap makes a call of t on f. err is 0 or the errno.
-func (d *Driver) IoctlKmap(t Task, f *KmapFile, req kfd.Request, arg Memory) (err errno) {
+func (d *Driver) IoctlKmap(t Task, f *KmapFile, req kfd.Request, arg Memory) (err syscall.Errno) {
 	d.mu.Lock()
 	defer d.leave()
 	handle, known := kmapHandlers[req]
@@ -122,9 +123,8 @@ func (d *Driver) kmapInfo(_ *call, f *KmapFile, args *kfd.KmapInfoArgs) errno {
 // kmapTarget is a target of a SET.
 type kmapTarget struct {
 	args *kfd.KmapTargetArgs
-	// p has a reference, nil if the target failed. idle: there is nothing to do for it.
-	p    *process
-	idle bool
+	// named is its process, with a reference, and p the same unless the target failed.
+	named, p *process
 }
 
 func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfd.KmapSetArgs) errno {
@@ -150,14 +150,13 @@ func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfd.KmapSetArgs) errno {
 		t.args = &array[i]
 		listed := binary.NativeEndian.Uint64(b[i*size+queuesPtrOffset:]) != 0
 		var err errno
-		if t.p, t.idle, err = d.kmapTarget(c, f, t.args, listed, targets[:i]); err != 0 {
-			t.args.Result = -int32(err)
-			continue
+		if t.named, err = d.kmapProcess(c, t.args, listed); err == 0 {
+			t.named.refs++
+			defer d.unref(t.named)
+			err = d.claim(f, t, targets[:i])
 		}
-		t.p.refs++
-		defer d.unref(t.p)
-		t.args.Result = 0
-		if !t.idle {
+		if t.args.Result = -int32(err); err == 0 {
+			t.p = t.named
 			d.record(f, t.p, t.args.Limit)
 		}
 	}
@@ -189,40 +188,42 @@ func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfd.KmapSetArgs) errno {
 // queuesPtrOffset is that of queues_ptr in struct kfd_kmap_target.
 const queuesPtrOffset = 8
 
-// kmapTarget checks a target and returns its process. idle: there is nothing to do.
-func (d *Driver) kmapTarget(c *call, f *KmapFile, args *kfd.KmapTargetArgs, listed bool, earlier []kmapTarget) (p *process, idle bool, err errno) {
+// kmapProcess returns the process of a target. listed: it has an array for queues.
+func (d *Driver) kmapProcess(c *call, args *kfd.KmapTargetArgs, listed bool) (*process, errno) {
 	switch {
 	case args.Pad != 0:
-		return nil, false, EINVAL
+		return nil, EINVAL
 	case !listed && args.NumQueues > 0:
-		return nil, false, EFAULT
+		return nil, EFAULT
 	case args.NumQueues > kfd.KmapMaxRoom:
-		return nil, false, E2BIG
+		return nil, E2BIG
 	}
 	task, ok := c.task.Pidfd(args.PIDFD)
 	if !ok {
-		return nil, false, EBADF
+		return nil, EBADF
 	}
 	if task != nil && task.MM() != nil {
-		p = d.byMM(task.MM())
-	}
-	twice := slices.ContainsFunc(earlier, func(t kmapTarget) bool { return p != nil && t.p == p })
-	switch {
-	case p == nil:
-		return nil, false, ESRCH
-	case twice:
-		return nil, false, EINVAL
-	case p.limit != nil && p.limit.file != f:
-		return nil, false, EBUSY
-	case p.limit == nil && args.Limit == kfd.KmapNoLimit:
-		return p, true, 0
-	}
-	for _, x := range p.pdds {
-		if len(x.queues) > 0 && d.perQueue(x.gpu) {
-			return nil, false, EOPNOTSUPP
+		if p := d.byMM(task.MM()); p != nil {
+			return p, 0
 		}
 	}
-	return p, false, 0
+	return nil, ESRCH
+}
+
+// claim reports whether a handle may set the limit of a target.
+func (d *Driver) claim(f *KmapFile, t *kmapTarget, earlier []kmapTarget) errno {
+	p := t.named
+	switch {
+	case slices.ContainsFunc(earlier, func(o kmapTarget) bool { return o.named == p }):
+		return EINVAL
+	case p.limit != nil && p.limit.file != f:
+		return EBUSY
+	case t.args.Limit == kfd.KmapNoLimit:
+		return 0
+	case slices.ContainsFunc(p.pdds, func(x *pdd) bool { return len(x.queues) > 0 && d.perQueue(x.gpu) }):
+		return EOPNOTSUPP
+	}
+	return 0
 }
 
 // record stores the limit of a process, or removes it.
@@ -259,7 +260,7 @@ func (d *Driver) applyLimits(c *call, g *gpu, targets []kmapTarget, args *kfd.Km
 	defer d.hold(c, &g.dqm)()
 	var changed *process
 	for _, t := range targets {
-		if t.p != nil && !t.idle && t.p.choose(g) && changed == nil {
+		if t.p != nil && t.p.choose(g) && changed == nil {
 			changed = t.p
 		}
 	}
@@ -271,7 +272,7 @@ func (d *Driver) applyLimits(c *call, g *gpu, targets []kmapTarget, args *kfd.Km
 		return
 	}
 	for _, t := range targets {
-		if t.p != nil && !t.idle && len(t.p.on(g).queues) > 0 {
+		if t.p != nil && len(t.p.on(g).queues) > 0 {
 			t.args.Result = -int32(EIO)
 		}
 	}

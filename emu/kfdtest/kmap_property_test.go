@@ -102,7 +102,7 @@ func (l *limits) call(j *actor, call func(t *kfdtest.Thread)) {
 // create creates a queue, which can be suspended then.
 func (l *limits) create(j *actor) {
 	gpu := rapid.SampledFrom([]gpreempt.GPUID{gpuA, gpuA, gpuB}).Draw(l.rt, "gpu")
-	kind := rapid.SampledFrom([]uint32{kfd.QueueTypeCompute, kfd.QueueTypeComputeAQL, kfd.QueueTypeSDMA, kfd.QueueTypeSDMAXGMI}).Draw(l.rt, "type")
+	kind := rapid.SampledFrom([]uint32{kfd.QueueTypeCompute, kfd.QueueTypeComputeAQL, kfd.QueueTypeComputeAQL, kfd.QueueTypeSDMA, kfd.QueueTypeSDMAXGMI}).Draw(l.rt, "type")
 	args := kfd.CreateQueueArgs{
 		RingBaseAddress: 1 << 20, RingSize: 4096, GPUID: uint32(gpu), QueueType: kind, QueuePercentage: 100, QueuePriority: l.priority(),
 	}
@@ -116,6 +116,7 @@ func (l *limits) actions() map[string]func(*rapid.T) {
 	job := func() *actor { return rapid.SampledFrom(l.jobs).Draw(l.rt, "job") }
 	id := func() uint32 { return uint32(rapid.IntRange(0, 5).Draw(l.rt, "queue")) }
 	limiter := func() int { return rapid.IntRange(0, len(l.handles)-1).Draw(l.rt, "handle") }
+	set := func(*rapid.T) { l.set(l.handles[limiter()]) }
 	return map[string]func(*rapid.T){
 		"create": func(*rapid.T) { l.create(job()) },
 		"destroy": func(*rapid.T) {
@@ -135,7 +136,8 @@ func (l *limits) actions() map[string]func(*rapid.T) {
 		"suspend":    func(*rapid.T) { _, _ = l.dbg.device.Suspend(job().PID(), []uint32{id()}) },
 		"resume":     func(*rapid.T) { _, _ = l.dbg.device.Resume(job().PID(), []uint32{id()}) },
 		"resume all": func(*rapid.T) { _, _ = l.dbg.device.ResumeAll(job().PID()) },
-		"set":        func(*rapid.T) { l.set(l.handles[limiter()]) },
+		// Half of the steps.
+		"set": set, "set 2": set, "set 3": set, "set 4": set, "set 5": set, "set 6": set, "set 7": set, "set 8": set,
 		"time passes": func(*rapid.T) {
 			time.Sleep(time.Duration(rapid.IntRange(1, 500).Draw(l.rt, "ms")) * time.Millisecond)
 		},

@@ -50,7 +50,7 @@ var verbs = map[string]func(*doing) (int64, error){
 			flags |= unix.O_CLOEXEC
 		}
 		fd, err := d.sys.Open(kfd.DevicePath, flags)
-		return d.newFD("fd", fd, err)
+		return d.newFD(fd, err)
 	},
 	// opens reports whether a file can be opened, and returns its content.
 	"opens": func(d *doing) (int64, error) { return 0, d.look() },
@@ -86,7 +86,7 @@ var verbs = map[string]func(*doing) (int64, error){
 	"detach": func(d *doing) (int64, error) { return 0, d.sys.Detach(int32(d.num("pid", 0))) },
 	"getfd": func(d *doing) (int64, error) {
 		fd, err := d.sys.PidfdGetfd(int32(d.num("pid", 0)), int(d.num("theirs", 0)))
-		return d.newFD("fd", fd, err)
+		return d.newFD(fd, err)
 	},
 	"raw":     rawCall,
 	"version": version,
@@ -110,7 +110,7 @@ var verbs = map[string]func(*doing) (int64, error){
 	"smi": func(d *doing) (int64, error) {
 		args := kfd.SMIEventsArgs{GPUID: uint32(d.num("gpu", 0))}
 		_, err := d.ioctl(kfd.ReqSMIEvents, kfd.PointerTo(&args))
-		return d.newFD("fd", int(args.AnonFD), err)
+		return d.newFD(int(args.AnonFD), err)
 	},
 	"select": func(d *doing) (int64, error) {
 		n, err := d.sys.Write(d.fd(), binary.NativeEndian.AppendUint64(nil, d.num("events", 0))[:d.num("size", 8)])
@@ -231,9 +231,9 @@ func (d *doing) list(key string, values []uint32) {
 }
 
 // newFD returns a new descriptor; its number is not part of the answer.
-func (d *doing) newFD(key string, fd int, err error) (int64, error) {
+func (d *doing) newFD(fd int, err error) (int64, error) {
 	if err == nil {
-		d.out(key, fd)
+		d.out("fd", fd)
 	}
 	return 0, err
 }

@@ -20,11 +20,11 @@ func init() {
 			flags |= unix.O_CLOEXEC
 		}
 		fd, err := d.sys.Open(kfd.KmapPath, flags)
-		return d.newFD("fd", fd, err)
+		return d.newFD(fd, err)
 	}
 	verbs["pidfd"] = func(d *doing) (int64, error) {
 		fd, err := d.sys.PidfdOpen(int32(d.num("pid", 0)))
-		return d.newFD("fd", fd, err)
+		return d.newFD(fd, err)
 	}
 	maps.Copy(verbs, kmapVerbs)
 }

@@ -58,7 +58,7 @@ func TestKmapRequestNumbers(t *testing.T) {
 		got[name] = req
 	}
 	want := map[string]Request{
-		"KMAP_INFO": readWrite | 32<<16 | magic | 0, "KMAP_SET": readWrite | 40<<16 | magic | 1, "KMAP_OCCUPANCY": readWrite | 48<<16 | magic | 2,
+		"KMAP_INFO": readWrite | 32<<16 | magic, "KMAP_SET": readWrite | 40<<16 | magic | 1, "KMAP_OCCUPANCY": readWrite | 48<<16 | magic | 2,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("kfd_kmap.h (-) and this package (+) differ:\n%s", diff)
