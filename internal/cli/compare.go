@@ -80,7 +80,7 @@ func (a *app) compareCommand() *cobra.Command {
 					}
 				})
 			}
-			return a.trialRun(cmd, &p, "compare", f.out)
+			return a.trialRun(cmd, &p, "compare", f.out, false)
 		},
 	}
 	flags := cmd.Flags()

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -47,14 +48,15 @@ const (
 	overrideRenew = 20 * time.Second
 )
 
-// classify overrides the class of targets until restore, and renews the overrides that are old.
-func (d *daemon) classify(ctx context.Context, targets []*gpreemptv1.Target, class gpreemptv1.Class) error {
+// classify overrides the class of targets, and the mechanism if it is not "", until restore. It
+// renews the overrides that are old.
+func (d *daemon) classify(ctx context.Context, targets []*gpreemptv1.Target, class gpreemptv1.Class, mechanism string) error {
 	for _, t := range targets {
 		if at, ok := d.classified[t.GetTargetId()]; ok && time.Since(at) < overrideRenew {
 			continue
 		}
 		_, err := d.admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{
-			TargetId: t.GetTargetId(), Class: class, Ttl: durationpb.New(overrideTTL),
+			TargetId: t.GetTargetId(), Class: class, Ttl: durationpb.New(overrideTTL), Mechanism: mechanism,
 		})
 		if isUnknownTarget(err) {
 			continue // it has exited
@@ -274,6 +276,21 @@ func (w *watcher) collect(r *evidence.Repeat, from, to time.Duration) (alarms []
 	slices.SortFunc(r.Spans, func(a, b evidence.Span) int { return compareSpans(&a, &b) })
 	r.Spans = r.Spans[:min(len(r.Spans), most)]
 	return alarms
+}
+
+// missing returns for each arm why the daemon cannot run it, "" if it can.
+func (d *daemon) missing(ctx context.Context, arms []Arm) ([]string, error) {
+	status, err := d.admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+	why := make([]string, len(arms))
+	for i, arm := range arms {
+		if has := status.GetMechanisms(); arm.Mechanism != "" && !slices.Contains(has, arm.Mechanism) {
+			why[i] = fmt.Sprintf("the daemon has no mechanism %q: it has %s", arm.Mechanism, cmp.Or(strings.Join(has, ", "), "none"))
+		}
+	}
+	return why, nil
 }
 
 // clock returns the daemon's clock.
