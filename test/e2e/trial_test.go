@@ -465,3 +465,34 @@ profile: %s
 		t.Errorf("%v, %+v", err, run)
 	}
 }
+
+// An attached process is handed over to the mechanism that an admin chooses, and back.
+func TestChosenMechanismReplacesTheAttachedOne(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	d := m.start(unmanaged)
+	w := m.serve("--runtime", "--queues", "2", "--duration", "2000")
+	d.eventually("the job is found", func() bool { return d.target(w.PID).GetQueueCount() == 2 })
+	pid := fmt.Sprint(w.PID)
+	for _, tc := range []struct {
+		want string
+		args []string
+	}{
+		{"dbgtrap", nil},
+		{"dbgtrap-per-queue", []string{"--mechanism", "dbgtrap-per-queue"}},
+		{"dbgtrap", nil},
+	} {
+		if r := d.ctl(append([]string{"target", "classify", pid, "offline"}, tc.args...)...); r.Code != 0 {
+			t.Fatalf("classify %v: %+v", tc.args, r)
+		}
+		d.eventually("it is held by "+tc.want, func() bool { return d.target(w.PID).GetMechanism() == tc.want })
+		if r := d.ctl("target", "suspend", pid, "--ttl", "1s"); r.Code != 0 || !strings.Contains(r.Out, "is suspended") {
+			t.Errorf("by %s: %+v", tc.want, r)
+		}
+		if r := d.ctl("target", "resume", pid); r.Code != 0 {
+			t.Errorf("by %s: %+v", tc.want, r)
+		}
+	}
+	if r := d.ctl("target", "classify", pid, "offline", "--mechanism", "freezer"); r.Code == 0 || !strings.Contains(r.Err, `no mechanism "freezer"`) {
+		t.Errorf("a mechanism that is not enabled: %+v", r)
+	}
+}
