@@ -434,7 +434,23 @@ func (d *daemon) suspendedFor(ctx context.Context, targets []*gpreemptv1.Target,
 	return n == len(targets), nil
 }
 
+// awaitBreakers waits until no breaker is open, which an earlier repeat may have caused, or until
+// breakerTime is over: nothing would be suspended in this one.
+func (d *daemon) awaitBreakers(ctx context.Context) error {
+	for end := time.Now().Add(breakerTime); ; {
+		gpus, err := d.admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
+		if err != nil || !slices.ContainsFunc(gpus.GetGpus(), (*gpreemptv1.Gpu).GetBreakerOpen) || time.Now().After(end) {
+			return err
+		}
+		if err := sleep(ctx, pollTime); err != nil {
+			return err
+		}
+	}
+}
+
 const (
+	// breakerTime is longer than a breaker stays open.
+	breakerTime = 40 * time.Second
 	// slotTime is how long the offline processes are suspended at most while slots are read: the
 	// daemon's reading may be a second old.
 	slotTime = 8 * time.Second

@@ -61,6 +61,9 @@ func (p *play) play(ctx context.Context) (err error) {
 			err = errors.Join(err, p.events.end())
 		}
 	}()
+	if err := p.daemon.awaitBreakers(ctx); err != nil {
+		return err
+	}
 	if p.events, err = p.daemon.watch(ctx); err != nil {
 		return err
 	}
