@@ -43,6 +43,8 @@ type Decision struct {
 	By string
 	// NeverDebug forbids every mechanism that attaches to the process as a debugger.
 	NeverDebug bool
+	// Mechanism is the only one that may be used, by an admin override; "" leaves the choice.
+	Mechanism string
 	// Waits reports that a rule would make the process offline, and that an earlier one,
 	// which By names, may match once more is known: until then it is unmanaged.
 	Waits bool

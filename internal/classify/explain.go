@@ -31,6 +31,9 @@ func (c *Classifier) Explain(s *Subject, override *Decision) []Step {
 	admin := Step{By: ByAdmin, Detail: "no admin override"}
 	if override != nil {
 		admin = Step{By: ByAdmin, Class: override.Class, Priority: override.Priority, Matches: true, Detail: "admin override"}
+		if override.Mechanism != "" {
+			admin.Detail += ", suspended by " + override.Mechanism + " only"
+		}
 	}
 	steps = append(steps, admin)
 	for n := range c.rules {

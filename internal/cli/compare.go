@@ -75,7 +75,7 @@ func (a *app) compareCommand() *cobra.Command {
 			if f.dryRun {
 				return a.showPlan(&p)
 			}
-			return a.trialRun(cmd, &p, "compare", f.out)
+			return a.trialRun(cmd, &p, "compare", f.out, false)
 		},
 	}
 	flags := cmd.Flags()

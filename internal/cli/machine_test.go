@@ -314,6 +314,9 @@ func (m *machine) ClassifyTarget(_ context.Context, req *gpreemptv1.ClassifyTarg
 	if err != nil {
 		return nil, err
 	}
+	if name := req.GetMechanism(); name != "" && name != "freezer" {
+		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownMechanism, "this daemon has no mechanism "+name, "use freezer")
+	}
 	t.Class, t.Priority, t.DecidedBy = req.GetClass(), 0, "admin"
 	if req.Priority != nil {
 		t.Priority = req.GetPriority()

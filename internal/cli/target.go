@@ -225,12 +225,13 @@ func (a *app) ofTarget(cmd *cobra.Command, run func(cmd *cobra.Command, target s
 
 func (a *app) targetClassify() *cobra.Command {
 	var (
-		rank uint32
-		ttl  time.Duration
+		rank      uint32
+		ttl       time.Duration
+		mechanism string
 	)
 	cmd := &cobra.Command{
 		Use:   "classify TARGET CLASS",
-		Short: "Override class and priority of one process",
+		Short: "Override class, priority and mechanism of one process",
 		Args:  operands("TARGET", "CLASS"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			if len(args) == 1 {
@@ -243,10 +244,10 @@ func (a *app) targetClassify() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			req := &gpreemptv1.ClassifyTargetRequest{TargetId: target}
+			req := &gpreemptv1.ClassifyTargetRequest{TargetId: target, Mechanism: mechanism}
 			if args[1] == "auto" {
-				if cmd.Flags().Changed("priority") || cmd.Flags().Changed("ttl") {
-					return usage(cmd, "--priority and --ttl cannot be used with auto")
+				if cmd.Flags().Changed("priority") || cmd.Flags().Changed("ttl") || mechanism != "" {
+					return usage(cmd, "--priority, --ttl and --mechanism cannot be used with auto")
 				}
 			} else if req.Class, err = api.ParseEnum[gpreemptv1.Class](args[1]); err != nil {
 				return usage(cmd, "class: %v, auto", err)
@@ -259,8 +260,11 @@ func (a *app) targetClassify() *cobra.Command {
 			}
 			return ask(cmd, a, adminClient.ClassifyTarget, req, func(p *printer, resp *gpreemptv1.ClassifyTargetResponse) {
 				g, until := resp.GetTarget(), ""
+				if mechanism != "" {
+					until = ", suspended by " + mechanism + " only"
+				}
 				if ttl > 0 {
-					until = ", for " + duration(ttl)
+					until += ", for " + duration(ttl)
 				}
 				p.linef("%s (%d): class %s, priority %d, by %s%s", g.GetComm(), g.GetPid(), api.EnumName(g.GetClass()), g.GetPriority(),
 					or(g.GetDecidedBy(), "default"), until)
@@ -269,6 +273,7 @@ func (a *app) targetClassify() *cobra.Command {
 	}
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: the class's)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "duration, such as 1h (default: until the process exits)")
+	cmd.Flags().StringVar(&mechanism, "mechanism", "", "`NAME` of the only mechanism that may suspend it (default: the daemon's choice)")
 	return cmd
 }
 

@@ -83,7 +83,7 @@ func (f *trialFlags) addWork(flags *pflag.FlagSet) {
 	flags.StringVar(&f.own.Offline.Progress, "progress", "", "`REGEXP` of the lines with a job's progress, with a group for the number (default: \"step N\")")
 	flags.StringVar(&f.own.Offline.Unit, "unit", "", "name of what --progress counts (default: steps)")
 	flags.StringArrayVar(&f.policies, "policy", nil, "preset for a protected arm; may be repeated (default: the daemon's policy)")
-	flags.StringArrayVar(&f.mechanisms, "mechanism", nil, "mechanism that must suspend in a protected arm; may be repeated (default: any)")
+	flags.StringArrayVar(&f.mechanisms, "mechanism", nil, "mechanism that suspends in a protected arm; may be repeated (default: the daemon's choice)")
 	flags.StringArrayVar(&f.gpus, "gpu", nil, "GPU that requests are announced for: "+selectorHelp+"; may be repeated (default: those of the offline jobs)")
 	flags.IntVar(&f.own.Repeats, "repeats", 0, "repeats of each arm")
 	flags.DurationVar(&f.own.WarmUp, "warm-up", 0, "how long jobs run before a repeat is measured")
@@ -203,7 +203,7 @@ func (a *app) runTrial(cmd *cobra.Command, f *trialFlags) error {
 		if f.resume == "" {
 			return usage(cmd, "--resume takes the plan of the run: other flags do not apply")
 		}
-		return a.trialRun(cmd, nil, "trial", f.resume)
+		return a.trialRun(cmd, nil, "trial", f.resume, false)
 	}
 	p, err := f.merge(cmd)
 	if err != nil {
@@ -221,7 +221,7 @@ func (a *app) runTrial(cmd *cobra.Command, f *trialFlags) error {
 	if f.dryRun {
 		return a.showPlan(&p)
 	}
-	return a.trialRun(cmd, &p, "trial", f.out)
+	return a.trialRun(cmd, &p, "trial", f.out, len(f.arms)+len(f.mechanisms) == 0)
 }
 
 // checkPlan returns the errors of a plan.
@@ -263,8 +263,8 @@ func (f *trialFlags) findGPUs(a *app, cmd *cobra.Command, p *trial.Plan) error {
 }
 
 // trialRun runs a plan into a folder, or continues the run in the folder if p is nil, and shows
-// what it measured.
-func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string) error {
+// what it measured. With skip, arms with a mechanism that the daemon does not have are left out.
+func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string, skip bool) error {
 	if a.address != "" {
 		return usage(cmd, "--address does not apply: the jobs must run on the host of the daemon")
 	}
@@ -282,7 +282,10 @@ func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string) e
 		dir = fmt.Sprintf("%s-%s", folderName(p.Name), a.Now().Format("20060102-150405"))
 	}
 	progress, finish := a.trialProgress()
-	cfg := trial.Config{Dir: dir, Client: c, Socket: socket, Version: api.VersionString(), Command: command, Progress: progress, TraceKFD: recordBeside(thisHost())}
+	cfg := trial.Config{
+		Dir: dir, Client: c, Socket: socket, Version: api.VersionString(), Command: command, SkipMissing: skip,
+		Progress: progress, TraceKFD: recordBeside(thisHost()),
+	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	var run *evidence.Run
@@ -316,6 +319,9 @@ func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string) e
 func (a *app) trialFailed(ctx context.Context, err error) *failure {
 	if ctx.Err() != nil {
 		return &failure{code: ExitFailure, message: err.Error(), next: "nothing of it is left running"}
+	}
+	if missing, ok := errors.AsType[*trial.MissingError](err); ok {
+		return &failure{code: ExitRefused, message: missing.Error(), next: "choose another --mechanism, or enable it in the daemon's config file and restart the daemon"}
 	}
 	err = a.fromDaemon(ctx, err)
 	if f, ok := errors.AsType[*failure](err); ok {

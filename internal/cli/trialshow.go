@@ -24,8 +24,10 @@ type trialResult struct {
 	Backend string             `json:"backend"`
 	Verdict *evidence.Verdict  `json:"verdict,omitempty"`
 	Arms    []evidence.Summary `json:"arms"`
-	Faults  []evidence.Fault   `json:"faults"`
-	Alarms  []evidence.Alarm   `json:"alarms"`
+	// Ratios are of the protected arms against the first of their size.
+	Ratios []evidence.Ratio `json:"ratios,omitempty"`
+	Faults []evidence.Fault `json:"faults"`
+	Alarms []evidence.Alarm `json:"alarms"`
 	// Missing says why the folder does not have something, by its name.
 	Missing map[string]string `json:"missing,omitempty"`
 	// Report is the path of the report, if one was written.
@@ -40,7 +42,7 @@ func (a *app) showRun(dir string, run *evidence.Run, profile, page string) error
 	}
 	result := trialResult{
 		Dir: dir, Name: run.Name, Command: run.Command, Origin: run.Origin, Backend: run.Backend, Arms: evidence.Summarize(run), Faults: run.Faults,
-		Alarms: run.Alarms, Missing: run.Missing, Report: page,
+		Alarms: run.Alarms, Missing: run.Missing, Report: page, Ratios: evidence.Within(run),
 	}
 	if profile != "" && profile != noProfile {
 		limits, err := evidence.LoadProfile(profile)
@@ -108,6 +110,7 @@ func printRun(p *printer, r *trialResult) {
 		durations.flush()
 	}
 	printReadings(p, r.Arms)
+	printRatios(p, r.Ratios)
 	printVerdict(p, r)
 	p.linef("")
 	for _, what := range slices.Sorted(maps.Keys(r.Missing)) {
@@ -147,6 +150,27 @@ func printReadings(p *printer, arms []evidence.Summary) {
 			}
 		}
 		t.row(row...)
+	}
+	t.flush()
+}
+
+// printRatios prints how much faster arms are than the first of their size: the means, or with -o
+// wide all figures.
+func printRatios(p *printer, ratios []evidence.Ratio) {
+	if !p.wide {
+		ratios = slices.DeleteFunc(slices.Clone(ratios), func(r evidence.Ratio) bool { return !strings.HasSuffix(r.Figure, " mean") })
+	}
+	if len(ratios) == 0 {
+		return
+	}
+	p.linef("")
+	t := p.table("", columns{"ARM", "AGAINST", "FIGURE", ">AGAINST IT", ">ARM", "UNIT", ">SPEED-UP", ">FROM", ">TO", ">REDUCTION"})
+	for _, r := range ratios {
+		speedUp, from, to := 1/r.Ratio, 1/r.High, 1/r.Low
+		if r.Unit == "1/s" { // more is better
+			speedUp, from, to = r.Ratio, r.Low, r.High
+		}
+		t.row(r.Arm, r.Base, r.Figure, figure(r.A), figure(r.B), r.Unit, figure(speedUp), figure(from), figure(to), fmt.Sprintf("%.0f%%", 100*(1-r.Ratio)))
 	}
 	t.flush()
 }

@@ -48,6 +48,15 @@ type debugger interface {
 	mechanism.Mechanism
 	Queues(gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool)
 	PermissionRule() kfd.PermissionRule
+	PerQueue() mechanism.Mechanism
+}
+
+// mechanismNames returns the names of the mechanisms, best first.
+func (b *backend) mechanismNames() (names []string) {
+	for _, m := range b.mechanisms {
+		names = append(names, m.Name())
+	}
+	return names
 }
 
 // calls returns how many calls of the driver were made for targets, and their total time.
@@ -94,6 +103,9 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 		case name == "freezer":
 			b.mechanisms = append(b.mechanisms, b.pauses.Freezer)
 		}
+	}
+	if b.dbgtrap != nil && h.Mechanisms == nil {
+		b.mechanisms = append(b.mechanisms, b.dbgtrap.PerQueue())
 	}
 	if len(b.mechanisms) == 0 {
 		b.warn(gpreempt.WarnNoMechanism.Warn("no usable mechanism: the daemon observes and classifies, and suspends nothing"))

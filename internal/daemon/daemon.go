@@ -262,6 +262,7 @@ func (d *daemon) build(cfg config.Config) error {
 		Audit:           d.logs.Audit().Named("audit"),
 		Version:         api.VersionString(),
 		Backend:         d.backend.name,
+		Mechanisms:      d.backend.mechanismNames(),
 		Diagnose:        d.diagnose,
 		Warnings:        d.listWarnings,
 	})

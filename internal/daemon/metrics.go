@@ -33,9 +33,7 @@ func (d *daemon) scrape() events.MetricsSnapshot {
 		Version: api.VersionString(), Backend: d.backend.name,
 		GPUs: d.inventory.GPUs(), Sources: d.observer.Sources(), Processes: len(d.inventory.Processes()),
 		Queues: map[gpreempt.GPUID]int{}, Warnings: d.listWarnings(),
-	}
-	for _, m := range d.backend.mechanisms {
-		s.Mechanisms = append(s.Mechanisms, m.Name())
+		Mechanisms: d.backend.mechanismNames(),
 	}
 	all, _ := d.inventory.Queues()
 	for _, q := range all {

@@ -17,10 +17,12 @@ const (
 	seed      = 19
 )
 
-// Ratio is a figure of an arm in two runs: that of B divided by that of A, with the interval that
+// Ratio is a figure of an arm in two runs, or of two arms: that of B divided by that of A, with the interval that
 // contains 95 % of the ratios of resampled runs. Resampling draws repeats, and samples in them.
 type Ratio struct {
-	Arm    string  `json:"arm"`
+	Arm string `json:"arm"`
+	// Base is the arm of A, if it is another arm of the same run.
+	Base   string  `json:"base,omitempty"`
 	Figure string  `json:"figure"`
 	Unit   string  `json:"unit"`
 	A      float64 `json:"a"`
@@ -77,6 +79,29 @@ func Compare(a, b *Run, except ...string) ([]Ratio, error) {
 		}
 	}
 	return ratios, nil
+}
+
+// Within returns the figures of each protected arm against those of the first with as many queues
+// and processes: the ratio is B to A, where A is the first.
+func Within(run *Run) (ratios []Ratio) {
+	first := map[string]*Arm{}
+	for i := range run.Arms {
+		arm := &run.Arms[i]
+		if arm.Kind != Protected || arm.Missing != "" {
+			continue
+		}
+		_, size, _ := strings.Cut(arm.Name, ", ")
+		base := first[size]
+		if base == nil {
+			first[size] = arm
+			continue
+		}
+		for _, r := range compareArms(base, arm) {
+			r.Arm, r.Base = arm.Name, base.Name
+			ratios = append(ratios, r)
+		}
+	}
+	return ratios
 }
 
 func orNone(s string) string {

@@ -62,6 +62,10 @@ func Judge(run *Run, p Profile) Verdict {
 	protected := 0
 	for i := range run.Arms {
 		arm := &run.Arms[i]
+		if arm.Missing != "" {
+			note(CannotTell, "%s was left out: %s", arm.Name, arm.Missing)
+			continue
+		}
 		arm.sound(note)
 		if arm.Kind != Protected {
 			continue
@@ -139,7 +143,7 @@ func (run *Run) complete(note func(Result, string, ...any)) {
 		note(Fail, "%d alarms, the first from %s: %s", n, run.Alarms[0].From, run.Alarms[0].Text)
 	}
 	for _, arm := range run.Arms {
-		if want := max(1, run.Planned); len(arm.Repeats) < want {
+		if want := max(1, run.Planned); len(arm.Repeats) < want && arm.Missing == "" {
 			note(CannotTell, "%s: %d of %d repeats were run", arm.Name, len(arm.Repeats), want)
 		}
 	}

@@ -2,6 +2,7 @@ package evidence_test
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -63,12 +64,12 @@ func profile(t *testing.T, name string) evidence.Profile {
 func TestRunWithinAllLimitsPasses(t *testing.T) {
 	for _, name := range evidence.ProfileNames() {
 		run := sound()
-		if name == "final" {
+		if name == "final" || strings.HasPrefix(name, "s4-") {
 			for i := range run.Arms[3].Repeats {
 				r := &run.Arms[3].Repeats[i]
 				r.Seconds = 1800
 				for q := range r.Requests {
-					r.Requests[q].Total = 4
+					r.Requests[q].Total, r.Suspends[q].MS = 4, 0.25
 				}
 			}
 		}
@@ -193,6 +194,67 @@ func TestSlotsThatWereNotReadAreUnverified(t *testing.T) {
 		if diff := cmp.Diff([]string{want}, v.Unverified); v.Result != evidence.Pass || diff != "" {
 			t.Errorf("%s: %s", v.Result, diff)
 		}
+	}
+}
+
+// An arm that could not be run leaves the verdict open, and nothing else is said of it.
+func TestArmThatWasLeftOutCannotTell(t *testing.T) {
+	run := sound()
+	run.Arms = append(run.Arms, evidence.Arm{Name: "protected::kmap", Kind: evidence.Protected, Missing: "the daemon has no mechanism"})
+	want := evidence.Judge(sound(), profile(t, "documents-s3"))
+	want.Result, want.Reasons = evidence.CannotTell, []string{"protected::kmap was left out: the daemon has no mechanism"}
+	if diff := cmp.Diff(want, evidence.Judge(run, profile(t, "documents-s3"))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	run.Arms[3].Repeats[0].Lost = 1
+	if v := evidence.Judge(run, profile(t, "documents-s3")); v.Result != evidence.Fail {
+		t.Errorf("with a lost packet: %+v", v)
+	}
+}
+
+func TestProfilesOfS4HaveItsLimits(t *testing.T) {
+	for name, want := range map[string]map[string]float64{
+		"s4-must":   {"online_p99_ms": 15, "suspend_p99_ms": 1, "resume_p99_ms": 1},
+		"s4-should": {"online_p99_ms": 10, "suspend_p99_ms": 0.5, "resume_p99_ms": 0.5},
+		"s4-best":   {"online_p99_ms": 5, "suspend_p99_ms": 0.3, "resume_p99_ms": 0.3},
+	} {
+		if diff := cmp.Diff(want, profile(t, name).Limits); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestProtectedArmsAreComparedWithTheFirstOfTheirSize(t *testing.T) {
+	run := sound()
+	protected := run.Arms[3]
+	run.Arms = nil
+	for _, name := range []string{"protected::a, queues 3, processes 1", "protected::b, queues 3, processes 1", "protected::a, queues 3, processes 8", "protected::b, queues 3, processes 8"} {
+		arm := protected
+		arm.Name, arm.Repeats = name, nil
+		for _, r := range protected.Repeats {
+			if strings.Contains(name, "::b") {
+				r.Suspends = []evidence.Timed{{At: 1, MS: 0.1}}
+			}
+			arm.Repeats = append(arm.Repeats, r)
+		}
+		run.Arms = append(run.Arms, arm)
+	}
+	run.Arms = append(run.Arms, evidence.Arm{Name: "protected::c, queues 3, processes 8", Kind: evidence.Protected, Missing: "no"})
+	type pair struct {
+		Arm, Base string
+		Ratio     float64
+	}
+	var got []pair
+	for _, r := range evidence.Within(run) {
+		if r.Figure == "suspend mean" {
+			got = append(got, pair{r.Arm, r.Base, math.Round(100*r.Ratio) / 100})
+		}
+	}
+	if diff := cmp.Diff([]pair{
+		{"protected::b, queues 3, processes 1", "protected::a, queues 3, processes 1", 0.2},
+		{"protected::b, queues 3, processes 8", "protected::a, queues 3, processes 8", 0.2},
+	}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -75,9 +75,11 @@ type Arm struct {
 	Name string  `json:"name"`
 	Kind ArmKind `json:"kind"`
 	// Mechanism and Policy of a protected arm, or the name of a baseline of the simulator.
-	Mechanism string   `json:"mechanism,omitempty"`
-	Policy    string   `json:"policy,omitempty"`
-	Repeats   []Repeat `json:"repeats"`
+	Mechanism string `json:"mechanism,omitempty"`
+	Policy    string `json:"policy,omitempty"`
+	// Missing is why the arm could not be run there, "" if it could.
+	Missing string   `json:"missing,omitempty"`
+	Repeats []Repeat `json:"repeats"`
 }
 
 // Repeat is one repeat of an arm. Times are in milliseconds, and At in milliseconds from its

@@ -39,12 +39,35 @@ func armSection(all []arm) section {
 		}
 	}
 	s.Tables = append(s.Tables, t)
-	for _, more := range []table{tokens, serviceTable(all)} {
+	for _, more := range []table{tokens, serviceTable(all), ratioTable(all)} {
 		if len(more.Rows) > 0 {
 			s.Tables = append(s.Tables, more)
 		}
 	}
 	return s
+}
+
+// ratioTable compares the protected arms of each trial with the first of their size, without rows when
+// there are no others. Simulations have their frontier for that.
+func ratioTable(all []arm) table {
+	t := table{
+		Title: "Protected arms against the first with as many queues and processes",
+		Head:  []string{"arm", "against", "figure", ">against it", ">arm", "unit", ">ratio", ">from", ">to", ">reduction"},
+	}
+	seen := map[*evidence.Run]bool{}
+	for i := range all {
+		run := all[i].run
+		if seen[run] || run.Command != "trial" && run.Command != "compare" {
+			continue
+		}
+		seen[run] = true
+		for _, r := range evidence.Within(run) {
+			t.Rows = append(t.Rows, []string{
+				clean(r.Arm), clean(r.Base), r.Figure, number(r.A), number(r.B), r.Unit, number(r.Ratio), number(r.Low), number(r.High), percent(1 - r.Ratio),
+			})
+		}
+	}
+	return t
 }
 
 // serviceTable has the latency of each service, without rows when there are not several.

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -192,7 +194,7 @@ func (s *Server) await(ctx context.Context, done func() bool) error {
 // ClassifyTarget overrides class and priority of one process.
 func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.ClassifyTargetRequest) (*gpreemptv1.ClassifyTargetResponse, error) {
 	s := a.s
-	decision, ttl, err := overrideOf(req)
+	decision, ttl, err := s.overrideOf(req)
 	if err != nil {
 		return nil, err
 	}
@@ -207,10 +209,15 @@ func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.Classi
 	switch {
 	case decision == nil:
 		s.adminEvent(ctx, r, "target classify %v: override removed", proc.Key)
-	case ttl == 0:
-		s.adminEvent(ctx, r, "target classify %v %v, priority %d", proc.Key, decision.Class, decision.Priority)
 	default:
-		s.adminEvent(ctx, r, "target classify %v %v, priority %d, for %v", proc.Key, decision.Class, decision.Priority, ttl)
+		what := fmt.Sprintf("target classify %v %v, priority %d", proc.Key, decision.Class, decision.Priority)
+		if decision.Mechanism != "" {
+			what += ", by " + decision.Mechanism
+		}
+		if ttl > 0 {
+			what += fmt.Sprintf(", for %v", ttl)
+		}
+		s.adminEvent(ctx, r, "%s", what)
 	}
 	t := s.target(proc)
 	return &gpreemptv1.ClassifyTargetResponse{Target: t.message(s.clocks(), true)}, nil
@@ -218,7 +225,7 @@ func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.Classi
 
 // overrideOf returns the override of a request; nil removes one. ttl 0 means until
 // the process exits.
-func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decision, ttl time.Duration, err error) {
+func (s *Server) overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decision, ttl time.Duration, err error) {
 	class, ok := classOf(req.GetClass())
 	if !ok && req.GetClass() != gpreemptv1.Class_CLASS_UNSPECIFIED {
 		return nil, 0, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass,
@@ -229,6 +236,9 @@ func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decis
 		return nil, 0, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass,
 			"priority and ttl are set without a class",
 			"set the class too, or leave out all three to remove an override")
+	}
+	if err := s.checkMechanism(req, class); err != nil {
+		return nil, 0, err
 	}
 	if !ok {
 		return nil, 0, nil
@@ -248,7 +258,25 @@ func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decis
 			fmt.Sprintf("ttl %v is out of range", ttl),
 			"use more than 0, or leave it out to keep the override until the process exits")
 	}
-	return &classify.Decision{Class: class, Priority: priority, By: classify.ByAdmin}, ttl, nil
+	return &classify.Decision{Class: class, Priority: priority, By: classify.ByAdmin, Mechanism: req.GetMechanism()}, ttl, nil
+}
+
+// checkMechanism returns an error for a mechanism that cannot be chosen.
+func (s *Server) checkMechanism(req *gpreemptv1.ClassifyTargetRequest, class gpreempt.Class) error {
+	name := req.GetMechanism()
+	switch {
+	case name == "":
+		return nil
+	case req.GetClass() == gpreemptv1.Class_CLASS_UNSPECIFIED || class != gpreempt.Offline:
+		return refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass,
+			fmt.Sprintf("the mechanism %q is set without the class offline", name),
+			"set the class offline, or leave the mechanism out")
+	case !slices.Contains(s.cfg.Mechanisms, name):
+		return refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownMechanism,
+			fmt.Sprintf("this daemon has no mechanism %q", name),
+			"use one of "+strings.Join(s.cfg.Mechanisms, ", ")+", or enable it in the config key mechanisms and restart the daemon")
+	}
+	return nil
 }
 
 // SetDrain starts or ends draining.

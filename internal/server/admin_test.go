@@ -134,6 +134,9 @@ func TestBadAdminRequests(t *testing.T) {
 		{"priority without class", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Priority: proto.Uint32(1)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass},
 		{"priority 16", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Class: gpreemptv1.Class_CLASS_OFFLINE, Priority: proto.Uint32(16)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonPriorityRange},
 		{"class for no time", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Class: gpreemptv1.Class_CLASS_OFFLINE, Ttl: durationpb.New(0)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange},
+		{"mechanism without class", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Mechanism: "dbgtrap"})), gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass},
+		{"mechanism of an online process", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Class: gpreemptv1.Class_CLASS_ONLINE, Mechanism: "dbgtrap"})), gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass},
+		{"missing mechanism", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Class: gpreemptv1.Class_CLASS_OFFLINE, Mechanism: "kmap"})), gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownMechanism},
 		{"class of nothing", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: "9", Class: gpreemptv1.Class_CLASS_OFFLINE})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"explanation of nothing", call(admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: "9"})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"queues of nothing", call(admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{TargetId: "9"})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
@@ -238,12 +241,19 @@ func TestClassifyTargetSetsAndRemovesAnOverride(t *testing.T) {
 	if err != nil || got.GetTarget().GetPriority() != 11 {
 		t.Errorf("classified without priority: %v, %v; want online's default", got, err)
 	}
+	if _, err := admin.ClassifyTarget(t.Context(), &gpreemptv1.ClassifyTargetRequest{TargetId: id, Class: gpreemptv1.Class_CLASS_OFFLINE, Mechanism: "freezer"}); err != nil {
+		t.Error(err)
+	}
+	if facts, _ := h.directory.Facts(other); facts.Decision.Mechanism != "freezer" {
+		t.Errorf("the mechanism was not passed on: %+v", facts.Decision)
+	}
 	got, err = admin.ClassifyTarget(t.Context(), &gpreemptv1.ClassifyTargetRequest{TargetId: id})
 	if err != nil || got.GetTarget().GetDecidedBy() != "default" {
 		t.Errorf("override removed: %v, %v", got, err)
 	}
 	if diff := cmp.Diff([]string{
 		by("target classify 4000002@22 offline, priority 3, for 1h0m0s"), by("target classify 4000002@22 online, priority 11"),
+		by("target classify 4000002@22 offline, priority 0, by freezer"),
 		by("target classify 4000002@22: override removed"),
 	}, h.verbs(t)); diff != "" {
 		t.Errorf("admin events (-want +got):\n%s", diff)
@@ -298,7 +308,7 @@ func TestListsShowTheHost(t *testing.T) {
 	if diff := cmp.Diff(&gpreemptv1.GetStatusResponse{
 		Version: "v1.2.3", StartedAt: timestamppb.New(h.server.started), Backend: "simulated mi300x", GpuCount: 2, TargetCount: 2,
 		OfflineCount: 1, SuspendedCount: 1, QueueCount: 3, LeaseCount: 1, Policy: "custom", InventoryRevision: 3,
-		EventRevision: h.events.Revision(), BootId: "b007",
+		EventRevision: h.events.Revision(), BootId: "b007", Mechanisms: []string{"dbgtrap", "freezer"},
 		Warnings: []*gpreemptv1.Warning{{Code: "W", Severity: "warning", Text: "text", Remedy: "remedy"}},
 	}, status, protocmp.Transform(), protocmp.IgnoreFields(status, "goroutine_count", "clock")); diff != "" || status.GetGoroutineCount() < 2 {
 		t.Errorf("%d goroutines, status (-want +got):\n%s", status.GetGoroutineCount(), diff)

@@ -28,6 +28,7 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 		Version: s.cfg.Version, StartedAt: timestamppb.New(s.started), Backend: s.cfg.Backend,
 		GpuCount: uint32(len(s.cfg.Inventory.GPUs())), InventoryRevision: s.cfg.Inventory.Revision(),
 		EventRevision: s.cfg.Events.Revision(), BootId: s.cfg.BootID, GoroutineCount: uint32(runtime.NumGoroutine()),
+		Mechanisms: s.cfg.Mechanisms,
 	}
 	sn := s.snapshot(func(c *scheduler.Core) {
 		m.LeaseCount = uint32(c.LeaseCount())

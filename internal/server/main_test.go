@@ -263,7 +263,8 @@ func startOn(tb testing.TB, l net.Listener, opts ...option) *host {
 	cfg := Config{
 		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
 		Log: zap.NewNop(), Audit: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x", Observer: &readings{}, BootID: "b007",
-		Backlogs: func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) []inventory.Backlog { return nil },
+		Mechanisms: []string{"dbgtrap", "freezer"},
+		Backlogs:   func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) []inventory.Backlog { return nil },
 		Diagnose: func(context.Context) *gpreemptv1.DiagnoseResponse {
 			return &gpreemptv1.DiagnoseResponse{
 				Verdict: gpreemptv1.Verdict_VERDICT_LIMITED, Summary: "it can work", ByDaemon: true, Backend: "simulated mi300x", Version: "v1.2.3",

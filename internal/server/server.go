@@ -150,6 +150,8 @@ type Config struct {
 	Version string
 	// Backend is "kfd", "simulated MACHINE" or "emulated MACHINE".
 	Backend string
+	// Mechanisms are the names of those that can be used, best first.
+	Mechanisms []string
 	// Diagnose checks the host.
 	Diagnose func(context.Context) *gpreemptv1.DiagnoseResponse
 	// Warnings returns the warnings that GetStatus shows; nil: none.

@@ -122,7 +122,7 @@ func rejection(name string, e mechanism.Evidence) Rejection {
 // names a target that has one.
 func (h *history) reserve(name string, target gpreempt.ProcessKey, gpus []gpreempt.GPUID) *Rejection {
 	for _, gpu := range gpus {
-		if owner, taken := h.slots[slot{name, gpu}]; taken {
+		if owner, taken := h.slots[slot{family(name), gpu}]; taken {
 			return &Rejection{
 				Mechanism: name,
 				Why:       fmt.Sprintf("on GPU %v it can be attached to one process at a time, and is attached to process %d", gpu, owner.PID),
@@ -131,7 +131,7 @@ func (h *history) reserve(name string, target gpreempt.ProcessKey, gpus []gpreem
 		}
 	}
 	for _, gpu := range gpus {
-		h.slots[slot{name, gpu}] = target
+		h.slots[slot{family(name), gpu}] = target
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (h *history) reserve(name string, target gpreempt.ProcessKey, gpus []gpreem
 // free releases the slots of a mechanism on target.
 func (h *history) free(name string, target gpreempt.ProcessKey, gpus []gpreempt.GPUID) {
 	for _, gpu := range gpus {
-		if s := (slot{name, gpu}); h.slots[s] == target {
+		if s := (slot{family(name), gpu}); h.slots[s] == target {
 			delete(h.slots, s)
 		}
 	}
@@ -198,6 +198,9 @@ func (s *Sessions) attach(ctx context.Context, target gpreempt.ProcessKey, n int
 	var choice Choice
 	for i, m := range s.cfg.Mechanisms[:n] {
 		assessment := s.cfg.Assess(m.Name(), target)
+		if assessment.Evidence == onlyNamed {
+			continue
+		}
 		if no := s.reserve(m.Name(), target, assessment); no != nil {
 			choice.Rejected = append(choice.Rejected, *no)
 			continue
@@ -259,7 +262,11 @@ func rejected(m mechanism.Mechanism, c mechanism.Capability) Rejection {
 func (s *Sessions) Preview(ctx context.Context, target gpreempt.ProcessKey) Choice {
 	var choice Choice
 	for _, m := range s.cfg.Mechanisms {
-		if no := s.reject(m.Name(), target, s.cfg.Assess(m.Name(), target)); no != nil {
+		assessment := s.cfg.Assess(m.Name(), target)
+		if assessment.Evidence == onlyNamed {
+			continue
+		}
+		if no := s.reject(m.Name(), target, assessment); no != nil {
 			choice.Rejected = append(choice.Rejected, *no)
 			continue
 		}

@@ -52,7 +52,7 @@ func (h *Hazards) CrashesWithoutVM(gpu gpreempt.GPUID) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := slices.IndexFunc(h.gpus, func(g safety.GPU) bool { return g.ID == gpu })
-	return i < 0 || h.table.CheckProcess(h.host, h.gpus[i], safety.GPUWithoutVM, "dbgtrap").Action == safety.Deny
+	return i < 0 || h.table.CheckProcess(h.host, h.gpus[i], safety.GPUWithoutVM, byDbgtrap).Action == safety.Deny
 }
 
 // Assess returns whether a mechanism may be used on a process of a host with these GPUs.
@@ -67,7 +67,7 @@ func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) A
 		if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu gpreempt.GPU) bool { return gpu.ID == g.ID }) {
 			continue
 		}
-		switch result := h.table.Check(h.host, g, name); result.Action {
+		switch result := h.table.Check(h.host, g, family(name)); result.Action {
 		case safety.Deny:
 			a.Evidence = mechanism.Evidence{Check: "hazard table", Found: result.Reason, Remedy: result.Row.Remedy}
 			return a

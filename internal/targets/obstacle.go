@@ -11,15 +11,31 @@ import (
 )
 
 const (
-	byDbgtrap = "dbgtrap"
-	byCRIU    = "criu"
+	byDbgtrap  = "dbgtrap"
+	byPerQueue = "dbgtrap-per-queue"
+	byCRIU     = "criu"
 )
+
+// family returns the mechanism whose hazards, limits and costs are those of a mechanism.
+func family(name string) string {
+	if name == byPerQueue {
+		return byDbgtrap
+	}
+	return name
+}
+
+// onlyNamed prevents a mechanism that exists for comparisons. It is not reported.
+var onlyNamed = mechanism.Evidence{Check: "mechanism", Found: "it is used only where an admin chooses it"}
 
 // Obstacle returns what prevents the use of a mechanism on a process, by what it was
 // classified as and by its queues; nil if nothing does.
 func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.Evidence {
-	debugs := name == byDbgtrap || name == byCRIU
+	debugs := family(name) == byDbgtrap || name == byCRIU
 	switch {
+	case name == byPerQueue && d.Mechanism == "":
+		return &onlyNamed
+	case d.Mechanism != "" && d.Mechanism != name:
+		return &mechanism.Evidence{Check: "mechanism", Found: "an admin chose " + d.Mechanism, Remedy: "gpctl target classify without --mechanism leaves the choice to the daemon"}
 	case debugs && len(proc.DRM) > 0:
 		return drmQueues(name, proc)
 	case d.NeverDebug && debugs:
@@ -27,7 +43,7 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 			Check: "never_debug", Found: d.By + " forbids debuggers, which " + name + " is", Reason: gpreempt.ReasonNeverDebug,
 			Remedy: "add freezer to the config key mechanisms, or remove never_debug from the rule",
 		}
-	case name == byDbgtrap && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
+	case family(name) == byDbgtrap && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
 		return &secondaryContexts
 	}
 	return nil

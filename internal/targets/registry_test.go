@@ -298,6 +298,35 @@ func TestNeverDebugOutlivesAnOverrideOfTheClass(t *testing.T) {
 	}
 }
 
+func TestMechanismOfAnOverrideIsTheOnlyOne(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	h.procs = []discovery.Proc{proc(trainer, "trainer")}
+	h.scan()
+	want := func(usable ...string) {
+		t.Helper()
+		facts, _ := h.Facts(trainer)
+		var got []string
+		for _, name := range []string{"dbgtrap", "dbgtrap-per-queue", "criu", "freezer"} {
+			if Obstacle(name, h.procs[0], facts.Decision) == nil {
+				got = append(got, name)
+			}
+		}
+		if diff := cmp.Diff(usable, got); diff != "" {
+			t.Errorf("usable (-want +got):\n%s", diff)
+		}
+	}
+	want("dbgtrap", "criu", "freezer")
+	for _, name := range []string{"criu", "dbgtrap-per-queue"} {
+		h.Override(trainer, &classify.Decision{Class: gpreempt.Offline, By: classify.ByAdmin, Mechanism: name}, 0)
+		want(name)
+	}
+	if step := h.Explain(trainer)[0]; step.Detail != "admin override, suspended by dbgtrap-per-queue only" {
+		t.Errorf("explained: %+v", step)
+	}
+	h.Override(trainer, nil, 0)
+	want("dbgtrap", "criu", "freezer")
+}
+
 func TestClassificationIsExplained(t *testing.T) {
 	h := newHost(t, offlineTrainers())
 	h.procs = []discovery.Proc{{Process: gpreempt.Process{Key: trainer, Comm: "train"}}}

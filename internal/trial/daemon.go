@@ -52,14 +52,15 @@ const (
 	overrideRenew = 20 * time.Second
 )
 
-// classify overrides the class of targets until restore, and renews the overrides that are old.
-func (d *daemon) classify(ctx context.Context, targets []*gpreemptv1.Target, class gpreemptv1.Class) error {
+// classify overrides the class of targets, and the mechanism if it is not "", until restore. It
+// renews the overrides that are old.
+func (d *daemon) classify(ctx context.Context, targets []*gpreemptv1.Target, class gpreemptv1.Class, mechanism string) error {
 	for _, t := range targets {
 		if at, ok := d.classified[t.GetTargetId()]; ok && time.Since(at) < overrideRenew {
 			continue
 		}
 		_, err := d.admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{
-			TargetId: t.GetTargetId(), Class: class, Ttl: durationpb.New(overrideTTL),
+			TargetId: t.GetTargetId(), Class: class, Ttl: durationpb.New(overrideTTL), Mechanism: mechanism,
 		})
 		if isUnknownTarget(err) {
 			continue // it has exited
@@ -285,6 +286,21 @@ func (w *watcher) collect(r *evidence.Repeat, from, to time.Duration) (alarms []
 	return alarms
 }
 
+// missing returns for each arm why the daemon cannot run it, "" if it can.
+func (d *daemon) missing(ctx context.Context, arms []Arm) ([]string, error) {
+	status, err := d.admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+	why := make([]string, len(arms))
+	for i, arm := range arms {
+		if has := status.GetMechanisms(); arm.Mechanism != "" && !slices.Contains(has, arm.Mechanism) {
+			why[i] = fmt.Sprintf("the daemon has no mechanism %q: it has %s", arm.Mechanism, cmp.Or(strings.Join(has, ", "), "none"))
+		}
+	}
+	return why, nil
+}
+
 // clock returns the daemon's clock.
 func (d *daemon) clock(ctx context.Context) (time.Duration, error) {
 	status, err := d.admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
@@ -427,7 +443,23 @@ func (d *daemon) suspendedFor(ctx context.Context, targets []*gpreemptv1.Target,
 	return n == len(targets), nil
 }
 
+// awaitBreakers waits until no breaker is open, which an earlier repeat may have caused, or until
+// breakerTime is over: nothing would be suspended in this one.
+func (d *daemon) awaitBreakers(ctx context.Context) error {
+	for end := time.Now().Add(breakerTime); ; {
+		gpus, err := d.admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
+		if err != nil || !slices.ContainsFunc(gpus.GetGpus(), (*gpreemptv1.Gpu).GetBreakerOpen) || time.Now().After(end) {
+			return err
+		}
+		if err := sleep(ctx, pollTime); err != nil {
+			return err
+		}
+	}
+}
+
 const (
+	// breakerTime is longer than a breaker stays open.
+	breakerTime = 40 * time.Second
 	// slotTime is how long the offline processes are suspended at most while slots are read: the
 	// daemon's reading may be a second old.
 	slotTime = 8 * time.Second

@@ -62,6 +62,9 @@ func (p *play) play(ctx context.Context) (err error) {
 			err = errors.Join(err, p.events.end())
 		}
 	}()
+	if err := p.daemon.awaitBreakers(ctx); err != nil {
+		return err
+	}
 	if p.events, err = p.daemon.watch(ctx); err != nil {
 		return err
 	}
@@ -161,7 +164,7 @@ func (p *play) startJobs(ctx context.Context) error {
 		}
 		switch {
 		case missing == "":
-			return p.daemon.classify(ctx, targets, p.class())
+			return p.daemon.classify(ctx, targets, p.class(), p.arm.Mechanism)
 		case time.Now().After(deadline):
 			return fmt.Errorf("the daemon found no GPU queues of %s within %v: does it use this daemon's GPUs? gpctl target list shows what it sees", missing, readyTime)
 		}
@@ -230,7 +233,7 @@ func (p *play) warmUp(ctx context.Context) ([]*gpreemptv1.Target, error) {
 	if targets, err = p.offlineTargets(ctx); err != nil {
 		return nil, err
 	}
-	if err := p.daemon.classify(ctx, targets, p.class()); err != nil {
+	if err := p.daemon.classify(ctx, targets, p.class(), p.arm.Mechanism); err != nil {
 		return nil, err
 	}
 	for _, t := range targets {
@@ -399,8 +402,8 @@ func (p *play) checkMechanism(targets []*gpreemptv1.Target) {
 		case got == "":
 			p.fault(false, "%s (%d) cannot be suspended: %s", t.GetComm(), t.GetPid(), t.GetAttachError()+t.GetMechanismWhy())
 		case p.arm.Mechanism != "" && got != p.arm.Mechanism:
-			p.fault(false, "%s (%d) is suspended by %s and not by %s: set mechanisms: [%s] in the daemon's config file and reload it",
-				t.GetComm(), t.GetPid(), got, p.arm.Mechanism, p.arm.Mechanism)
+			p.fault(false, "%s (%d) is suspended by %s and not by %s: gpctl target explain %d says why",
+				t.GetComm(), t.GetPid(), got, p.arm.Mechanism, t.GetPid())
 		default:
 			p.mechanism = got
 		}

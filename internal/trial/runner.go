@@ -41,6 +41,9 @@ type Config struct {
 	// TraceKFD records the KFD driver of this host into files whose paths begin with path, until ctx ends. It calls started
 	// when the recording runs. The error is why there is no recording, or why it is not complete. It may be nil.
 	TraceKFD func(ctx context.Context, path string, started func()) error
+	// SkipMissing has arms left out whose mechanism the daemon does not have, unless that are all
+	// protected ones: the run keeps the reason. Otherwise Run refuses a plan with such an arm.
+	SkipMissing bool
 	// Progress is called when something was done. It may be nil.
 	Progress func(Progress)
 }
@@ -84,7 +87,7 @@ func Resume(ctx context.Context, cfg Config) (*evidence.Run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the plan of the run: %w", err)
 	}
-	cfg.Command = was.Command
+	cfg.Command, cfg.SkipMissing = was.Command, true
 	t := newTrial(p, cfg)
 	now, err := t.begin(ctx)
 	if err != nil {
@@ -97,6 +100,9 @@ func Resume(ctx context.Context, cfg Config) (*evidence.Run, error) {
 	was.Faults = slices.DeleteFunc(was.Faults, func(f evidence.Fault) bool { return !hasRepeat(was, f.Arm, f.Repeat) })
 	if t.pids, err = readPIDs(cfg.Dir, was); err != nil {
 		return nil, err
+	}
+	for i := range was.Arms { // the plans are the same
+		was.Arms[i].Missing = now.Arms[i].Missing
 	}
 	t.run = was
 	return was, t.all(ctx)
@@ -142,11 +148,31 @@ func (t *trial) begin(ctx context.Context) (*evidence.Run, error) {
 		Format: evidence.Format, Name: t.plan.Name, Command: t.Command, Origin: originOf(backend), Backend: backend, Began: time.Now().UTC().Truncate(time.Millisecond),
 		Seed: t.plan.Seed, Plan: t.plan.YAML(), Environment: env, Planned: t.plan.Repeats,
 	}
-	for _, arm := range t.plan.Arms {
-		run.Arms = append(run.Arms, evidence.Arm{Name: arm.Name(), Kind: arm.Kind, Mechanism: arm.Mechanism, Policy: arm.Policy, Repeats: []evidence.Repeat{}})
+	missing, err := t.daemon.missing(ctx, t.plan.Arms)
+	if err != nil {
+		return nil, err
+	}
+	left := 0
+	for i, arm := range t.plan.Arms {
+		run.Arms = append(run.Arms, evidence.Arm{
+			Name: arm.Name(), Kind: arm.Kind, Mechanism: arm.Mechanism, Policy: arm.Policy, Missing: missing[i], Repeats: []evidence.Repeat{},
+		})
+		if arm.Kind == evidence.Protected && missing[i] == "" {
+			left++
+		}
+	}
+	for i, why := range missing {
+		if why != "" && (!t.SkipMissing || left == 0) {
+			return nil, &MissingError{Arm: run.Arms[i].Name, Why: why}
+		}
 	}
 	return run, nil
 }
+
+// MissingError reports an arm that the daemon cannot run. Nothing was started.
+type MissingError struct{ Arm, Why string }
+
+func (e *MissingError) Error() string { return fmt.Sprintf("arm %q: %s", e.Arm, e.Why) }
 
 // all runs the repeats that are missing. The arms take turns, and each round begins with another,
 // so that a drift of the machine reaches all of them.
@@ -158,7 +184,7 @@ func (t *trial) all(ctx context.Context) error {
 	for repeat := range t.plan.Repeats {
 		for i := range n {
 			at := (i + repeat) % n
-			if len(t.run.Arms[at].Repeats) > repeat {
+			if arm := &t.run.Arms[at]; arm.Missing != "" || len(arm.Repeats) > repeat {
 				continue
 			}
 			began := time.Now()
@@ -181,13 +207,23 @@ func (t *trial) done() (n int) {
 	return n
 }
 
+// total returns how many steps there are.
+func (t *trial) total() (n int) {
+	for _, arm := range t.run.Arms {
+		if arm.Missing == "" {
+			n += t.plan.Repeats
+		}
+	}
+	return n
+}
+
 // report reports progress.
 func (t *trial) report(text string, requests, expected int) {
 	if t.Progress == nil {
 		return
 	}
-	p := Progress{Done: t.done(), Total: len(t.plan.Arms) * t.plan.Repeats, Requests: requests, Expected: expected, Text: text}
-	each := t.plan.Estimate() / time.Duration(max(1, p.Total))
+	p := Progress{Done: t.done(), Total: t.total(), Requests: requests, Expected: expected, Text: text}
+	each := t.plan.Estimate() / time.Duration(max(1, len(t.plan.Arms)*t.plan.Repeats))
 	if t.steps > 0 {
 		each = t.spent / time.Duration(t.steps)
 	}

@@ -55,7 +55,7 @@ func (s *sampler) sample(ctx context.Context, minors []uint32, before map[string
 	if err != nil {
 		return err
 	}
-	if err := s.daemon.classify(ctx, targets, s.class()); err != nil {
+	if err := s.daemon.classify(ctx, targets, s.class(), s.arm.Mechanism); err != nil {
 		return err
 	}
 	values := map[string]float64{}

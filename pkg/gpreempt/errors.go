@@ -53,6 +53,7 @@ const (
 	ReasonNotOffline        Reason = "TARGET_NOT_OFFLINE"
 	ReasonBadPolicy         Reason = "INVALID_POLICY"
 	ReasonBadClass          Reason = "INVALID_CLASS"
+	ReasonUnknownMechanism  Reason = "UNKNOWN_MECHANISM"
 	ReasonBadFrame          Reason = "INVALID_FRAME"
 	ReasonShuttingDown      Reason = "SHUTTING_DOWN"
 	ReasonRevisionCompacted Reason = "REVISION_COMPACTED"

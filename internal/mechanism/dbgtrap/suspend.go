@@ -165,7 +165,6 @@ func (d *debuggee) resumeAll() error {
 // resumeOnce returns the number of queues that were resumed, and those that should
 // have been.
 func (d *debuggee) resumeOnce() (int, []kfd.QueueSnapshotEntry, error) {
-	device := d.m.cfg.Device
 	if d.resumeIncomplete {
 		// Where the firmware schedules queue by queue, a queue that it failed to map counts
 		// as resumed from then on, and stays off the GPU (resume_single_queue). Suspending
@@ -178,11 +177,11 @@ func (d *debuggee) resumeOnce() (int, []kfd.QueueSnapshotEntry, error) {
 			return 0, nil, d.runtimeOff(err)
 		}
 	}
-	n, err := device.ResumeAll(d.pid)
+	n, err := d.resumeCall()
 	if err != nil {
 		return 0, nil, d.runtimeOff(err)
 	}
-	snapshot, err := device.Snapshot(d.pid, 0)
+	snapshot, err := d.m.cfg.Device.Snapshot(d.pid, 0)
 	if err != nil {
 		return 0, nil, err
 	}

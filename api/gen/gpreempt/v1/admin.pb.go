@@ -214,7 +214,10 @@ type GetStatusResponse struct {
 	// Number of goroutines of the daemon: if it grows for hours, there is a leak.
 	GoroutineCount uint32 `protobuf:"varint,17,opt,name=goroutine_count,json=goroutineCount,proto3" json:"goroutine_count,omitempty"`
 	// The current time of the clock of events.
-	Clock         *durationpb.Duration `protobuf:"bytes,18,opt,name=clock,proto3" json:"clock,omitempty"`
+	Clock *durationpb.Duration `protobuf:"bytes,18,opt,name=clock,proto3" json:"clock,omitempty"`
+	// The mechanisms that this daemon has, best first. The last may be one that is used only
+	// where ClassifyTarget names it.
+	Mechanisms    []string `protobuf:"bytes,19,rep,name=mechanisms,proto3" json:"mechanisms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -371,6 +374,13 @@ func (x *GetStatusResponse) GetGoroutineCount() uint32 {
 func (x *GetStatusResponse) GetClock() *durationpb.Duration {
 	if x != nil {
 		return x.Clock
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetMechanisms() []string {
+	if x != nil {
+		return x.Mechanisms
 	}
 	return nil
 }
@@ -1560,7 +1570,10 @@ type ClassifyTargetRequest struct {
 	// The priority, 0..15; absent: the class's default.
 	Priority *uint32 `protobuf:"varint,3,opt,name=priority,proto3,oneof" json:"priority,omitempty"`
 	// Duration of the override; absent: until the process exits.
-	Ttl           *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// The only mechanism that may suspend it, one of GetStatusResponse.mechanisms; "": the
+	// daemon chooses. Only with the class offline.
+	Mechanism     string `protobuf:"bytes,5,opt,name=mechanism,proto3" json:"mechanism,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1621,6 +1634,13 @@ func (x *ClassifyTargetRequest) GetTtl() *durationpb.Duration {
 		return x.Ttl
 	}
 	return nil
+}
+
+func (x *ClassifyTargetRequest) GetMechanism() string {
+	if x != nil {
+		return x.Mechanism
+	}
+	return ""
 }
 
 // The answer.
@@ -2474,7 +2494,7 @@ var File_gpreempt_v1_admin_proto protoreflect.FileDescriptor
 const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x17gpreempt/v1/admin.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1agpreempt/v1/diagnose.proto\x1a\x18gpreempt/v1/online.proto\x1a\x17gpreempt/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xb0\x05\n" +
+	"\x10GetStatusRequest\"\xd0\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2497,7 +2517,10 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12-\n" +
 	"\asources\x18\x10 \x03(\v2\x13.gpreempt.v1.SourceR\asources\x12'\n" +
 	"\x0fgoroutine_count\x18\x11 \x01(\rR\x0egoroutineCount\x12/\n" +
-	"\x05clock\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x05clock\"e\n" +
+	"\x05clock\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x05clock\x12\x1e\n" +
+	"\n" +
+	"mechanisms\x18\x13 \x03(\tR\n" +
+	"mechanisms\"e\n" +
 	"\aWarning\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x12\n" +
@@ -2562,12 +2585,13 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12-\n" +
 	"\x04hold\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04hold\"F\n" +
 	"\x14ResumeTargetResponse\x12.\n" +
-	"\x05state\x18\x01 \x01(\x0e2\x18.gpreempt.v1.TargetStateR\x05state\"\xb9\x01\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x18.gpreempt.v1.TargetStateR\x05state\"\xd7\x01\n" +
 	"\x15ClassifyTargetRequest\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12(\n" +
 	"\x05class\x18\x02 \x01(\x0e2\x12.gpreempt.v1.ClassR\x05class\x12\x1f\n" +
 	"\bpriority\x18\x03 \x01(\rH\x00R\bpriority\x88\x01\x01\x12+\n" +
-	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttlB\v\n" +
+	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1c\n" +
+	"\tmechanism\x18\x05 \x01(\tR\tmechanismB\v\n" +
 	"\t_priority\"E\n" +
 	"\x16ClassifyTargetResponse\x12+\n" +
 	"\x06target\x18\x01 \x01(\v2\x13.gpreempt.v1.TargetR\x06target\"3\n" +

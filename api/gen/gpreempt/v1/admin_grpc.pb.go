@@ -89,10 +89,10 @@ type AdminServiceClient interface {
 	// keeps the target running for a bounded time, also against leases. Changes,
 	// idempotent. NOT_FOUND: UNKNOWN_TARGET. INVALID_ARGUMENT: DURATION_OUT_OF_RANGE.
 	ResumeTarget(ctx context.Context, in *ResumeTargetRequest, opts ...grpc.CallOption) (*ResumeTargetResponse, error)
-	// ClassifyTarget overrides class and priority of one process until it exits or
-	// the TTL ends; class UNSPECIFIED removes the override. Changes, idempotent.
-	// NOT_FOUND: UNKNOWN_TARGET. INVALID_ARGUMENT: PRIORITY_OUT_OF_RANGE,
-	// TTL_OUT_OF_RANGE, INVALID_CLASS.
+	// ClassifyTarget overrides class, priority and the choice of a mechanism for one
+	// process until it exits or the TTL ends; class UNSPECIFIED removes the override.
+	// Changes, idempotent. NOT_FOUND: UNKNOWN_TARGET. INVALID_ARGUMENT:
+	// PRIORITY_OUT_OF_RANGE, TTL_OUT_OF_RANGE, INVALID_CLASS, UNKNOWN_MECHANISM.
 	ClassifyTarget(ctx context.Context, in *ClassifyTargetRequest, opts ...grpc.CallOption) (*ClassifyTargetResponse, error)
 	// ExplainTarget returns why a target is or is not suspended. Reads. NOT_FOUND:
 	// UNKNOWN_TARGET.
@@ -378,10 +378,10 @@ type AdminServiceServer interface {
 	// keeps the target running for a bounded time, also against leases. Changes,
 	// idempotent. NOT_FOUND: UNKNOWN_TARGET. INVALID_ARGUMENT: DURATION_OUT_OF_RANGE.
 	ResumeTarget(context.Context, *ResumeTargetRequest) (*ResumeTargetResponse, error)
-	// ClassifyTarget overrides class and priority of one process until it exits or
-	// the TTL ends; class UNSPECIFIED removes the override. Changes, idempotent.
-	// NOT_FOUND: UNKNOWN_TARGET. INVALID_ARGUMENT: PRIORITY_OUT_OF_RANGE,
-	// TTL_OUT_OF_RANGE, INVALID_CLASS.
+	// ClassifyTarget overrides class, priority and the choice of a mechanism for one
+	// process until it exits or the TTL ends; class UNSPECIFIED removes the override.
+	// Changes, idempotent. NOT_FOUND: UNKNOWN_TARGET. INVALID_ARGUMENT:
+	// PRIORITY_OUT_OF_RANGE, TTL_OUT_OF_RANGE, INVALID_CLASS, UNKNOWN_MECHANISM.
 	ClassifyTarget(context.Context, *ClassifyTargetRequest) (*ClassifyTargetResponse, error)
 	// ExplainTarget returns why a target is or is not suspended. Reads. NOT_FOUND:
 	// UNKNOWN_TARGET.
