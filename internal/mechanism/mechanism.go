@@ -73,6 +73,18 @@ type Inspector interface {
 	WaitsForTarget(target gpreempt.ProcessKey) bool
 }
 
+// Batcher is a Mechanism that suspends or resumes several targets with one call of the driver.
+type Batcher interface {
+	Mechanism
+	// SuspendAll is Suspend of each of the sessions, which are the mechanism's own, of
+	// different targets, and used by nobody else meanwhile. The errors are those of the
+	// sessions, index by index: the failure of one does not undo the others. When ctx has
+	// ended all are resumed.
+	SuspendAll(ctx context.Context, sessions []Session) []error
+	// ResumeAll is Resume of each of them.
+	ResumeAll(ctx context.Context, sessions []Session) []error
+}
+
 // Session is a mechanism attached to one target. Its methods are called by one goroutine
 // at a time. They may block in the driver, which nothing cuts short.
 type Session interface {
