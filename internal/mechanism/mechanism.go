@@ -52,7 +52,7 @@ func (e *HardwareError) Unwrap() error { return e.Err }
 // Mechanism is one way to suspend and resume processes. Its methods may be called by
 // several goroutines at once.
 type Mechanism interface {
-	// Name is the stable word shown to people: dbgtrap, criu, freezer.
+	// Name is the stable word shown to people: dbgtrap, criu, freezer, kmap.
 	Name() string
 	// Probe checks whether Attach can work, without any effect on the target.
 	// It does not block for long, and reports a process that has exited by the evidence.

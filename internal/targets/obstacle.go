@@ -13,6 +13,7 @@ import (
 const (
 	byDbgtrap = "dbgtrap"
 	byCRIU    = "criu"
+	byKmap    = "kmap"
 )
 
 // Obstacle returns what prevents the use of a mechanism on a process, by what it was
@@ -20,15 +21,15 @@ const (
 func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.Evidence {
 	debugs := name == byDbgtrap || name == byCRIU
 	switch {
-	case debugs && len(proc.DRM) > 0:
+	case (debugs || name == byKmap) && len(proc.DRM) > 0:
 		return drmQueues(name, proc)
 	case d.NeverDebug && debugs:
 		return &mechanism.Evidence{
 			Check: "never_debug", Found: d.By + " forbids debuggers, which " + name + " is", Reason: gpreempt.ReasonNeverDebug,
 			Remedy: "add freezer to the config key mechanisms, or remove never_debug from the rule",
 		}
-	case name == byDbgtrap && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
-		return &secondaryContexts
+	case (name == byDbgtrap || name == byKmap) && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
+		return secondaryContexts(name)
 	}
 	return nil
 }
@@ -47,8 +48,15 @@ func drmQueues(name string, proc discovery.Proc) *mechanism.Evidence {
 }
 
 // secondaryContexts prevents dbgtrap, which can only suspend the queues of the first KFD
-// context of a process (kfd_ioctl_set_debug_trap, Linux 7.2).
-var secondaryContexts = mechanism.Evidence{
-	Check: "KFD contexts", Found: "the process has queues in a secondary one, which DBG_TRAP cannot suspend",
-	Remedy: "enable criu or freezer for the process, in the config key mechanisms",
+// context of a process (kfd_ioctl_set_debug_trap, Linux 7.2), and kmap, which finds the process
+// by its memory.
+func secondaryContexts(name string) *mechanism.Evidence {
+	by := "DBG_TRAP"
+	if name == byKmap {
+		by = "kfd_kmap"
+	}
+	return &mechanism.Evidence{
+		Check: "KFD contexts", Found: "the process has queues in a secondary one, which " + by + " cannot suspend",
+		Remedy: "enable criu or freezer for the process, in the config key mechanisms",
+	}
 }
