@@ -198,7 +198,7 @@ history: ## Have FAULTS random faults strike the daemon on an emulated GPU, and 
 # on real processes and by the built daemon on emulated GPUs.
 CRASHES ?= 10000
 crashes: ## Kill daemons CRASHES times at the steps of each mechanism: nothing may stay suspended
-	GPREEMPT_CRASHES=$$(($(CRASHES) / 3)) $(GO) test -count=1 -timeout 0 -run '^TestDeathAtEveryCall' ./internal/mechanism/dbgtrap ./internal/mechanism/criu
+	GPREEMPT_CRASHES=$$(($(CRASHES) / 3)) $(GO) test -count=1 -timeout 0 -run '^TestDeathAtEveryCall' ./internal/mechanism/dbgtrap ./internal/mechanism/criu ./internal/mechanism/kmap
 	GPREEMPT_CRASHES=$$(($(CRASHES) / 6)) $(GO) test -count=1 -timeout 0 -v -run '^TestNoProcessStaysPausedAfterTheDaemonIsKilled$$' ./internal/mechanism/freezer
 	GPREEMPT_CRASHES=$$(($(CRASHES) / 6)) $(GO) test -count=1 -timeout 0 -v -run '^TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning$$' ./test/e2e
 

@@ -64,7 +64,7 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	want.Safety.Hazards = []safety.Row{{
 		ID: "site-gfx1102", GFX: []safety.GFXRange{{First: 110002, Last: 110002}},
 		Kernel: safety.Range{{Op: ">=", Version: "7.1"}}, MES: safety.Range{{Op: ">=", Version: "0x60"}},
-		Mechanisms: []string{"dbgtrap", "criu"}, Action: safety.Limit,
+		Mechanisms: []string{"dbgtrap", "criu", "kmap"}, Action: safety.Limit,
 		Why: "No failure in a week of suspensions under load.",
 	}}
 	if diff := cmp.Diff(want, parsed(t, all)); diff != "" {
@@ -214,9 +214,9 @@ safety:
 		{Key: "jobs.own", From: "by env.GPREEMPT_JOB", Live: true},
 		{Key: "jobs.container", From: "by container.id", To: "by unit, container.id", Live: true},
 		{Key: "jobs.site", To: `cgroup "/batch/*"`, Live: true},
-		{Key: "safety.hazards.one", From: "deny dbgtrap, criu if gfx [gfx1100]: W.", To: "limit dbgtrap, criu if gfx [gfx1100]: W.", Live: true},
-		{Key: "safety.hazards.old", From: "deny dbgtrap, criu if gfx [gfx1102]: W.", Live: true},
-		{Key: "safety.hazards.new", To: "allow dbgtrap, criu if gfx [gfx1103]: W.", Live: true},
+		{Key: "safety.hazards.one", From: "deny dbgtrap, criu, kmap if gfx [gfx1100]: W.", To: "limit dbgtrap, criu, kmap if gfx [gfx1100]: W.", Live: true},
+		{Key: "safety.hazards.old", From: "deny dbgtrap, criu, kmap if gfx [gfx1102]: W.", Live: true},
+		{Key: "safety.hazards.new", To: "allow dbgtrap, criu, kmap if gfx [gfx1103]: W.", Live: true},
 		{Key: "safety.hazards", From: "one, two", To: "two, one", Live: true},
 	}
 	if diff := cmp.Diff(want, Changes(old, changed)); diff != "" {
@@ -243,7 +243,7 @@ func TestValidateChecksValuesThatAreNotFromAFile(t *testing.T) {
 		"socket: the path is longer than 107 bytes: choose a shorter one, such as /run/gpreempt/gpreemptd.sock",
 		`access.admin_users: "a b" is not a name: write a name as in /etc/passwd or /etc/group, or a decimal id`,
 		"access.admin_users: a name is empty: write a name as in /etc/passwd or /etc/group, or a decimal id",
-		`mechanisms[1]: "gdb" is not a mechanism: choose from dbgtrap, criu, freezer`,
+		`mechanisms[1]: "gdb" is not a mechanism: choose from dbgtrap, criu, freezer, kmap`,
 		"mechanisms[2]: criu is given twice: keep one of them: the first that works is used",
 		"policy.linger: want none, fixed or adaptive: remove it to use the preset's value",
 		"policy.gang: want process or job: remove it to use the preset's value",

@@ -13,6 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
+	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -41,6 +42,7 @@ type backend struct {
 	dbgtrap debugger
 	pauses  *pauses
 	helpers *helper.Pool
+	kmap    *kmap.Mechanism // nil unless it is enabled
 }
 
 // debugger is dbgtrap, in this process or in helpers.
@@ -64,6 +66,10 @@ func (b *backend) calls() (n int64, took time.Duration) {
 	n, took = b.device.Calls()
 	if helped, ok := b.dbgtrap.(*helper.Mechanism); ok {
 		more, longer := helped.Calls()
+		n, took = n+more, took+longer
+	}
+	if b.kmap != nil {
+		more, longer := b.kmap.Calls()
 		n, took = n+more, took+longer
 	}
 	return n, took
@@ -97,6 +103,9 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 			if dbgtrap := b.openDbgtrap(h, gpus, crashes, log); dbgtrap != nil {
 				b.mechanisms = append(b.mechanisms, dbgtrap)
 			}
+		case name == "kmap" && h.OpenKmap != nil:
+			b.kmap = kmap.New(kmap.Config{Open: h.OpenKmap, GPUs: gpus, Log: log.Named("kmap")})
+			b.mechanisms = append(b.mechanisms, b.kmap)
 		case b.pauses == nil: // simulated, or openJournal has warned
 		case name == "criu":
 			b.mechanisms = append(b.mechanisms, b.pauses.CRIU)
@@ -130,6 +139,9 @@ func (b *backend) close() error {
 		errs = append(errs, b.pauses.Close())
 	}
 	errs = append(errs, b.helpers.Close())
+	if b.kmap != nil {
+		errs = append(errs, b.kmap.Close())
+	}
 	if b.device != nil {
 		errs = append(errs, b.device.Close())
 	}

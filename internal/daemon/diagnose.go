@@ -16,6 +16,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
+	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -160,6 +161,8 @@ func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreem
 			all = append(all, criu.New(criu.Config{Sys: kfd.Kernel(), Log: zap.NewNop()}))
 		case "freezer":
 			all = append(all, freezer.New(freezer.Config{Root: "/", Log: zap.NewNop()}))
+		case "kmap":
+			all = append(all, kmap.New(kmap.Config{Open: openKmap, GPUs: gpusOf}))
 		}
 	}
 	return all
@@ -173,8 +176,12 @@ func (o Options) examination(cfg config.Config) safety.Config {
 			needMQDs = append(needMQDs, r.Name)
 		}
 	}
+	var examineKmap func() (string, string, bool)
+	if slices.Contains(cfg.Mechanisms, "kmap") {
+		examineKmap = kmap.Examine
+	}
 	return safety.Config{
-		MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
+		Kmap: examineKmap, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
 		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups), PrivateKey: keyWarnings(cfg.TCP),
 	}

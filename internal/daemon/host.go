@@ -45,6 +45,8 @@ type Host struct {
 	Files fs.FS
 	// Open opens the driver.
 	Open func() (*kfd.Device, error)
+	// OpenKmap opens the extension of the kernel that kmap uses. Nil is a host without it.
+	OpenKmap func() (*kfd.Kmap, error)
 	// Attach starts a thread that traces a process, for dbgtrap. Nil has dbgtrap run in helper
 	// processes.
 	Attach dbgtrap.Tracer
@@ -65,8 +67,10 @@ type BacklogReader func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEn
 // RUNTIME_DIRECTORY, or else that of the default socket.
 func ThisHost() Host {
 	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
-	return Host{Dir: "/", Open: kfd.Open, RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
+	return Host{Dir: "/", Open: kfd.Open, OpenKmap: openKmap, RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
 }
+
+func openKmap() (*kfd.Kmap, error) { return kfd.OpenKmap(kfd.KmapPath) }
 
 func (h Host) files() fs.FS {
 	if h.Files != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -25,7 +26,11 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	failed := make(chan error, 1+len(listeners))
 	var parts sync.WaitGroup
 	parts.Go(func() {
-		if err := d.runner.Run(running, beatEvery, d.beat); err != nil {
+		every := beatEvery
+		if d.backend.kmap != nil {
+			every = kmap.BeatEvery
+		}
+		if err := d.runner.Run(running, every, d.beat); err != nil {
 			failed <- err
 		}
 	})

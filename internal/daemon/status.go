@@ -20,6 +20,9 @@ const statusMax = 500
 
 // beat feeds the watchdog from the scheduler's loop, and sends the status.
 func (d *daemon) beat() {
+	if d.backend.kmap != nil {
+		d.backend.kmap.Beat()
+	}
 	state := systemd.SdNotifyWatchdog
 	if now := time.Now(); now.Sub(d.statusAt) >= statusInterval {
 		d.statusAt = now

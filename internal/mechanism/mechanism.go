@@ -52,7 +52,7 @@ func (e *HardwareError) Unwrap() error { return e.Err }
 // Mechanism is one way to suspend and resume processes. Its methods may be called by
 // several goroutines at once.
 type Mechanism interface {
-	// Name is the stable word shown to people: dbgtrap, criu, freezer.
+	// Name is the stable word shown to people: dbgtrap, criu, freezer, kmap.
 	Name() string
 	// Probe checks whether Attach can work, without any effect on the target.
 	// It does not block for long, and reports a process that has exited by the evidence.
@@ -71,6 +71,18 @@ type Inspector interface {
 	// returns false when that is not known. It may be called during any call, and does not
 	// block.
 	WaitsForTarget(target gpreempt.ProcessKey) bool
+}
+
+// Batcher is a Mechanism that suspends or resumes several targets with one call of the driver.
+type Batcher interface {
+	Mechanism
+	// SuspendAll is Suspend of each of the sessions, which are the mechanism's own, of
+	// different targets, and used by nobody else meanwhile. The errors are those of the
+	// sessions, index by index: the failure of one does not undo the others. When ctx has
+	// ended all are resumed.
+	SuspendAll(ctx context.Context, sessions []Session) []error
+	// ResumeAll is Resume of each of them.
+	ResumeAll(ctx context.Context, sessions []Session) []error
 }
 
 // Session is a mechanism attached to one target. Its methods are called by one goroutine

@@ -48,6 +48,9 @@ type Config struct {
 	OpenDriver func() (Driver, error)
 	// Hazards are the results of the hazard table for dbgtrap; nil without a table.
 	Hazards map[gpreempt.GPUID]Result
+	// Kmap opens the extension of the kernel that the mechanism kmap uses, and says what it
+	// found, and what to do if that cannot be used; nil if the mechanism is not enabled.
+	Kmap func() (found, remedy string, usable bool)
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
 	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
@@ -173,6 +176,9 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 			continue
 		}
 		add(c.id, c.title, c.run(h))
+	}
+	if cfg.Kmap != nil && cfg.Simulated == "" && !none {
+		add("kfd-kmap", "kfd_kmap", h.kmap())
 	}
 	for _, w := range cfg.PrivateKey {
 		add("private-key", "private key", warn(w.Remedy, "%s", w.Text))

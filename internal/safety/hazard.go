@@ -31,11 +31,11 @@ var actionNames = []string{"deny", "limit", "allow"}
 func (a Action) String() string { return gpreempt.Word(a, "action", actionNames...) }
 
 // Mechanisms returns the mechanisms that a row can be about.
-func Mechanisms() []string { return []string{"dbgtrap", "criu", "freezer"} }
+func Mechanisms() []string { return []string{"dbgtrap", "criu", "freezer", "kmap"} }
 
 // defaultMechanisms are those that unmap queues. The freezer only stops the program, and
 // does not use the GPU's scheduler.
-var defaultMechanisms = []string{"dbgtrap", "criu"}
+var defaultMechanisms = []string{"dbgtrap", "criu", "kmap"}
 
 // Host has the facts that all GPUs of a host share.
 type Host struct {

@@ -25,6 +25,8 @@ const (
 type command struct {
 	kind kind
 	seq  uint64 // of a suspend or a resume
+	// batch is what carries it out with those of other targets, nil for the actor alone.
+	batch *batch
 }
 
 // actor is the goroutine that owns the session with one target. It begins with an Attach
@@ -35,6 +37,8 @@ type actor struct {
 	// commands has room for the one action the scheduler has in flight for a target, and
 	// for the Detach that may follow when the process leaves.
 	commands chan command
+	// batcher is the mechanism that is attached, if it is one; guarded by s.mu.
+	batcher mechanism.Batcher
 
 	// What follows belongs to the goroutine.
 	held      *holding // nil before Attach
@@ -58,6 +62,7 @@ func newActor(s *Sessions, target gpreempt.ProcessKey) *actor {
 }
 
 func (a *actor) run() {
+	defer a.leaveBatches()
 	for {
 		select { // first: a target that causes events all the time is suspended all the same
 		case c := <-a.commands:
@@ -95,10 +100,14 @@ func (a *actor) do(c command) (ended bool) {
 		return a.attach()
 	case detach:
 		return a.detach()
-	case suspend:
-		a.suspend(c.seq)
-	case resume:
-		a.resume(c.seq)
+	case suspend, resume:
+		switch {
+		case a.together(c):
+		case c.kind == suspend:
+			a.suspend(c.seq)
+		default:
+			a.resume(c.seq)
+		}
 	}
 	if w := a.held.watcher; w != nil && w.Changed() {
 		a.s.cfg.Look(a.target)
@@ -119,7 +128,8 @@ func (a *actor) attach() (ended bool) {
 		a.s.cfg.Post(scheduler.Attached{Target: a.target, Result: result, FailedGPUs: gpus})
 		return true
 	}
-	a.held, a.searched = held, a.s.cfg.Now()
+	a.searched = a.s.cfg.Now()
+	a.hold(held)
 	a.postAttached()
 	if err != nil { // the session can only be closed, which the scheduler orders now
 		a.s.fail(held.name, a.target, err)
@@ -128,6 +138,14 @@ func (a *actor) attach() (ended bool) {
 	}
 	a.reassess()
 	return false
+}
+
+// hold uses a session from now on.
+func (a *actor) hold(h *holding) {
+	a.held = h
+	a.s.mu.Lock()
+	defer a.s.mu.Unlock()
+	a.batcher = h.batcher
 }
 
 // reassess ends the use of a mechanism that was ruled out while it was attached.
@@ -196,8 +214,12 @@ func (a *actor) resume(seq uint64) {
 	err := mechanism.Guard(func() error { return a.held.session.Resume(a.s.ctx) })
 	a.suspended = a.suspended && err != nil
 	a.noteAction(false, err)
-	result, gpus := outcome(err)
-	a.s.cfg.Post(scheduler.Resumed{Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin})
+	a.post(resume, seq, err, a.s.cfg.Now()-begin)
+	a.afterResume(err)
+}
+
+// afterResume looks for a better mechanism.
+func (a *actor) afterResume(err error) {
 	if err == nil {
 		a.takeOffer()
 		a.search()
@@ -339,7 +361,7 @@ func (a *actor) takeOffer() {
 			log.Mechanism(a.held.name), log.Err(err))
 		return
 	}
-	a.held = a.offer.held
+	a.hold(a.offer.held)
 	a.noteAttach(a.offer.choice, nil)
 	a.offer = nil
 	a.postAttached()

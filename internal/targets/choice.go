@@ -181,6 +181,8 @@ type holding struct {
 	session mechanism.Session
 	// watcher is session, if it has events.
 	watcher mechanism.Watcher
+	// batcher is the mechanism, if it is one.
+	batcher mechanism.Batcher
 	// index is the mechanism's in Config.Mechanisms.
 	index int
 	name  string
@@ -218,6 +220,7 @@ func (s *Sessions) attach(ctx context.Context, target gpreempt.ProcessKey, n int
 			return nil, Choice{}, err
 		}
 		h.watcher, _ = h.session.(mechanism.Watcher)
+		h.batcher, _ = m.(mechanism.Batcher)
 		choice.Mechanism, choice.Why = m.Name(), why
 		s.disturb(target, h, attachCycles)
 		return h, choice, err

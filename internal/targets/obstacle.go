@@ -14,6 +14,7 @@ const (
 	byDbgtrap  = "dbgtrap"
 	byPerQueue = "dbgtrap-per-queue"
 	byCRIU     = "criu"
+	byKmap     = "kmap"
 )
 
 // family returns the mechanism whose hazards, limits and costs are those of a mechanism.
@@ -36,15 +37,15 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 		return &onlyNamed
 	case d.Mechanism != "" && d.Mechanism != name:
 		return &mechanism.Evidence{Check: "mechanism", Found: "an admin chose " + d.Mechanism, Remedy: "gpctl target classify without --mechanism leaves the choice to the daemon"}
-	case debugs && len(proc.DRM) > 0:
+	case (debugs || name == byKmap) && len(proc.DRM) > 0:
 		return drmQueues(name, proc)
 	case d.NeverDebug && debugs:
 		return &mechanism.Evidence{
 			Check: "never_debug", Found: d.By + " forbids debuggers, which " + name + " is", Reason: gpreempt.ReasonNeverDebug,
 			Remedy: "add freezer to the config key mechanisms, or remove never_debug from the rule",
 		}
-	case family(name) == byDbgtrap && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
-		return &secondaryContexts
+	case (family(name) == byDbgtrap || name == byKmap) && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
+		return secondaryContexts(name)
 	}
 	return nil
 }
@@ -63,8 +64,15 @@ func drmQueues(name string, proc discovery.Proc) *mechanism.Evidence {
 }
 
 // secondaryContexts prevents dbgtrap, which can only suspend the queues of the first KFD
-// context of a process (kfd_ioctl_set_debug_trap, Linux 7.2).
-var secondaryContexts = mechanism.Evidence{
-	Check: "KFD contexts", Found: "the process has queues in a secondary one, which DBG_TRAP cannot suspend",
-	Remedy: "enable criu or freezer for the process, in the config key mechanisms",
+// context of a process (kfd_ioctl_set_debug_trap, Linux 7.2), and kmap, which finds the process
+// by its memory.
+func secondaryContexts(name string) *mechanism.Evidence {
+	by := "DBG_TRAP"
+	if name == byKmap {
+		by = "kfd_kmap"
+	}
+	return &mechanism.Evidence{
+		Check: "KFD contexts", Found: "the process has queues in a secondary one, which " + by + " cannot suspend",
+		Remedy: "enable criu or freezer for the process, in the config key mechanisms",
+	}
 }

@@ -45,7 +45,7 @@ type Config struct {
 }
 
 // Sessions are the mechanisms' sessions with targets. They implement
-// scheduler.Executor; the methods are safe for concurrent use.
+// scheduler.Flusher; the methods are safe for concurrent use.
 type Sessions struct {
 	cfg    Config
 	start  time.Time       // the wall clock when cfg.Now was 0
@@ -57,6 +57,7 @@ type Sessions struct {
 	actors  map[gpreempt.ProcessKey]*actor
 	states  map[gpreempt.ProcessKey]*State
 	history history
+	orders  []order // since the last Flush, of actors with a batcher
 }
 
 // State is what Sessions know of a target.
@@ -74,7 +75,7 @@ type State struct {
 	warned bool
 }
 
-var _ scheduler.Executor = (*Sessions)(nil)
+var _ scheduler.Flusher = (*Sessions)(nil)
 
 // NewSessions returns sessions with no target.
 func NewSessions(cfg Config) *Sessions {
@@ -123,12 +124,12 @@ func (s *Sessions) Detach(target gpreempt.ProcessKey) {
 
 // Suspend implements scheduler.Executor.
 func (s *Sessions) Suspend(target gpreempt.ProcessKey, seq uint64) {
-	s.send(target, command{kind: suspend, seq: seq}, scheduler.Suspended{Target: target, Seq: seq, Result: scheduler.OutcomeFailed})
+	s.order(target, command{kind: suspend, seq: seq}, scheduler.Suspended{Target: target, Seq: seq, Result: scheduler.OutcomeFailed})
 }
 
 // Resume implements scheduler.Executor.
 func (s *Sessions) Resume(target gpreempt.ProcessKey, seq uint64) {
-	s.send(target, command{kind: resume, seq: seq}, scheduler.Resumed{Target: target, Seq: seq})
+	s.order(target, command{kind: resume, seq: seq}, scheduler.Resumed{Target: target, Seq: seq})
 }
 
 // Inspect implements scheduler.Executor.
@@ -147,6 +148,12 @@ func (s *Sessions) Inspect(target gpreempt.ProcessKey, seq uint64) {
 func (s *Sessions) send(target gpreempt.ProcessKey, c command, without scheduler.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.flush() // actions on one target are carried out in order
+	s.hand(target, c, without)
+}
+
+// hand is send. It needs mu.
+func (s *Sessions) hand(target gpreempt.ProcessKey, c command, without scheduler.Event) {
 	if a := s.actors[target]; a != nil {
 		a.commands <- c // it has room for as many as the scheduler has in flight
 		return

@@ -26,6 +26,14 @@ type Executor interface {
 	Inspect(target gpreempt.ProcessKey, seq uint64)
 }
 
+// Flusher is an Executor that takes the orders of one step together.
+type Flusher interface {
+	Executor
+	// Flush is called after the actions of each step. What Suspend and Resume have ordered
+	// since the last call may begin with it only.
+	Flush()
+}
+
 // Reply is called with the answer to an announcement. It must not block.
 type Reply func(LeaseID, Answer)
 
@@ -43,6 +51,7 @@ type Timer interface {
 type Runner struct {
 	clock    Clock
 	executor Executor
+	flush    func() // of a Flusher
 	record   func(Record)
 	timer    Timer
 
@@ -57,7 +66,11 @@ type Runner struct {
 // NewRunner returns a runner. record is called for every state change, in order,
 // under the runner's lock: it must not block and not call the runner.
 func NewRunner(core *Core, clock Clock, timer Timer, executor Executor, record func(Record)) *Runner {
-	return &Runner{core: core, clock: clock, timer: timer, executor: executor, record: record, replies: map[LeaseID][]Reply{}}
+	r := &Runner{core: core, clock: clock, timer: timer, executor: executor, flush: func() {}, record: record, replies: map[LeaseID][]Reply{}}
+	if f, ok := executor.(Flusher); ok {
+		r.flush = f.Flush
+	}
+	return r
 }
 
 // Run fires deadlines until ctx ends, then closes the timer. It calls beat after each
@@ -243,6 +256,7 @@ func (r *Runner) step(now Time, ev Event) {
 			delete(r.replies, a.Lease)
 		}
 	}
+	r.flush()
 	if due, ok := r.core.NextDeadline(); ok && due < r.armed {
 		r.arm(now, due)
 	}

@@ -61,6 +61,7 @@ var table = []struct {
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/helper", rule{imports: []string{"internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/mechanism/kmap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 
 	{"internal/accept/workload", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
@@ -73,7 +74,7 @@ var table = []struct {
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/accept", "internal/accept/workload", "internal/conformance", "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/accept", "internal/accept/workload", "internal/conformance", "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.

@@ -1,0 +1,275 @@
+package kmap
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+func TestAllTargetsOfACallAreOneRunlistForEachGPU(t *testing.T) {
+	inWorld(t, driver.KmapProfile, hws, func(w *world) {
+		var jobs []*kfdtest.Process
+		for range 8 {
+			jobs = append(jobs, w.job(gpuA, gpuB))
+		}
+		sessions := w.attach(jobs...)
+		w.wantHeld(false, jobs...)
+		before := w.machine.GPU(gpuA)
+		for n := 1; n <= 3; n++ {
+			w.wantErrors(w.SuspendAll(w.Context(), sessions), make([]error, 8)...)
+			w.wantHeld(true, jobs...)
+			w.wantErrors(w.SuspendAll(w.Context(), sessions), make([]error, 8)...) // no effect
+			w.wantErrors(w.ResumeAll(w.Context(), sessions), make([]error, 8)...)
+			w.wantHeld(false, jobs...)
+			after := w.machine.GPU(gpuA)
+			if unmaps, maps := after.Unmaps-before.Unmaps, after.Maps-before.Maps; unmaps != n || maps != n {
+				t.Errorf("%d unmaps and %d maps after %d suspends of 8 processes", unmaps, maps, n)
+			}
+		}
+		for _, s := range sessions {
+			w.must(s.Close())
+			w.must(s.Close())
+		}
+		if n := w.sessions.Len(); n != 0 {
+			t.Errorf("%d sessions are left", n)
+		}
+	})
+}
+
+func TestQueueBornWhileItsProcessIsSuspendedDoesNotRun(t *testing.T) {
+	inWorld(t, driver.KmapProfile, hws, func(w *world) {
+		p := w.job(gpuA)
+		s := w.attach(p)[0].(*session)
+		if !s.Changed() || s.Changed() {
+			t.Error("the queues of a process are not reported once as new")
+		}
+		done := false
+		w.must(s.SuspendThen(w.Context(), func() { done = true; w.wantHeld(true, p) }))
+		if !done {
+			t.Error("the end of the suspension was not reported")
+		}
+		_, err := p.Main().CreateQueue(fdOf(w, p), gpuB, kfd.QueueTypeComputeAQL)
+		w.must(err)
+		w.wantHeld(true, p)
+		w.must(s.Resume(w.Context()))
+		w.wantHeld(false, p)
+		if !s.Changed() {
+			t.Error("the new queue is not reported")
+		}
+		w.must(s.Close())
+	})
+}
+
+// A daemon that hangs holds nothing, and suspends again when it works again.
+func TestLeaseEndsWithTheBeats(t *testing.T) {
+	inWorld(t, driver.KmapProfile, hws, func(w *world) {
+		p, q, idle := w.job(gpuA), w.job(gpuB), w.job(gpuA)
+		sessions := w.attach(p, q, idle)
+		w.wantErrors(w.SuspendAll(w.Context(), sessions[:2]), nil, nil)
+		w.beats(time.Minute)
+		w.wantHeld(true, p, q)
+		time.Sleep(Lease)
+		w.wantHeld(false, p, q)
+		w.Beat()
+		synctest.Wait()
+		for i, want := range []bool{true, true, false} {
+			s := sessions[i].(*session)
+			if len(s.Events()) > 0 != want {
+				t.Errorf("session %d has %d events", i, len(s.Events()))
+			}
+			if running, err := s.Handle(w.Context()); running != want || err != nil {
+				t.Errorf("session %d: running %v, error %v", i, running, err)
+			}
+			if running, err := s.Handle(w.Context()); running || err != nil {
+				t.Errorf("session %d reports it twice: %v, %v", i, running, err)
+			}
+		}
+		w.wantErrors(w.SuspendAll(w.Context(), sessions[:2]), nil, nil)
+		w.wantHeld(true, p, q)
+		time.Sleep(2 * Lease)
+		w.must(sessions[0].Suspend(w.Context())) // the first call after the lapse is about one of them
+		w.wantHeld(true, p)
+		w.wantHeld(false, q)
+		for i, want := range []bool{false, true} {
+			if running, _ := sessions[i].(*session).Handle(w.Context()); running != want {
+				t.Errorf("session %d: running %v after a suspend of the first, want %v", i, running, want)
+			}
+		}
+		for _, s := range sessions {
+			w.must(s.Close())
+		}
+	})
+}
+
+func TestTargetThatEndsOrReplacesItsProgramIsReported(t *testing.T) {
+	for name, tc := range map[string]struct {
+		end  func(*kfdtest.Process)
+		want error
+	}{
+		"exit": {(*kfdtest.Process).Kill, mechanism.ErrGone},
+		"exec": {(*kfdtest.Process).Exec, mechanism.ErrReplaced},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, driver.KmapProfile, hws, func(w *world) {
+				p, other := w.job(gpuA), w.job(gpuA)
+				sessions := w.attach(p, other)
+				w.wantErrors(w.SuspendAll(w.Context(), sessions), nil, nil)
+				tc.end(p)
+				if !p.Dead() {
+					w.queues(p, gpuA) // of the new program
+				}
+				w.wantHeld(false, p)
+				w.beats(Lease)
+				if running, err := sessions[0].(*session).Handle(w.Context()); running || !errors.Is(err, tc.want) {
+					t.Errorf("running %v, error %v, want %v", running, err, tc.want)
+				}
+				if running, err := sessions[1].(*session).Handle(w.Context()); running || err != nil {
+					t.Errorf("the other: running %v, error %v", running, err)
+				}
+				w.wantHeld(true, other)
+				w.wantHeld(false, p)
+				for _, s := range sessions {
+					w.must(s.Close())
+				}
+				w.wantHeld(false, other)
+			})
+		})
+	}
+}
+
+func TestFailureOfOneTargetHarmsNoOtherOfItsCall(t *testing.T) {
+	for name, tc := range map[string]struct {
+		harm func(w *world, p *kfdtest.Process)
+		want error
+		gpus []gpreempt.GPUID
+	}{
+		"gone":     {func(_ *world, p *kfdtest.Process) { p.Kill() }, mechanism.ErrGone, nil},
+		"replaced": {func(_ *world, p *kfdtest.Process) { p.Exec() }, mechanism.ErrReplaced, nil},
+		"hardware": {func(w *world, _ *kfdtest.Process) { w.machine.FailGPU("KMAP_SET", gpuB, unix.ETIME) }, unix.EIO, []gpreempt.GPUID{gpuB}},
+		"another program": {func(w *world, p *kfdtest.Process) {
+			k, err := kfd.OpenKmapWith(w.daemon.Main(), kfd.KmapPath)
+			w.must(err)
+			fd, err := w.daemon.Main().PidfdOpen(p.PID())
+			w.must(err)
+			_, err = k.Set([]kfd.KmapTarget{{PIDFD: fd, Limit: 5}}, time.Minute, 0)
+			w.must(err)
+		}, unix.EBUSY, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, driver.KmapProfile, hws, func(w *world) {
+				good, bad, last := w.job(gpuA), w.job(gpuA, gpuB), w.job(gpuA)
+				sessions := w.attach(good, bad, last)
+				tc.harm(w, bad)
+				errs := w.SuspendAll(w.Context(), sessions)
+				w.wantErrors(errs, nil, tc.want, nil)
+				hardware, _ := errors.AsType[*mechanism.HardwareError](errs[1])
+				if (hardware == nil) != (tc.gpus == nil) || hardware != nil && !cmp.Equal(tc.gpus, hardware.GPUs) {
+					t.Errorf("hardware error %v, want GPUs %v", hardware, tc.gpus)
+				}
+				w.wantHeld(true, good, last)
+				for id, q := range bad.Queues() {
+					if q.Held {
+						t.Errorf("queue %d of the target that failed is held", id)
+					}
+				}
+				w.wantErrors(w.ResumeAll(w.Context(), sessions[:1]), nil)
+			})
+		})
+	}
+}
+
+func TestSuspensionWhoseCallerHasGivenUpIsUndone(t *testing.T) {
+	inWorld(t, driver.KmapProfile, hws, func(w *world) {
+		p, q := w.job(gpuA), w.job(gpuA)
+		sessions := w.attach(p, q)
+		gaveUp := errors.New("gave up")
+		ctx, cancel := context.WithCancelCause(w.Context())
+		w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Do: func() { cancel(gaveUp) }})
+		w.wantErrors(w.SuspendAll(ctx, sessions), gaveUp, gaveUp)
+		w.wantHeld(false, p, q)
+		calls := len(w.machine.Calls())
+		w.wantErrors(w.SuspendAll(ctx, sessions), gaveUp, gaveUp)
+		if n := len(w.machine.Calls()) - calls; n != 0 {
+			t.Errorf("%d calls after the caller has given up", n)
+		}
+	})
+}
+
+func TestProbeSaysWhatToDo(t *testing.T) {
+	for name, tc := range map[string]struct {
+		profile string
+		gfx     uint32
+		prepare func(w *world)
+		want    mechanism.Evidence
+	}{
+		"usable": {driver.KmapProfile, hws, func(*world) {}, mechanism.Evidence{Check: "kfd_kmap", Found: "ABI 1.0", OK: true}},
+		"missing": {"6.12", hws, func(*world) {}, mechanism.Evidence{
+			Check: "kfd_kmap", Found: (&kfd.Error{Op: "open /dev/kfd_kmap", Queue: kfd.NoQueue, Errno: unix.ENOENT}).Error(), Remedy: remedies[kfd.KmapMissing],
+		}},
+		"denied": {driver.KmapProfile, hws, func(w *world) { w.daemon.SetCaps() }, mechanism.Evidence{
+			Check: "kfd_kmap", Found: (&kfd.Error{Op: "open /dev/kfd_kmap", Queue: kfd.NoQueue, Errno: unix.EPERM}).Error(), Remedy: remedies[kfd.KmapDenied],
+		}},
+		"something else": {driver.KmapProfile, hws, func(w *world) { w.machine.Fail("KMAP_INFO", w.daemon, unix.ENOTTY, true) }, mechanism.Evidence{
+			Check: "kfd_kmap", Found: (&kfd.Error{Op: "KMAP_INFO", Queue: kfd.NoQueue, Errno: unix.ENOTTY}).Error(), Remedy: remedies[kfd.KmapForeign],
+		}},
+		"MES": {driver.KmapProfile, mes, func(*world) {}, mechanism.Evidence{
+			Check: "runlist", Found: "GPU 1000 (first) has none: its firmware is MES, or does not schedule",
+			Remedy: "let another mechanism hold the process: name one after kmap in the config key mechanisms",
+		}},
+		"exited": {driver.KmapProfile, hws, func(w *world) { clear(w.cfg.Host.(*pidfds).all) }, mechanism.Evidence{Check: "process", Found: "it has exited"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, tc.profile, tc.gfx, func(w *world) {
+				p := w.job(gpuA)
+				tc.prepare(w)
+				before := len(w.daemon.FDs())
+				c := w.Probe(w.Context(), p.Key())
+				if c.Usable() != tc.want.OK {
+					t.Errorf("usable: %v", c.Usable())
+				}
+				if diff := cmp.Diff(tc.want, c.Evidence[len(c.Evidence)-1]); diff != "" {
+					t.Errorf("evidence (-want +got):\n%s", diff)
+				}
+				if n := len(w.daemon.FDs()) - before; n > 1 {
+					t.Errorf("%d descriptors are left open", n)
+				}
+				w.wantHeld(false, p)
+			})
+		})
+	}
+}
+
+// A child of the daemon that has its handle holds nothing for longer than the lease, and a
+// program that the daemon becomes has none.
+func TestHandleDoesNotOutliveTheDaemon(t *testing.T) {
+	for name, tc := range map[string]struct {
+		end  func(w *world)
+		held time.Duration
+	}{
+		"kill":           {func(w *world) { w.daemon.Kill() }, 0},
+		"exec":           {func(w *world) { w.daemon.Exec() }, 0},
+		"fork, then die": {func(w *world) { w.daemon.Fork(); w.daemon.Kill() }, Lease},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, driver.KmapProfile, hws, func(w *world) {
+				p := w.job(gpuA, gpuB)
+				w.wantErrors(w.SuspendAll(w.Context(), w.attach(p)), nil)
+				w.wantHeld(true, p)
+				tc.end(w)
+				time.Sleep(tc.held)
+				w.wantHeld(false, p)
+			})
+		})
+	}
+}

@@ -1,0 +1,448 @@
+// Package kmap implements a mechanism that keeps the queues of processes out of the hardware's
+// runlist, by an optional extension of the kernel: /dev/kfd_kmap. One call suspends or resumes
+// any number of processes, with one runlist for each GPU. It traces and debugs nothing.
+//
+// All limits belong to one handle, and to a lease that Beat renews. The kernel ends them with
+// the handle, however this program ends, and with the lease, when it hangs: then every process
+// runs, and there is nothing to undo. No released kernel has the extension, and nothing here
+// was run on AMD hardware.
+//
+// Limits: a process that replaces its program (execve) while it is suspended runs, until the
+// next renewal finds that. One that does so right before Suspend is suspended with its new
+// program, until discovery classifies that. While a call waits for a GPU that hangs, no lease
+// is renewed: what is suspended on other GPUs may run again for that time.
+package kmap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+const name = "kmap"
+
+const (
+	// Lease is how long processes stay suspended after this program has hung.
+	Lease = 2 * time.Second
+	// BeatEvery is the longest time between two calls of Beat.
+	BeatEvery = Lease / 3
+	// renewAfter is how long after a call a renewal is of use.
+	renewAfter = Lease / 6
+)
+
+// grace is that of SUSPEND_QUEUES: waves are saved at once.
+const grace = 0
+
+// Config is what a Mechanism needs.
+type Config struct {
+	// Open opens a handle of the extension.
+	Open func() (*kfd.Kmap, error)
+	// GPUs returns the GPUs a target's queues are on. It must not block. May be nil.
+	GPUs func(gpreempt.ProcessKey) []gpreempt.GPU
+	// Host is the rest of the operating system; nil is this one.
+	Host Host
+	// Log may be nil.
+	Log *zap.Logger
+}
+
+// Host has the pidfds of processes.
+type Host interface {
+	// Pidfd returns a new pidfd; mechanism.ErrGone when the process has exited.
+	Pidfd(target gpreempt.ProcessKey) (int, error)
+	// Exited reports whether the process of a pidfd has exited.
+	Exited(pidfd int) bool
+	// ClosePidfd closes a pidfd.
+	ClosePidfd(pidfd int)
+}
+
+// thisHost is the calling program's.
+type thisHost struct{}
+
+func (thisHost) Pidfd(target gpreempt.ProcessKey) (int, error) {
+	p, err := proc.Open("/", target)
+	if err != nil {
+		return -1, err
+	}
+	defer p.Close()
+	return p.Pidfd()
+}
+
+func (thisHost) Exited(pidfd int) bool { return proc.Exited(pidfd) }
+func (thisHost) ClosePidfd(pidfd int)  { _ = unix.Close(pidfd) } // nothing is lost
+
+// Mechanism is the extension as a mechanism.Mechanism. It has at most one session for each
+// process.
+type Mechanism struct {
+	cfg      Config
+	sessions mechanism.Sessions[*session]
+	alive    chan struct{} // the daemon's loop turns
+	closed   chan struct{}
+	ended    chan struct{} // of the goroutine that renews; nil before the handle is open
+
+	// calls is held during a call of the driver that changes limits or reads the lapses, so
+	// that what ran because of a lapse is known.
+	calls sync.Mutex
+
+	mu     sync.Mutex // guards what follows, and the state of the sessions; held for no call but open
+	handle *kfd.Kmap
+	// held are the sessions whose processes are suspended.
+	held    map[*session]bool
+	lapses  uint32
+	renewed time.Time // the last SET began then
+	failing bool      // the last renewal has failed
+}
+
+var _ mechanism.Batcher = (*Mechanism)(nil)
+
+// New returns the mechanism. It opens the extension when it is first used.
+func New(cfg Config) *Mechanism {
+	if cfg.GPUs == nil {
+		cfg.GPUs = func(gpreempt.ProcessKey) []gpreempt.GPU { return nil }
+	}
+	if cfg.Host == nil {
+		cfg.Host = thisHost{}
+	}
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	return &Mechanism{cfg: cfg, alive: make(chan struct{}, 1), closed: make(chan struct{}), held: map[*session]bool{}}
+}
+
+// Name implements mechanism.Mechanism.
+func (*Mechanism) Name() string { return name }
+
+// open returns the handle, and opens it at the first call that succeeds.
+func (m *Mechanism) open() (*kfd.Kmap, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.handle != nil {
+		return m.handle, nil
+	}
+	h, err := m.cfg.Open()
+	if err != nil {
+		return nil, err
+	}
+	m.handle, m.ended = h, make(chan struct{})
+	go m.renew()
+	return h, nil
+}
+
+// Close closes the handle: whatever it limits runs.
+func (m *Mechanism) Close() error {
+	m.mu.Lock()
+	h, ended := m.handle, m.ended
+	m.mu.Unlock()
+	close(m.closed)
+	if h == nil {
+		return nil
+	}
+	err := h.Close()
+	select { // a call of the driver may hang
+	case <-ended:
+	case <-time.After(time.Second):
+	}
+	return err
+}
+
+// Calls returns the number of calls of the driver, and their total time.
+func (m *Mechanism) Calls() (n int64, took time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.handle == nil {
+		return 0, 0
+	}
+	return m.handle.Calls()
+}
+
+// Attach implements mechanism.Mechanism. It changes nothing for the process.
+func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if _, err := m.open(); err != nil {
+		return nil, err
+	}
+	pidfd, err := m.cfg.Host.Pidfd(target)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{m: m, target: target, pidfd: pidfd, room: make([]kfd.KmapQueue, kfd.MaxQueues), events: make(chan struct{}, 1)}
+	if err := m.sessions.Add(target, s); err != nil {
+		m.cfg.Host.ClosePidfd(pidfd)
+		return nil, err
+	}
+	if err := m.set([]*session{s}, kfd.KmapNoLimit)[0]; err != nil { // another program limits it, say
+		m.sessions.Remove(target, s)
+		m.cfg.Host.ClosePidfd(pidfd)
+		return nil, err
+	}
+	return s, nil
+}
+
+// SuspendAll implements mechanism.Batcher.
+func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
+	own := ours(sessions)
+	if ctx.Err() != nil {
+		return fill(len(own), context.Cause(ctx))
+	}
+	errs := m.set(own, 0)
+	if ctx.Err() != nil {
+		for i, err := range errs {
+			if err == nil {
+				errs[i] = context.Cause(ctx)
+			}
+		}
+	}
+	var failed []*session
+	var which []int
+	for i, err := range errs {
+		if err != nil {
+			failed, which = append(failed, own[i]), append(which, i)
+		}
+	}
+	if failed == nil {
+		return errs
+	}
+	for i, err := range m.set(failed, kfd.KmapNoLimit) {
+		if err != nil && !errors.Is(err, mechanism.ErrGone) && !errors.Is(err, mechanism.ErrReplaced) {
+			errs[which[i]] = errors.Join(errs[which[i]], fmt.Errorf("it may stay suspended until gpreemptd releases it or ends: %w", err))
+		}
+	}
+	return errs
+}
+
+// ResumeAll implements mechanism.Batcher.
+func (m *Mechanism) ResumeAll(_ context.Context, sessions []mechanism.Session) []error {
+	return m.set(ours(sessions), kfd.KmapNoLimit)
+}
+
+func ours(sessions []mechanism.Session) []*session {
+	own := make([]*session, len(sessions))
+	for i, s := range sessions {
+		own[i] = s.(*session)
+	}
+	return own
+}
+
+func fill(n int, err error) []error { return slices.Repeat([]error{err}, n) }
+
+// set sets the limit of sessions, with as few calls as the driver allows.
+func (m *Mechanism) set(all []*session, limit uint32) (errs []error) {
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	for some := range slices.Chunk(all, kfd.KmapMaxTargets) {
+		errs = append(errs, m.setSome(some, limit)...)
+	}
+	return errs
+}
+
+// setSome is one call. It needs calls.
+func (m *Mechanism) setSome(some []*session, limit uint32) []error {
+	handle, err := m.open()
+	if err != nil {
+		return fill(len(some), err)
+	}
+	targets := make([]kfd.KmapTarget, len(some))
+	for i, s := range some {
+		targets[i] = kfd.KmapTarget{PIDFD: s.pidfd, PID: s.target.PID, Limit: limit, Queues: s.room}
+	}
+	began := time.Now()
+	answer, err := handle.Set(targets, Lease, grace)
+	if err != nil {
+		return fill(len(some), err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.renewed = began
+	m.noteLapses(answer.Lapses, some)
+	working := map[gpreempt.GPUID]bool{}
+	for _, r := range answer.Results {
+		for _, q := range r.Queues {
+			working[q.GPU()] = working[q.GPU()] || r.Err == nil
+		}
+	}
+	errs := make([]error, len(some))
+	for i, s := range some {
+		r := answer.Results[i]
+		errs[i] = s.failure(r, limit, working)
+		s.changed = s.changed || r.Err == nil && r.Total != s.total
+		s.total, s.ran, s.lost = r.Total, false, nil
+		if limit == 0 && errs[i] == nil {
+			m.held[s] = true
+		} else {
+			delete(m.held, s)
+		}
+	}
+	return errs
+}
+
+// failure returns the error of a result. working are the GPUs that have done what was asked.
+func (s *session) failure(r kfd.KmapResult, limit uint32, working map[gpreempt.GPUID]bool) error {
+	switch {
+	case errors.Is(r.Err, unix.ESRCH):
+		return s.gone()
+	case errors.Is(r.Err, unix.EIO):
+		var gpus, hung []gpreempt.GPUID
+		for _, q := range r.Queues {
+			if !slices.Contains(gpus, q.GPU()) {
+				gpus = append(gpus, q.GPU())
+			}
+		}
+		if hung = slices.DeleteFunc(slices.Clone(gpus), func(gpu gpreempt.GPUID) bool { return working[gpu] }); hung == nil {
+			hung = gpus
+		}
+		return &mechanism.HardwareError{GPUs: hung, Err: r.Err}
+	case r.Err != nil:
+		return r.Err
+	}
+	if limit != 0 {
+		return nil
+	}
+	for _, q := range r.Queues {
+		if q.State&kfd.KmapMapped != 0 {
+			return fmt.Errorf("process %d: %w: queue %d on GPU %v is %v after a limit of 0", s.target.PID, kfd.ErrInconsistent, q.ID, q.GPU(), q.State)
+		}
+	}
+	if r.Held != r.Total {
+		return fmt.Errorf("process %d: %w: %d of %d queues are held after a limit of 0", s.target.PID, kfd.ErrInconsistent, r.Held, r.Total)
+	}
+	return nil
+}
+
+// gone returns why the driver does not know the process.
+func (s *session) gone() error {
+	err := mechanism.ErrReplaced
+	if s.m.cfg.Host.Exited(s.pidfd) {
+		err = mechanism.ErrGone
+	}
+	return fmt.Errorf("process %d: %w", s.target.PID, err)
+}
+
+// noteLapses takes in how many leases have ended: then all ran that were held before, and
+// those that were not suspended again by this call run. It needs mu.
+func (m *Mechanism) noteLapses(lapses uint32, again []*session) {
+	if lapses == m.lapses {
+		return
+	}
+	m.lapses = lapses
+	m.cfg.Log.Warn("the lease of kfd_kmap has ended because gpreemptd did not renew it in time; what was suspended runs, and is suspended again",
+		log.Mechanism(name))
+	for s := range m.held {
+		if !slices.Contains(again, s) {
+			delete(m.held, s)
+			s.ran = true
+			s.notify()
+		}
+	}
+}
+
+// Beat shows that the daemon works. It is called at least every BeatEvery, and does not block.
+func (m *Mechanism) Beat() {
+	select {
+	case m.alive <- struct{}{}:
+	default:
+	}
+}
+
+// renew renews the lease while the daemon works.
+func (m *Mechanism) renew() {
+	defer close(m.ended)
+	for {
+		select {
+		case <-m.alive:
+			m.beat()
+		case <-m.closed:
+			return
+		}
+	}
+}
+
+// beat renews the lease unless that was done a moment ago or nothing is held, and looks for
+// processes that are not held any more.
+func (m *Mechanism) beat() {
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	m.mu.Lock()
+	idle := len(m.held) == 0 || time.Since(m.renewed) < renewAfter
+	m.mu.Unlock()
+	if idle {
+		return
+	}
+	began := time.Now()
+	limited, err := m.renewLease()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		if !m.failing {
+			m.cfg.Log.Error("the lease of kfd_kmap cannot be renewed: what is suspended runs once it has ended", log.Mechanism(name), log.Err(err))
+		}
+		m.failing = true
+		return
+	}
+	m.renewed, m.failing = began, false
+	if limited >= len(m.held) {
+		return
+	}
+	held := slices.Collect(maps.Keys(m.held))
+	m.mu.Unlock()
+	lost := m.unlimited(held)
+	m.mu.Lock()
+	for _, s := range lost {
+		delete(m.held, s)
+		s.lost = s.gone()
+		s.notify()
+	}
+}
+
+// renewLease renews the lease, and returns how many living processes are limited. It needs calls.
+func (m *Mechanism) renewLease() (limited int, err error) {
+	answer, err := m.handle.Set(nil, Lease, grace)
+	if err != nil {
+		return 0, err
+	}
+	m.mu.Lock()
+	m.noteLapses(answer.Lapses, nil)
+	m.mu.Unlock()
+	info, err := m.handle.Info()
+	return info.Limited, err
+}
+
+// unlimited returns those of the sessions whose processes the handle does not limit: they have
+// exited, or replaced their programs. It asks with a handle of its own, because a release by
+// that one is refused for what is limited, and without effect otherwise.
+func (m *Mechanism) unlimited(held []*session) (lost []*session) {
+	other, err := m.cfg.Open()
+	if err != nil {
+		return nil
+	}
+	defer other.Close()
+	for some := range slices.Chunk(held, kfd.KmapMaxTargets) {
+		targets := make([]kfd.KmapTarget, len(some))
+		for i, s := range some {
+			targets[i] = kfd.KmapTarget{PIDFD: s.pidfd, PID: s.target.PID, Limit: kfd.KmapNoLimit}
+		}
+		answer, err := other.Set(targets, Lease, grace)
+		if err != nil {
+			return lost
+		}
+		for i, r := range answer.Results {
+			if r.Err == nil || errors.Is(r.Err, unix.ESRCH) {
+				lost = append(lost, some[i])
+			}
+		}
+	}
+	return lost
+}

@@ -1,0 +1,350 @@
+package targets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+var third = gpreempt.ProcessKey{PID: 300, Start: 3}
+
+// batching is a machine that suspends and resumes several targets at once.
+type batching struct {
+	*machine
+	fail   map[gpreempt.ProcessKey]error
+	gate   chan struct{} // if not nil, it holds the calls up
+	panics bool
+	// closing, if not nil, holds Close up.
+	closing chan struct{}
+
+	mu    sync.Mutex // guards calls
+	calls []string
+}
+
+// batched is a session with a target of a batching machine.
+type batched struct {
+	*watched
+	b      *batching
+	target gpreempt.ProcessKey
+}
+
+func (b *batching) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
+	if _, err := b.machine.Attach(ctx, target); err != nil {
+		return nil, err
+	}
+	return &batched{&watched{session{b.machine}}, b, target}, nil
+}
+
+func (b *batched) Suspend(ctx context.Context) error {
+	return b.b.all(ctx, "suspend", []mechanism.Session{b})[0]
+}
+
+func (b *batched) SuspendThen(ctx context.Context, done func()) error {
+	err := b.Suspend(ctx)
+	if err == nil {
+		done()
+	}
+	return err
+}
+
+func (b *batched) Resume(ctx context.Context) error {
+	return b.b.all(ctx, "resume", []mechanism.Session{b})[0]
+}
+
+func (b *batched) Close() error {
+	if b.b.closing != nil {
+		<-b.b.closing
+	}
+	return b.watched.Close()
+}
+
+func (b *batching) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
+	return b.all(ctx, "suspend all", sessions)
+}
+
+func (b *batching) ResumeAll(ctx context.Context, sessions []mechanism.Session) []error {
+	return b.all(ctx, "resume all", sessions)
+}
+
+func (b *batching) all(ctx context.Context, what string, sessions []mechanism.Session) []error {
+	if b.gate != nil {
+		<-b.gate
+	}
+	time.Sleep(b.cost)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.panics {
+		panic("broken mechanism")
+	}
+	var pids []string
+	errs := make([]error, len(sessions))
+	for i, s := range sessions {
+		target := s.(*batched).target
+		pids = append(pids, fmt.Sprint(target.PID))
+		if errs[i] = b.fail[target]; errs[i] == nil {
+			errs[i] = context.Cause(ctx)
+		}
+	}
+	slices.Sort(pids) // the actors come in any order
+	b.calls = append(b.calls, what+" "+strings.Join(pids, " "))
+	return errs
+}
+
+func (b *batching) wantBatches(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if diff := cmp.Diff(want, b.calls); diff != "" {
+		t.Errorf("calls of the batching mechanism (-want +got):\n%s", diff)
+	}
+	b.calls = nil
+}
+
+// newBatchingRig has three targets attached to a batching mechanism.
+func newBatchingRig(t *testing.T) (*rig, *batching) {
+	t.Helper()
+	b := &batching{machine: &machine{name: "batching", watched: true, cost: time.Millisecond}, fail: map[gpreempt.ProcessKey]error{}}
+	r := newRig(t, nil)
+	r.cfg.Mechanisms = []mechanism.Mechanism{b}
+	for _, target := range []gpreempt.ProcessKey{job, other, third} {
+		r.attach(target)
+	}
+	return r, b
+}
+
+// wantInAnyOrder is want for results of one batch that different goroutines post.
+func (r *rig) wantInAnyOrder(want ...scheduler.Event) {
+	r.t.Helper()
+	synctest.Wait()
+	r.mu.Lock()
+	byTarget := func(a, b scheduler.Event) int { return strings.Compare(fmt.Sprintf("%+v", a), fmt.Sprintf("%+v", b)) }
+	slices.SortFunc(r.posted, byTarget)
+	slices.SortFunc(want, byTarget)
+	r.mu.Unlock()
+	r.want(want...)
+}
+
+func TestOrdersOfOneStepAreOneCallOfABatcher(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, b := newBatchingRig(t)
+		r.Suspend(job, 1)
+		r.Suspend(other, 2)
+		r.Suspend(third, 3)
+		b.wantBatches(t) // the step goes on
+		r.Flush()
+		time.Sleep(b.cost)
+		r.wantInAnyOrder(
+			scheduler.Suspended{Target: job, Seq: 1, Took: b.cost},
+			scheduler.Suspended{Target: other, Seq: 2, Took: b.cost},
+			scheduler.Suspended{Target: third, Seq: 3, Took: b.cost},
+		)
+		b.wantBatches(t, "suspend all 100 200 300")
+		r.Resume(job, 4)
+		r.Suspend(other, 5)
+		r.Resume(third, 6)
+		r.Flush()
+		r.Flush() // of a step without orders
+		time.Sleep(2 * b.cost)
+		r.forgetPosted()
+		slices.Sort(b.calls)
+		b.wantBatches(t, "resume all 100 300", "suspend 200")
+		r.detachAll(job, other, third)
+	})
+}
+
+func TestFailureOfOneTargetHarmsNoOtherOfItsBatch(t *testing.T) {
+	hardware := &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("unmap timed out")}
+	for name, tc := range map[string]struct {
+		fail error
+		want scheduler.Outcome
+		gpus []gpreempt.GPUID
+	}{
+		"gone":     {fail: mechanism.ErrGone, want: scheduler.OutcomeGone},
+		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.OutcomeReplaced},
+		"hardware": {fail: hardware, want: scheduler.OutcomeHardware, gpus: hardware.GPUs},
+		"deadline": {fail: context.DeadlineExceeded, want: scheduler.OutcomeFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, b := newBatchingRig(t)
+				b.fail[other] = tc.fail
+				for _, resume := range []bool{false, true} {
+					want := []scheduler.Event{
+						scheduler.Suspended{Target: job, Seq: 1, Took: b.cost},
+						scheduler.Suspended{Target: other, Seq: 2, Result: tc.want, FailedGPUs: tc.gpus, Took: b.cost},
+						scheduler.Suspended{Target: third, Seq: 3, Took: b.cost},
+					}
+					act := r.Suspend
+					if resume {
+						act = r.Resume
+						want = []scheduler.Event{
+							scheduler.Resumed{Target: job, Seq: 1, Took: b.cost},
+							scheduler.Resumed{Target: other, Seq: 2, Result: tc.want, FailedGPUs: tc.gpus, Took: b.cost},
+							scheduler.Resumed{Target: third, Seq: 3, Took: b.cost},
+						}
+					}
+					for i, target := range []gpreempt.ProcessKey{job, other, third} {
+						act(target, uint64(i)+1)
+					}
+					r.Flush()
+					time.Sleep(b.cost)
+					r.wantInAnyOrder(want...)
+				}
+				r.wantState(job, State{Choice: Choice{Mechanism: "batching", Why: "weather: fair"}})
+				r.detachAll(job, other, third)
+			})
+		})
+	}
+}
+
+func TestPanicInABatchFailsItsTargets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, b := newBatchingRig(t)
+		b.panics = true
+		r.Suspend(job, 1)
+		r.Suspend(other, 2)
+		r.Flush()
+		time.Sleep(b.cost)
+		r.wantInAnyOrder(
+			scheduler.Suspended{Target: job, Seq: 1, Result: scheduler.OutcomeFailed, Took: b.cost},
+			scheduler.Suspended{Target: other, Seq: 2, Result: scheduler.OutcomeFailed, Took: b.cost},
+		)
+		r.detachAll(job, other, third)
+	})
+}
+
+// A Detach follows the Suspend before it, also one that waits for Flush.
+func TestDetachFollowsABatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, b := newBatchingRig(t)
+		r.Suspend(job, 1)
+		r.Suspend(other, 2)
+		r.Detach(job)
+		r.Flush()
+		time.Sleep(b.cost)
+		r.wantInAnyOrder(
+			scheduler.Suspended{Target: job, Seq: 1, Took: b.cost}, scheduler.Detached{Target: job},
+			scheduler.Suspended{Target: other, Seq: 2, Took: b.cost},
+		)
+		b.wantBatches(t, "suspend all 100 200")
+		r.Suspend(job, 3) // it has no actor any more
+		r.Suspend(other, 4)
+		r.Flush()
+		time.Sleep(b.cost)
+		r.wantInAnyOrder(
+			scheduler.Suspended{Target: job, Seq: 3, Result: scheduler.OutcomeFailed},
+			scheduler.Suspended{Target: other, Seq: 4, Took: b.cost},
+		)
+		b.wantBatches(t, "suspend 200")
+		r.detachAll(other, third)
+	})
+}
+
+func TestBatchDoesNotWaitForATargetThatGetsABetterMechanism(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		best := &machine{name: "best", blocked: "fog"}
+		r, b := newBatchingRig(t)
+		r.cfg.Mechanisms = []mechanism.Mechanism{best, b}
+		r.Detach(job)
+		synctest.Wait()
+		r.attach(job)
+		time.Sleep(scheduler.SearchInterval)
+		best.set(func(m *machine) { m.blocked = "" })
+		b.closing = make(chan struct{})
+		r.Resume(job, 1)
+		r.Flush()
+		time.Sleep(b.cost)
+		r.forgetPosted() // the session is being closed
+		r.Suspend(job, 2)
+		r.Suspend(other, 3)
+		r.Suspend(third, 4)
+		r.Flush()
+		synctest.Wait()
+		close(b.closing)
+		time.Sleep(b.cost)
+		r.wantInAnyOrder(
+			scheduler.Attached{Target: job},
+			scheduler.Suspended{Target: job, Seq: 2},
+			scheduler.Suspended{Target: other, Seq: 3, Took: b.cost},
+			scheduler.Suspended{Target: third, Seq: 4, Took: b.cost},
+		)
+		b.wantBatches(t, "resume 100", "suspend all 200 300")
+		best.wantCalls(t, "attach", "suspend")
+		r.detachAll(job, other, third)
+	})
+}
+
+func TestCloseEndsTheWaitForABatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, b := newBatchingRig(t)
+		b.gate = make(chan struct{})
+		r.Suspend(third, 1) // it holds the mechanism up
+		r.Flush()
+		synctest.Wait()
+		r.Suspend(job, 2)
+		r.Suspend(third, 3)
+		r.Suspend(other, 4)
+		r.Flush()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := r.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Close returns %v, want the deadline", err)
+		}
+		close(b.gate)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if open, _ := b.state(); open != 0 {
+			t.Errorf("%d sessions are open", open)
+		}
+	})
+}
+
+// Actors that come while their batch is still handed out do not split it. Outside of a bubble,
+// they run at once.
+func TestMembersThatComeEarlyAreWaitedFor(t *testing.T) {
+	b := &batching{machine: &machine{name: "batching"}}
+	r := newRig(t, nil)
+	r.cfg.Mechanisms = []mechanism.Mechanism{b}
+	results := make(chan scheduler.Event, 100)
+	r.cfg.Post = func(ev scheduler.Event) { results <- ev }
+	targets := make([]gpreempt.ProcessKey, 50)
+	for i := range targets {
+		targets[i] = gpreempt.ProcessKey{PID: int32(i + 1), Start: 1}
+		r.Attach(targets[i])
+		<-results
+	}
+	for round := range uint64(100) {
+		for _, target := range targets {
+			r.Suspend(target, round)
+		}
+		r.Flush()
+		for range targets {
+			<-results
+		}
+	}
+	b.mu.Lock()
+	if n := len(b.calls); n != 100 {
+		t.Errorf("%d calls for 100 steps", n)
+	}
+	b.mu.Unlock()
+	for _, target := range targets {
+		r.Detach(target)
+		<-results
+	}
+	if err := r.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
