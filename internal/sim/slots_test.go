@@ -11,8 +11,8 @@ import (
 )
 
 // crowd has 33 queues for the 24 slots of an MI300X: one of a service, 8 of jobs that always work,
-// and 24 of six jobs with a step every ten seconds.
-func crowd() scenario.Scenario {
+// and 24 of six jobs with a step now and then, so many a second.
+func crowd(steps float64) scenario.Scenario {
 	s := scenario.Scenario{
 		Name: "crowd", GPUs: 1, Duration: time.Minute,
 		Online: []scenario.Service{{
@@ -24,7 +24,7 @@ func crowd() scenario.Scenario {
 	for n := range 6 {
 		s.Offline = append(s.Offline, scenario.Job{
 			Name: fmt.Sprint("notebook-", n), Queues: 4, Step: scenario.Work{Kernels: 5, Mean: time.Millisecond, Occupancy: 0.2},
-			Arrivals: &scenario.Arrivals{Kind: scenario.Poisson, Rate: 0.02},
+			Arrivals: &scenario.Arrivals{Kind: scenario.Poisson, Rate: steps},
 		})
 	}
 	return s
@@ -34,18 +34,21 @@ func crowd() scenario.Scenario {
 func TestHQDBudgetKeepsTheOnlineQueueMapped(t *testing.T) {
 	for _, test := range []struct {
 		name     string
+		steps    float64
 		slots    int
 		budget   scheduler.HQDBudget
 		from, to float64
 		// always is when the online queue is mapped from then on, in ms; 0 for never.
 		always float64
 	}{
-		{"slots for all", 40, scheduler.HQDBudget{}, 1, 1, 0},
-		{"no budget", 24, scheduler.HQDBudget{}, 0.70, 0.76, 0},
-		{"budget 10/80/10", 24, scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}, 0.98, 1, 2000},
+		{"slots for all", 0.02, 40, scheduler.HQDBudget{}, 1, 1, 0},
+		{"no budget", 0.02, 24, scheduler.HQDBudget{}, 0.70, 0.76, 0},
+		{"budget 10/80/10", 0.02, 24, scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}, 0.98, 1, 2000},
+		{"budget 10/80/10, five times the steps", 0.1, 24, scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}, 0.98, 1, 2000},
+		{"no budget, five times the steps", 0.1, 24, scheduler.HQDBudget{}, 0.6, 0.9, 0},
 	} {
 		o := sim.Options{Seed: 1, Costs: sim.DefaultCosts(), Slots: test.slots, HQDBudget: test.budget}
-		r, err := sim.Run(crowd(), sim.Scheme{Kind: sim.GPreempt, Policy: scheduler.DefaultPolicy()}, o)
+		r, err := sim.Run(crowd(test.steps), sim.Scheme{Kind: sim.GPreempt, Policy: scheduler.DefaultPolicy()}, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +70,7 @@ func TestSlotsThatCannotBeAreRefused(t *testing.T) {
 		{HQDBudget: scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}},
 		{Slots: 24, HQDBudget: scheduler.HQDBudget{Online: 10}},
 	} {
-		if _, err := sim.Run(crowd(), sim.Scheme{Kind: sim.None}, o); err == nil {
+		if _, err := sim.Run(crowd(0.02), sim.Scheme{Kind: sim.None}, o); err == nil {
 			t.Errorf("%d slots and budget %+v are accepted", o.Slots, o.HQDBudget)
 		}
 	}
