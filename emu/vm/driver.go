@@ -268,7 +268,7 @@ func (t driverTree) add(additions string) error {
 
 // update writes a file if its content differs.
 func update(path string, data []byte) error {
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) { //nolint:gosec // sources
 		return nil
 	}
 	return os.WriteFile(path, data, 0o644) //nolint:gosec // sources

@@ -63,7 +63,7 @@ func (t driverTree) patch(ctx context.Context, file string) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		data, err := os.ReadFile(path)
+		data, err := os.ReadFile(path) //nolint:gosec // a folder of this program's own
 		if err != nil {
 			return err
 		}
@@ -78,10 +78,10 @@ func (t driverTree) patch(ctx context.Context, file string) error {
 // keep copies a file of the tree before a patch changes it for the first time.
 func (t driverTree) keep(name string) error {
 	to := filepath.Join(t.dir, original, name)
-	if _, err := os.Stat(to); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(to); !errors.Is(err, fs.ErrNotExist) { //nolint:gosec // sources
 		return err
 	}
-	data, err := os.ReadFile(filepath.Join(t.dir, name))
+	data, err := os.ReadFile(filepath.Join(t.dir, name)) //nolint:gosec // sources
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func apply(ctx context.Context, dir, file string) error {
 		return err
 	}
 	defer f.Close()
-	cmd := exec.CommandContext(ctx, "patch", "-p1", "-d", dir, "--forward", "--fuzz=0", "--no-backup-if-mismatch")
+	cmd := exec.CommandContext(ctx, "patch", "-p1", "-d", dir, "--forward", "--fuzz=0", "--no-backup-if-mismatch") //nolint:gosec // constants, and a folder of this program's own
 	cmd.Stdin = f
 	text, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {

@@ -53,7 +53,7 @@ var errStopped = errors.New("it does not run, and a trial starts no container")
 func inspect(ctx context.Context, engine, name string) (id string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, engineTime, fmt.Errorf("no answer within %v", engineTime))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, engine, "container", "inspect", "--", name)
+	cmd := exec.CommandContext(ctx, engine, "container", "inspect", "--", name) //nolint:gosec // one of the engines, and the name that the user gave
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
