@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -28,34 +27,6 @@ func azureTrace(t *testing.T) string {
 	}
 	t.Skip("no Azure LLM trace here: set GPREEMPT_TRACES to a directory that has azure-llm-2023-conv.csv")
 	return ""
-}
-
-// TestValidationDocumentIsFresh compares docs/validation.md with what the simulator says now.
-func TestValidationDocumentIsFresh(t *testing.T) {
-	if testing.Short() {
-		t.Skip("simulates for many seconds")
-	}
-	var out, stderr bytes.Buffer
-	args := []string{"sim", "validate", "--markdown", "--trace", azureTrace(t)}
-	if code := Run(t.Context(), args, IO{Out: &out, Err: &stderr, Getenv: func(string) string { return "" }}); code != ExitOK {
-		t.Fatalf("exit code %d: %s", code, &stderr)
-	}
-	if strings.Contains(out.String(), "| **missed** |  |") {
-		t.Error("a row is missed without a reason")
-	}
-	const name = "../../docs/validation.md"
-	if *update {
-		if err := os.WriteFile(name, out.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	file, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(file), out.String()); diff != "" {
-		t.Errorf("docs/validation.md is not what gpctl sim validate --markdown prints; run this test with -update:\n%s", diff)
-	}
 }
 
 func TestValidationIsShownInTables(t *testing.T) {
