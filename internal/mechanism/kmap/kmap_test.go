@@ -112,6 +112,58 @@ func TestLeaseEndsWithTheBeats(t *testing.T) {
 	})
 }
 
+// A suspension that takes longer than the lease is made again, or fails.
+func TestGPUThatTakesLongerThanTheLease(t *testing.T) {
+	slow := func(gpu gpreempt.GPUID, errno unix.Errno) kfdtest.Fault {
+		return kfdtest.Fault{Op: "KMAP_SET", Stage: kfdtest.Hardware, Step: driver.StepUnmap, GPU: gpu, Hold: true, Errno: errno}
+	}
+	for name, tc := range map[string]struct {
+		faults []kfdtest.Fault
+		takes  time.Duration
+		after  time.Duration // until the next call
+		want   [2]error      // of a process on each GPU
+		times  int           // the first GPU suspends
+	}{
+		"fast":                  {times: 1},
+		"longer":                {faults: []kfdtest.Fault{slow(gpuA, 0)}, takes: Lease + time.Second, after: 1, times: 2},
+		"shorter":               {faults: []kfdtest.Fault{slow(gpuA, 0)}, takes: Lease - time.Millisecond, times: 1},
+		"shorter, renewed late": {faults: []kfdtest.Fault{slow(gpuA, 0)}, takes: Lease - 1, after: 2, times: 2},
+		"the other GPU hangs": {
+			faults: []kfdtest.Fault{slow(gpuB, unix.ETIME)}, takes: 9 * time.Second, after: 1, want: [2]error{nil, unix.EIO}, times: 2,
+		},
+		"longer each time": {
+			faults: []kfdtest.Fault{slow(gpuA, 0), slow(gpuA, 0)}, takes: Lease + time.Second, after: 1, want: [2]error{errSlow, errSlow}, times: 2,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, driver.KmapProfile, hws, func(w *world) {
+				jobs := []*kfdtest.Process{w.job(gpuA), w.job(gpuB)}
+				sessions := w.attach(jobs...)
+				before := w.machine.GPU(gpuA).Unmaps
+				for _, f := range tc.faults {
+					hang := w.machine.Inject(f)
+					go func() {
+						<-hang.Reached()
+						time.Sleep(tc.takes)
+						hang.Release()
+					}()
+				}
+				w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Nth: 2, Do: func() { time.Sleep(tc.after) }})
+				w.wantErrors(w.SuspendAll(w.Context(), sessions), tc.want[:]...)
+				for range 5 {
+					for i, p := range jobs {
+						w.wantHeld(tc.want[i] == nil, p)
+					}
+					w.beats(BeatEvery)
+				}
+				if n := w.machine.GPU(gpuA).Unmaps - before; n != tc.times {
+					t.Errorf("%d suspensions of the first GPU, want %d", n, tc.times)
+				}
+			})
+		})
+	}
+}
+
 func TestTargetThatEndsOrReplacesItsProgramIsReported(t *testing.T) {
 	for name, tc := range map[string]struct {
 		end  func(*kfdtest.Process)

@@ -10,7 +10,8 @@
 // Limits: a process that replaces its program (execve) while it is suspended runs, until the
 // next renewal finds that. One that does so right before Suspend is suspended with its new
 // program, until discovery classifies that. While a call waits for a GPU that hangs, no lease
-// is renewed: what is suspended on other GPUs may run again for that time.
+// is renewed: what is suspended on other GPUs may run again for that time. Suspensions of that
+// call are made again, or fail.
 package kmap
 
 import (
@@ -45,6 +46,9 @@ const (
 
 // grace is that of SUSPEND_QUEUES: waves are saved at once.
 const grace = 0
+
+// errSlow is the error of a suspension that the end of the lease may have undone already.
+var errSlow = fmt.Errorf("a GPU takes about as long to answer as the lease of kfd_kmap lasts, %v: see dmesg | grep -i amdgpu", Lease)
 
 // Config is what a Mechanism needs.
 type Config struct {
@@ -249,11 +253,46 @@ func (m *Mechanism) set(all []*session, limit uint32) (errs []error) {
 	return errs
 }
 
-// setSome is one call. It needs calls.
+// setSome is one call, and a second for those that the lease has resumed meanwhile. It needs calls.
 func (m *Mechanism) setSome(some []*session, limit uint32) []error {
+	errs, slow := m.call(some, limit)
+	if !slow || limit != 0 {
+		return errs
+	}
+	again, which := m.lapsed(some, errs)
+	if again == nil {
+		return errs
+	}
+	repeated, slow := m.call(again, limit)
+	for i, err := range repeated {
+		if slow && err == nil {
+			err = fmt.Errorf("process %d: %w", again[i].target.PID, errSlow)
+		}
+		errs[which[i]] = err
+	}
+	return errs
+}
+
+// lapsed renews the lease, and returns those of some without an error that are not held any
+// more, or that it does not know of, and their indexes. It needs calls.
+func (m *Mechanism) lapsed(some []*session, errs []error) (lapsed []*session, which []int) {
+	_, unknown := m.renewLease()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, s := range some {
+		if errs[i] == nil && (unknown != nil || !m.held[s]) {
+			lapsed, which = append(lapsed, s), append(which, i)
+		}
+	}
+	return lapsed, which
+}
+
+// call sets a limit. It reports whether that was slow: the lease, which begins before the GPUs
+// are waited for, may have ended. It needs calls.
+func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 	handle, err := m.open()
 	if err != nil {
-		return fill(len(some), err)
+		return fill(len(some), err), false
 	}
 	targets := make([]kfd.KmapTarget, len(some))
 	for i, s := range some {
@@ -262,7 +301,7 @@ func (m *Mechanism) setSome(some []*session, limit uint32) []error {
 	began := time.Now()
 	answer, err := handle.Set(targets, Lease, grace)
 	if err != nil {
-		return fill(len(some), err)
+		return fill(len(some), err), false
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -286,7 +325,7 @@ func (m *Mechanism) setSome(some []*session, limit uint32) []error {
 			delete(m.held, s)
 		}
 	}
-	return errs
+	return errs, time.Since(began) > Lease/2
 }
 
 // failure returns the error of a result. working are the GPUs that have done what was asked.
