@@ -164,6 +164,47 @@ func TestGPUThatTakesLongerThanTheLease(t *testing.T) {
 	}
 }
 
+// A process that cannot be released hides no end of another, and is not kept suspended.
+func TestProcessThatCannotBeReleased(t *testing.T) {
+	for name, suspend := range map[string]func(w *world, s mechanism.Session){
+		"after a failure": func(w *world, s mechanism.Session) {
+			hardware := w.machine.FailGPU("KMAP_SET", gpuB, unix.ETIME)
+			w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Nth: 2, Errno: unix.ENOMEM})
+			w.wantErrors([]error{s.Suspend(w.Context())}, unix.EIO)
+			hardware.Remove()
+		},
+		"in a resume": func(w *world, s mechanism.Session) {
+			w.must(s.Suspend(w.Context()))
+			w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Errno: unix.ENOMEM})
+			w.wantErrors([]error{s.Resume(w.Context())}, unix.ENOMEM)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, driver.KmapProfile, hws, func(w *world) {
+				other, stuck := w.job(gpuA), w.job(gpuB)
+				sessions := w.attach(other, stuck)
+				w.must(sessions[0].Suspend(w.Context()))
+				suspend(w, sessions[1])
+				other.Kill()
+				w.beats(2 * BeatEvery)
+				if _, err := sessions[0].(*session).Handle(w.Context()); !errors.Is(err, mechanism.ErrGone) {
+					t.Errorf("error %v of a process that has exited", err)
+				}
+				for id, q := range stuck.Queues() {
+					if !q.Held {
+						t.Errorf("queue %d of the process that cannot be released is not held", id)
+					}
+				}
+				w.beats(Lease)
+				w.wantHeld(false, stuck)
+				for _, s := range sessions {
+					w.must(s.Close())
+				}
+			})
+		})
+	}
+}
+
 func TestTargetThatEndsOrReplacesItsProgramIsReported(t *testing.T) {
 	for name, tc := range map[string]struct {
 		end  func(*kfdtest.Process)

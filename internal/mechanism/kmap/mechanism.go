@@ -102,7 +102,8 @@ type Mechanism struct {
 
 	mu     sync.Mutex // guards what follows, and the state of the sessions; held for no call but open
 	handle *kfd.Kmap
-	// held are the sessions whose processes are suspended.
+	// held are the sessions whose processes the handle may limit; false: it should not, and
+	// the lease is not renewed for them.
 	held    map[*session]bool
 	lapses  uint32
 	renewed time.Time // the last SET began then
@@ -300,11 +301,16 @@ func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 	}
 	began := time.Now()
 	answer, err := handle.Set(targets, Lease, grace)
-	if err != nil {
-		return fill(len(some), err), false
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err != nil { // limits stay as they were
+		for _, s := range some {
+			if _, limited := m.held[s]; limited && limit != 0 {
+				m.held[s] = false
+			}
+		}
+		return fill(len(some), err), false
+	}
 	m.renewed = began
 	m.noteLapses(answer.Lapses, some)
 	working := map[gpreempt.GPUID]bool{}
@@ -319,8 +325,8 @@ func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 		errs[i] = s.failure(r, limit, working)
 		s.changed = s.changed || r.Err == nil && r.Total != s.total
 		s.total, s.ran, s.lost = r.Total, false, nil
-		if limit == 0 && errs[i] == nil {
-			m.held[s] = true
+		if limit == 0 {
+			m.held[s] = errs[i] == nil
 		} else {
 			delete(m.held, s)
 		}
@@ -379,9 +385,12 @@ func (m *Mechanism) noteLapses(lapses uint32, again []*session) {
 	m.lapses = lapses
 	m.cfg.Log.Warn("the lease of kfd_kmap has ended because gpreemptd did not renew it in time; what was suspended runs, and is suspended again",
 		log.Mechanism(name))
-	for s := range m.held {
-		if !slices.Contains(again, s) {
-			delete(m.held, s)
+	for s, wanted := range m.held {
+		if slices.Contains(again, s) {
+			continue
+		}
+		delete(m.held, s)
+		if wanted {
 			s.ran = true
 			s.notify()
 		}
@@ -415,7 +424,7 @@ func (m *Mechanism) beat() {
 	m.calls.Lock()
 	defer m.calls.Unlock()
 	m.mu.Lock()
-	idle := len(m.held) == 0 || time.Since(m.renewed) < renewAfter
+	idle := !slices.Contains(slices.Collect(maps.Values(m.held)), true) || time.Since(m.renewed) < renewAfter
 	m.mu.Unlock()
 	if idle {
 		return
