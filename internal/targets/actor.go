@@ -62,7 +62,6 @@ func newActor(s *Sessions, target gpreempt.ProcessKey) *actor {
 }
 
 func (a *actor) run() {
-	defer a.leaveBatches()
 	for {
 		select { // first: a target that causes events all the time is suspended all the same
 		case c := <-a.commands:

@@ -38,42 +38,55 @@ func (s *Sessions) Flush() {
 
 // flush needs mu.
 func (s *Sessions) flush() {
+	orders := s.orders
+	s.orders = nil
+	s.form(orders)
+	for _, o := range orders {
+		s.hand(o.target, o.command, o.without)
+	}
+}
+
+// form puts orders of one kind to one mechanism into a batch. None may have been handed out: a
+// batch knows how many will come before the first does. It needs mu.
+func (s *Sessions) form(orders []order) {
 	type group struct {
 		batcher mechanism.Batcher
 		kind    kind
 	}
-	coming := map[group]int{}
-	for _, o := range s.orders {
+	members := map[group][]*command{}
+	for i := range orders {
+		o := &orders[i]
 		if s.actors[o.target] != nil {
-			coming[group{o.batcher, o.command.kind}]++
+			g := group{o.batcher, o.command.kind}
+			members[g] = append(members[g], &o.command)
 		}
 	}
-	batches := map[group]*batch{}
-	for g, n := range coming {
-		if n > 1 {
-			batches[g] = &batch{s: s, batcher: g.batcher, kind: g.kind, coming: n, done: make(chan struct{})}
+	for g, commands := range members {
+		if len(commands) == 1 {
+			continue
+		}
+		b := &batch{s: s, batcher: g.batcher, kind: g.kind, coming: len(commands), done: make(chan struct{})}
+		for _, c := range commands {
+			c.batch = b
 		}
 	}
-	for _, o := range s.orders {
-		// Members arrive from the first one on: how many are still to come is not asked here.
-		o.command.batch = batches[group{o.batcher, o.command.kind}]
-		s.hand(o.target, o.command, o.without)
-	}
-	s.orders = nil
 }
 
-// batch is one call of a mechanism for several targets. Each of their actors joins it, or
-// leaves it when it cannot use the mechanism any more. The last to come makes the call, while
-// the others lend their sessions and wait.
+// joinTime is how long a batch waits for the rest once its first member has come.
+const joinTime = 3 * time.Millisecond
+
+// batch is one call of a mechanism for several targets. Their actors join it, lend their
+// sessions and wait. The call is made when the last has joined, or joinTime is over: an actor
+// that is late, has ended, or uses another mechanism by now, holds the others up no longer.
 type batch struct {
 	s       *Sessions
 	batcher mechanism.Batcher
 	kind    kind
 	done    chan struct{} // closed after the call
 
-	mu     sync.Mutex // guards the rest until the last has come
-	coming int
-	joined []*member
+	mu     sync.Mutex
+	coming int       // members that may still join; the call is due when it becomes 0
+	joined []*member // as it is once coming is 0
 }
 
 // member is an actor in a batch.
@@ -85,28 +98,42 @@ type member struct {
 	took time.Duration
 }
 
-// arrive takes in one that joins, or nil for one that leaves. It makes the call if that is the
-// last.
-func (b *batch) arrive(m *member) {
+// join returns after the call. False: that has begun without m.
+func (b *batch) join(m *member) bool {
 	b.mu.Lock()
-	b.coming--
-	if m != nil {
-		b.joined = append(b.joined, m)
+	if b.coming == 0 {
+		b.mu.Unlock()
+		return false
 	}
-	last := b.coming == 0
+	b.joined = append(b.joined, m)
+	b.coming--
+	first, last := len(b.joined) == 1, b.coming == 0
 	b.mu.Unlock()
-	if last {
+	switch {
+	case last:
 		b.call()
-		close(b.done)
+	case first:
+		time.AfterFunc(joinTime, b.depart)
+	}
+	<-b.done
+	return true
+}
+
+// depart makes the call unless it was made.
+func (b *batch) depart() {
+	b.mu.Lock()
+	late := b.coming > 0
+	b.coming = 0
+	b.mu.Unlock()
+	if late {
+		b.call()
 	}
 }
 
 // call makes the call, and posts the results that are good: the answer to an announcement waits
 // for them.
 func (b *batch) call() {
-	if len(b.joined) == 0 {
-		return
-	}
+	defer close(b.done)
 	sessions := make([]mechanism.Session, len(b.joined))
 	for i, m := range b.joined {
 		sessions[i] = m.a.held.session
@@ -143,16 +170,10 @@ func (a *actor) post(kind kind, seq uint64, err error, took time.Duration) {
 
 // together carries a command out in its batch. False: the actor has to do so alone.
 func (a *actor) together(c command) bool {
-	switch {
-	case c.batch == nil:
-		return false
-	case a.held.batcher != c.batch.batcher: // it was replaced by a better one meanwhile
-		c.batch.arrive(nil)
+	m := &member{a: a, seq: c.seq}
+	if c.batch == nil || a.held.batcher != c.batch.batcher || !c.batch.join(m) {
 		return false
 	}
-	m := &member{a: a, seq: c.seq}
-	c.batch.arrive(m)
-	<-c.batch.done
 	if c.kind == suspend {
 		a.suspended = m.err == nil
 	} else {
@@ -166,18 +187,4 @@ func (a *actor) together(c command) bool {
 		a.afterResume(m.err)
 	}
 	return true
-}
-
-// leaveBatches has the others not wait for an actor that has ended.
-func (a *actor) leaveBatches() {
-	for {
-		select {
-		case c := <-a.commands:
-			if c.batch != nil {
-				c.batch.arrive(nil)
-			}
-		default:
-			return
-		}
-	}
 }

@@ -272,15 +272,13 @@ func TestBatchDoesNotWaitForATargetThatGetsABetterMechanism(t *testing.T) {
 		r.Suspend(other, 3)
 		r.Suspend(third, 4)
 		r.Flush()
-		synctest.Wait()
-		close(b.closing)
-		time.Sleep(b.cost)
+		time.Sleep(joinTime + b.cost)
 		r.wantInAnyOrder(
-			scheduler.Attached{Target: job},
-			scheduler.Suspended{Target: job, Seq: 2},
 			scheduler.Suspended{Target: other, Seq: 3, Took: b.cost},
 			scheduler.Suspended{Target: third, Seq: 4, Took: b.cost},
 		)
+		close(b.closing)
+		r.want(scheduler.Attached{Target: job}, scheduler.Suspended{Target: job, Seq: 2})
 		b.wantBatches(t, "resume 100", "suspend all 200 300")
 		best.wantCalls(t, "attach", "suspend")
 		r.detachAll(job, other, third)
@@ -312,37 +310,129 @@ func TestCloseEndsTheWaitForABatch(t *testing.T) {
 	})
 }
 
-// Actors that come while their batch is still handed out do not split it. Outside of a bubble,
-// they run at once.
-func TestMembersThatComeEarlyAreWaitedFor(t *testing.T) {
-	b := &batching{machine: &machine{name: "batching"}}
+// What an actor does with a command of a batch.
+const (
+	joins    = 'j'
+	switched = 's' // it uses another mechanism by now
+	ended    = 'e'
+)
+
+// Every order in which the actors of a step can act while their commands are handed out and
+// afterwards, and joinTime may end at any moment.
+func TestBatchInEveryOrderOfItsMembers(t *testing.T) {
+	const conducts = string(joins) + string(switched) + string(ended)
+	tried := 0
+	for _, first := range conducts {
+		for _, second := range conducts {
+			for _, last := range conducts {
+				for _, steps := range interleavings("", 0, "012", false) {
+					synctest.Test(t, func(t *testing.T) { tryBatch(t, [3]rune{first, second, last}, steps) })
+					tried++
+				}
+			}
+		}
+	}
+	if tried != 27*(15+15*6) {
+		t.Errorf("%d orders were tried", tried)
+	}
+}
+
+// interleavings returns each way to go on after steps. A digit is an actor that acts on its
+// command, those in left have yet to; H hands out the next command after the first, of which
+// there were handed; W waits for the end of joinTime.
+func interleavings(steps string, handed int, left string, waited bool) (all []string) {
+	if left == "" {
+		all = append(all, steps)
+	}
+	if handed < 2 {
+		all = append(all, interleavings(steps+"H", handed+1, left, waited)...)
+	}
+	if !waited {
+		all = append(all, interleavings(steps+"W", handed, left, true)...)
+	}
+	for _, c := range left {
+		if int(c-'0') <= handed {
+			all = append(all, interleavings(steps+string(c), handed, strings.ReplaceAll(left, string(c), ""), waited)...)
+		}
+	}
+	return all
+}
+
+// tryBatch compares one order with what it must lead to.
+func tryBatch(t *testing.T, does [3]rune, steps string) {
+	t.Helper()
+	b := &batching{machine: &machine{name: "batching", watched: true}}
 	r := newRig(t, nil)
-	r.cfg.Mechanisms = []mechanism.Mechanism{b}
-	results := make(chan scheduler.Event, 100)
-	r.cfg.Post = func(ev scheduler.Event) { results <- ev }
-	targets := make([]gpreempt.ProcessKey, 50)
-	for i := range targets {
-		targets[i] = gpreempt.ProcessKey{PID: int32(i + 1), Start: 1}
-		r.Attach(targets[i])
-		<-results
-	}
-	for round := range uint64(100) {
-		for _, target := range targets {
-			r.Suspend(target, round)
+	// The actor of between takes its commands, which hold Flush up, when the test says so.
+	between := gpreempt.ProcessKey{PID: 400, Start: 4}
+	gate := newActor(r.Sessions, between)
+	gate.commands = make(chan command)
+	r.actors[between] = gate
+	targets := []gpreempt.ProcessKey{job, other, third}
+	var acts [3]chan struct{}
+	for i, target := range targets {
+		a := newActor(r.Sessions, target)
+		a.batcher = b
+		w := &batched{&watched{session{b.machine}}, b, target}
+		a.held = &holding{session: w, watcher: w, batcher: b, name: b.name}
+		if does[i] == switched {
+			a.held.batcher = nil
 		}
-		r.Flush()
-		for range targets {
-			<-results
+		r.actors[target] = a
+		if i > 0 {
+			r.orders = append(r.orders, order{target: between})
+		}
+		r.Suspend(target, uint64(i))
+		acts[i] = make(chan struct{})
+		go func() {
+			<-acts[i]
+			if c := <-a.commands; does[i] != ended {
+				a.do(c)
+			}
+		}()
+	}
+	var joined, calls []string
+	var posted []scheduler.Event
+	begun := false
+	begin := func() {
+		if !begun && len(joined) > 0 {
+			slices.Sort(joined)
+			calls, begun = append(calls, "suspend all "+strings.Join(joined, " ")), true
 		}
 	}
-	b.mu.Lock()
-	if n := len(b.calls); n != 100 {
-		t.Errorf("%d calls for 100 steps", n)
+	go r.Flush()
+	for _, step := range steps {
+		synctest.Wait()
+		switch step {
+		case 'H':
+			<-gate.commands
+			continue
+		case 'W':
+			time.Sleep(joinTime)
+			begin()
+			continue
+		}
+		i := int(step - '0')
+		close(acts[i])
+		if does[i] == ended {
+			continue
+		}
+		posted = append(posted, scheduler.Suspended{Target: targets[i], Seq: uint64(i)})
+		if pid := fmt.Sprint(targets[i].PID); begun || does[i] == switched {
+			calls = append(calls, "suspend "+pid)
+		} else if joined = append(joined, pid); len(joined) == 3 {
+			begin()
+		}
 	}
-	b.mu.Unlock()
-	for _, target := range targets {
-		r.Detach(target)
-		<-results
+	time.Sleep(joinTime)
+	begin()
+	slices.Sort(calls)
+	synctest.Wait()
+	slices.Sort(b.calls)
+	b.wantBatches(t, calls...)
+	r.wantInAnyOrder(posted...)
+	if t.Failed() {
+		t.Fatalf("the order is %s, of actors that do %c", steps, does)
 	}
 	if err := r.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -303,7 +303,7 @@ func (c *crashes) kill(p crashPoint) {
 	}
 	_ = c.reign.Process.Kill() // it is dead, if it was not missed
 	if state := c.buried(p.name); state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL && !(p.stage == stopping && state.Success()) {
-		c.t.Errorf("%s: gpreemptd ended with %v", p.name, state)
+		c.t.Errorf("%s: gpreemptd ended with %v; it wrote:\n%s", p.name, state, c.reign.log)
 	}
 	c.died[p.stage]++
 	if c.r.IntN(2) == 0 { // by its death alone
@@ -351,7 +351,7 @@ func (c *crashes) stop() {
 	c.t.Helper()
 	c.leave()
 	if state := c.reign.ProcessState; !state.Success() {
-		c.t.Errorf("gpreemptd ended with %v", state)
+		c.t.Errorf("gpreemptd ended with %v; it wrote:\n%s", state, c.reign.log)
 	}
 }
 

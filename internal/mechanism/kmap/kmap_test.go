@@ -112,6 +112,99 @@ func TestLeaseEndsWithTheBeats(t *testing.T) {
 	})
 }
 
+// A suspension that takes longer than the lease is made again, or fails.
+func TestGPUThatTakesLongerThanTheLease(t *testing.T) {
+	slow := func(gpu gpreempt.GPUID, errno unix.Errno) kfdtest.Fault {
+		return kfdtest.Fault{Op: "KMAP_SET", Stage: kfdtest.Hardware, Step: driver.StepUnmap, GPU: gpu, Hold: true, Errno: errno}
+	}
+	for name, tc := range map[string]struct {
+		faults []kfdtest.Fault
+		takes  time.Duration
+		after  time.Duration // until the next call
+		want   [2]error      // of a process on each GPU
+		times  int           // the first GPU suspends
+	}{
+		"fast":                  {times: 1},
+		"longer":                {faults: []kfdtest.Fault{slow(gpuA, 0)}, takes: Lease + time.Second, after: 1, times: 2},
+		"shorter":               {faults: []kfdtest.Fault{slow(gpuA, 0)}, takes: Lease - time.Millisecond, times: 1},
+		"shorter, renewed late": {faults: []kfdtest.Fault{slow(gpuA, 0)}, takes: Lease - 1, after: 2, times: 2},
+		"the other GPU hangs": {
+			faults: []kfdtest.Fault{slow(gpuB, unix.ETIME)}, takes: 9 * time.Second, after: 1, want: [2]error{nil, unix.EIO}, times: 2,
+		},
+		"longer each time": {
+			faults: []kfdtest.Fault{slow(gpuA, 0), slow(gpuA, 0)}, takes: Lease + time.Second, after: 1, want: [2]error{errSlow, errSlow}, times: 2,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, driver.KmapProfile, hws, func(w *world) {
+				jobs := []*kfdtest.Process{w.job(gpuA), w.job(gpuB)}
+				sessions := w.attach(jobs...)
+				before := w.machine.GPU(gpuA).Unmaps
+				for _, f := range tc.faults {
+					hang := w.machine.Inject(f)
+					go func() {
+						<-hang.Reached()
+						time.Sleep(tc.takes)
+						hang.Release()
+					}()
+				}
+				w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Nth: 2, Do: func() { time.Sleep(tc.after) }})
+				w.wantErrors(w.SuspendAll(w.Context(), sessions), tc.want[:]...)
+				for range 5 {
+					for i, p := range jobs {
+						w.wantHeld(tc.want[i] == nil, p)
+					}
+					w.beats(BeatEvery)
+				}
+				if n := w.machine.GPU(gpuA).Unmaps - before; n != tc.times {
+					t.Errorf("%d suspensions of the first GPU, want %d", n, tc.times)
+				}
+			})
+		})
+	}
+}
+
+// A process that cannot be released hides no end of another, and is not kept suspended.
+func TestProcessThatCannotBeReleased(t *testing.T) {
+	for name, suspend := range map[string]func(w *world, s mechanism.Session){
+		"after a failure": func(w *world, s mechanism.Session) {
+			hardware := w.machine.FailGPU("KMAP_SET", gpuB, unix.ETIME)
+			w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Nth: 2, Errno: unix.ENOMEM})
+			w.wantErrors([]error{s.Suspend(w.Context())}, unix.EIO)
+			hardware.Remove()
+		},
+		"in a resume": func(w *world, s mechanism.Session) {
+			w.must(s.Suspend(w.Context()))
+			w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Errno: unix.ENOMEM})
+			w.wantErrors([]error{s.Resume(w.Context())}, unix.ENOMEM)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, driver.KmapProfile, hws, func(w *world) {
+				other, stuck := w.job(gpuA), w.job(gpuB)
+				sessions := w.attach(other, stuck)
+				w.must(sessions[0].Suspend(w.Context()))
+				suspend(w, sessions[1])
+				other.Kill()
+				w.beats(2 * BeatEvery)
+				if _, err := sessions[0].(*session).Handle(w.Context()); !errors.Is(err, mechanism.ErrGone) {
+					t.Errorf("error %v of a process that has exited", err)
+				}
+				for id, q := range stuck.Queues() {
+					if !q.Held {
+						t.Errorf("queue %d of the process that cannot be released is not held", id)
+					}
+				}
+				w.beats(Lease)
+				w.wantHeld(false, stuck)
+				for _, s := range sessions {
+					w.must(s.Close())
+				}
+			})
+		})
+	}
+}
+
 func TestTargetThatEndsOrReplacesItsProgramIsReported(t *testing.T) {
 	for name, tc := range map[string]struct {
 		end  func(*kfdtest.Process)

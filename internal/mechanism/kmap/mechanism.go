@@ -10,7 +10,8 @@
 // Limits: a process that replaces its program (execve) while it is suspended runs, until the
 // next renewal finds that. One that does so right before Suspend is suspended with its new
 // program, until discovery classifies that. While a call waits for a GPU that hangs, no lease
-// is renewed: what is suspended on other GPUs may run again for that time.
+// is renewed: what is suspended on other GPUs may run again for that time. Suspensions of that
+// call are made again, or fail.
 package kmap
 
 import (
@@ -45,6 +46,9 @@ const (
 
 // grace is that of SUSPEND_QUEUES: waves are saved at once.
 const grace = 0
+
+// errSlow is the error of a suspension that the end of the lease may have undone already.
+var errSlow = fmt.Errorf("a GPU takes about as long to answer as the lease of kfd_kmap lasts, %v: see dmesg | grep -i amdgpu", Lease)
 
 // Config is what a Mechanism needs.
 type Config struct {
@@ -98,7 +102,8 @@ type Mechanism struct {
 
 	mu     sync.Mutex // guards what follows, and the state of the sessions; held for no call but open
 	handle *kfd.Kmap
-	// held are the sessions whose processes are suspended.
+	// held are the sessions whose processes the handle may limit; false: it should not, and
+	// the lease is not renewed for them.
 	held    map[*session]bool
 	lapses  uint32
 	renewed time.Time // the last SET began then
@@ -249,11 +254,46 @@ func (m *Mechanism) set(all []*session, limit uint32) (errs []error) {
 	return errs
 }
 
-// setSome is one call. It needs calls.
+// setSome is one call, and a second for those that the lease has resumed meanwhile. It needs calls.
 func (m *Mechanism) setSome(some []*session, limit uint32) []error {
+	errs, slow := m.call(some, limit)
+	if !slow || limit != 0 {
+		return errs
+	}
+	again, which := m.lapsed(some, errs)
+	if again == nil {
+		return errs
+	}
+	repeated, slow := m.call(again, limit)
+	for i, err := range repeated {
+		if slow && err == nil {
+			err = fmt.Errorf("process %d: %w", again[i].target.PID, errSlow)
+		}
+		errs[which[i]] = err
+	}
+	return errs
+}
+
+// lapsed renews the lease, and returns those of some without an error that are not held any
+// more, or that it does not know of, and their indexes. It needs calls.
+func (m *Mechanism) lapsed(some []*session, errs []error) (lapsed []*session, which []int) {
+	_, unknown := m.renewLease()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, s := range some {
+		if errs[i] == nil && (unknown != nil || !m.held[s]) {
+			lapsed, which = append(lapsed, s), append(which, i)
+		}
+	}
+	return lapsed, which
+}
+
+// call sets a limit. It reports whether that was slow: the lease, which begins before the GPUs
+// are waited for, may have ended. It needs calls.
+func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 	handle, err := m.open()
 	if err != nil {
-		return fill(len(some), err)
+		return fill(len(some), err), false
 	}
 	targets := make([]kfd.KmapTarget, len(some))
 	for i, s := range some {
@@ -261,11 +301,16 @@ func (m *Mechanism) setSome(some []*session, limit uint32) []error {
 	}
 	began := time.Now()
 	answer, err := handle.Set(targets, Lease, grace)
-	if err != nil {
-		return fill(len(some), err)
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err != nil { // limits stay as they were
+		for _, s := range some {
+			if _, limited := m.held[s]; limited && limit != 0 {
+				m.held[s] = false
+			}
+		}
+		return fill(len(some), err), false
+	}
 	m.renewed = began
 	m.noteLapses(answer.Lapses, some)
 	working := map[gpreempt.GPUID]bool{}
@@ -280,13 +325,13 @@ func (m *Mechanism) setSome(some []*session, limit uint32) []error {
 		errs[i] = s.failure(r, limit, working)
 		s.changed = s.changed || r.Err == nil && r.Total != s.total
 		s.total, s.ran, s.lost = r.Total, false, nil
-		if limit == 0 && errs[i] == nil {
-			m.held[s] = true
+		if limit == 0 {
+			m.held[s] = errs[i] == nil
 		} else {
 			delete(m.held, s)
 		}
 	}
-	return errs
+	return errs, time.Since(began) > Lease/2
 }
 
 // failure returns the error of a result. working are the GPUs that have done what was asked.
@@ -340,9 +385,12 @@ func (m *Mechanism) noteLapses(lapses uint32, again []*session) {
 	m.lapses = lapses
 	m.cfg.Log.Warn("the lease of kfd_kmap has ended because gpreemptd did not renew it in time; what was suspended runs, and is suspended again",
 		log.Mechanism(name))
-	for s := range m.held {
-		if !slices.Contains(again, s) {
-			delete(m.held, s)
+	for s, wanted := range m.held {
+		if slices.Contains(again, s) {
+			continue
+		}
+		delete(m.held, s)
+		if wanted {
 			s.ran = true
 			s.notify()
 		}
@@ -376,7 +424,7 @@ func (m *Mechanism) beat() {
 	m.calls.Lock()
 	defer m.calls.Unlock()
 	m.mu.Lock()
-	idle := len(m.held) == 0 || time.Since(m.renewed) < renewAfter
+	idle := !slices.Contains(slices.Collect(maps.Values(m.held)), true) || time.Since(m.renewed) < renewAfter
 	m.mu.Unlock()
 	if idle {
 		return
