@@ -52,7 +52,7 @@ check-gen: ## Fail when api/gen, the descriptors or docs/reference are not what 
 	cmp "$$tmp/api.binpb" $(DESCRIPTORS) || { echo '$(DESCRIPTORS) is stale: run make gen' >&2; exit 1; }; \
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
-	$(GO) test -run '^TestValidationDocumentIsFresh$$' ./internal/cli; \
+	$(GO) test -run '^Test(Validation|Policy)DocumentIsFresh$$' ./internal/cli ./internal/report; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
