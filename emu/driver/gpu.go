@@ -15,6 +15,8 @@ type gpu struct {
 	// hardware runs.
 	runlist bool
 	mapped  map[*queue]bool
+	// kmapFailed: the last runlist for the extension failed.
+	kmapFailed bool
 	// queues counts the queues of all processes (total_queue_count).
 	queues int
 	// owner is the process that has the debug VMID (trap_debug_vmid).

@@ -120,7 +120,7 @@ func (d *Driver) kmapInfo(_ *call, f *KmapFile, args *kfd.KmapInfoArgs) errno {
 	return 0
 }
 
-// kmapTarget is a target of a SET.
+// kmapTarget is a target of a SET, or with args == nil of the end of a handle or lease.
 type kmapTarget struct {
 	args *kfd.KmapTargetArgs
 	// named is its process, with a reference, and p the same unless the target failed.
@@ -252,27 +252,29 @@ func (p *process) unlimit() {
 }
 
 // applyLimits makes the choice again for the targets with queues on a GPU, with one runlist
-// if that changes anything.
+// if that changes anything, or if the last one failed and a call names them.
 func (d *Driver) applyLimits(c *call, g *gpu, targets []kmapTarget, args *kfd.KmapSetArgs) {
 	if d.perQueue(g) {
 		return // out of reach: no queue there is held
 	}
 	defer d.hold(c, &g.dqm)()
 	var changed *process
+	named := func(t kmapTarget) bool { return t.p != nil && t.args != nil && len(t.p.on(g).queues) > 0 }
 	for _, t := range targets {
-		if t.p != nil && t.p.choose(g) && changed == nil {
-			changed = t.p
+		if t.p != nil && t.p.choose(g) || named(t) && g.kmapFailed {
+			changed = cmp.Or(changed, t.p)
 		}
 	}
 	if changed == nil {
 		return
 	}
-	if d.executeQueues(c, g, changed, args.Grace) == 0 {
+	g.kmapFailed = d.executeQueues(c, g, changed, args.Grace) != 0
+	if !g.kmapFailed {
 		args.Cycles++
 		return
 	}
 	for _, t := range targets {
-		if t.p != nil && len(t.p.on(g).queues) > 0 {
+		if named(t) {
 			t.args.Result = -int32(EIO)
 		}
 	}
@@ -366,7 +368,13 @@ func (q *queue) kmapState() (s kfd.KmapQueueState) {
 	for _, bit := range []struct {
 		set  bool
 		mask kfd.KmapQueueState
-	}{{q.Active, kfd.KmapMapped}, {q.Held, kfd.KmapHeld}, {q.Evicted, kfd.KmapEvicted}, {q.Suspended, kfd.KmapSuspended}} {
+	}{
+		{q.Active, kfd.KmapMapped},
+		{q.Held, kfd.KmapHeld},
+		{q.Evicted, kfd.KmapEvicted},
+		{q.Suspended, kfd.KmapSuspended},
+		{q.pdd.gpu.kmapFailed, kfd.KmapFailed},
+	} {
 		if bit.set {
 			s |= bit.mask
 		}
@@ -407,14 +415,14 @@ func (f *KmapFile) stop() {
 }
 
 // lift ends every limit of a handle, with one runlist for each GPU that this changes. A failure is
-// left to the GPU's reset. The extension's lock is held.
+// left to the GPU's reset, or to the next SET for a process there. The extension's lock is held.
 func (d *Driver) lift(c *call, f *KmapFile) {
 	var targets []kmapTarget
 	for _, p := range slices.Clone(f.limited) {
 		p.unlimit()
 		p.refs++
 		defer d.unref(p)
-		targets = append(targets, kmapTarget{args: new(kfd.KmapTargetArgs), p: p})
+		targets = append(targets, kmapTarget{p: p})
 	}
 	for _, g := range d.gpus {
 		d.applyLimits(c, g, targets, &kfd.KmapSetArgs{Grace: DefaultGrace})

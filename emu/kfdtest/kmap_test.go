@@ -170,12 +170,29 @@ func TestHungGPUKeepsTheLimit(t *testing.T) {
 			s.queue(gpuB)
 			l := s.limiter()
 			fault := s.m.FailGPU("KMAP_SET", gpuB, errno)
-			answer, err := l.k.Set([]kfd.KmapTarget{{PIDFD: l.pidfd(s.job.PID())}}, time.Minute, 0)
-			s.must(err)
-			if !errors.Is(answer.Results[0].Err, unix.EIO) || answer.Cycles != 1 || answer.Results[0].Held != 2 {
-				t.Errorf("got %+v, want EIO, one cycle and two held queues", answer)
+			set := func(limit uint32) (states []string, cycles int, err error) {
+				answer, setErr := l.k.Set([]kfd.KmapTarget{{PIDFD: l.pidfd(s.job.PID()), Limit: limit, Queues: make([]kfd.KmapQueue, 4)}}, time.Minute, 0)
+				s.must(setErr)
+				for _, q := range answer.Results[0].Queues {
+					states = append(states, fmt.Sprint(q.GPU(), " ", q.State))
+				}
+				return states, answer.Cycles, answer.Results[0].Err
 			}
+			good, bad := fmt.Sprint(gpuA, " held"), fmt.Sprint(gpuB, " held+failed")
+			if states, cycles, err := set(0); !errors.Is(err, unix.EIO) || cycles != 1 || !slices.Equal(states, []string{good, bad}) {
+				t.Errorf("got %v, %d cycles, %v; want EIO, one cycle and a failure on one GPU", states, cycles, err)
+			}
+			if _, cycles, err := set(0); !errors.Is(err, unix.EIO) || cycles != 0 {
+				t.Errorf("while it fails: %d cycles, %v; want EIO again", cycles, err)
+			}
+			l.set(0, time.Minute) // names no process there
 			fault.Remove()
+			if states, cycles, err := set(0); err != nil || cycles != 1 || !slices.Equal(states, []string{good, fmt.Sprint(gpuB, " held")}) {
+				t.Errorf("after the failure: %v, %d cycles, %v; want one cycle", states, cycles, err)
+			}
+			if got := s.running(); got != nil {
+				t.Errorf("queues %d run", got)
+			}
 			s.m.StartReset(gpuB)
 			s.m.EndReset(gpuB)
 			s.must(s.m.Restore(s.job.MM()))

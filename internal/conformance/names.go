@@ -234,7 +234,7 @@ func cutBraces(s string) (before, inside, after string, ok bool) {
 // shown returns a value of a reply in the form of scripts.
 func (p *play) shown(key, value string) string {
 	switch key {
-	case "gpu", "gpus":
+	case "gpu", "gpus", "hung":
 		words := strings.Split(value, ",")
 		for i, word := range words {
 			if n := slices.Index(p.host.gpus(), number32(word)); n >= 0 {

@@ -33,7 +33,8 @@ var kmapVerbs = map[string]func(*doing) (int64, error){"limit": limit, "kmap_inf
 
 // limit is SET. The targets are the processes pids, or the descriptors fds; n is their limits, of which
 // the last is for the rest too. room is that of each for the states of its queues. The results of all
-// targets follow each other.
+// targets follow each other. hung are the GPUs of queues whose last runlist failed; the reset that a
+// failure causes may evict them before they are listed, or after.
 func limit(d *doing) (int64, error) {
 	fds, drop, err := d.targets()
 	if err != nil {
@@ -59,7 +60,7 @@ func limit(d *doing) (int64, error) {
 	d.out("cycles", args[0].Cycles)
 	d.out("lapses", args[0].Lapses)
 	var results, states []string
-	var queues, held, ids, gpus []uint32
+	var queues, held, ids, gpus, hung []uint32
 	sorted := true
 	for i, t := range targets {
 		results = append(results, reply{Errno: unix.Errno(-t.Result)}.result())
@@ -70,6 +71,9 @@ func limit(d *doing) (int64, error) {
 		}
 		for _, q := range list {
 			ids, gpus, states = append(ids, q.ID), append(gpus, q.GPUID), append(states, q.State.String())
+			if q.State&kfd.KmapFailed != 0 {
+				hung = append(hung, q.GPUID)
+			}
 		}
 		sorted = sorted && slices.IsSortedFunc(list, func(a, b kfd.KmapQueue) int { return cmp.Or(cmp.Compare(a.GPUID, b.GPUID), cmp.Compare(a.ID, b.ID)) })
 	}
@@ -79,6 +83,7 @@ func limit(d *doing) (int64, error) {
 	d.list("held", held)
 	d.list("ids", ids)
 	d.list("gpus", gpus)
+	d.list("hung", hung)
 	d.out("sorted", sorted)
 	return r, err
 }

@@ -51,6 +51,8 @@ const (
 	KmapEvicted KmapQueueState = 4
 	// KmapSuspended: a debugger keeps it out.
 	KmapSuspended KmapQueueState = 8
+	// KmapFailed: the last runlist of its GPU failed, so the hardware may not follow the other bits.
+	KmapFailed KmapQueueState = 16
 )
 
 // KmapInfoArgs is struct kfd_kmap_info_args.
@@ -125,12 +127,12 @@ func (q KmapQueue) GPU() gpreempt.GPUID { return gpreempt.GPUID(q.GPUID) }
 // String returns the names of the bits, such as "held+evicted".
 func (s KmapQueueState) String() string {
 	var words []string
-	for i, word := range []string{"mapped", "held", "evicted", "suspended"} {
+	for i, word := range []string{"mapped", "held", "evicted", "suspended", "failed"} {
 		if s&(1<<i) != 0 {
 			words = append(words, word)
 		}
 	}
-	if rest := s &^ (KmapMapped | KmapHeld | KmapEvicted | KmapSuspended); rest != 0 {
+	if rest := s &^ (KmapMapped | KmapHeld | KmapEvicted | KmapSuspended | KmapFailed); rest != 0 {
 		words = append(words, fmt.Sprintf("%#x", uint32(rest)))
 	}
 	if words == nil {

@@ -184,7 +184,8 @@ type KmapResult struct {
 	//	EINVAL      an earlier target of the call is the same process
 	//	E2BIG       Queues is too long
 	//	EOPNOTSUPP  a queue of the process is on a GPU without a runlist (MES): nothing was done
-	//	EIO         a GPU hangs or is being reset: the limit holds when it is back
+	//	EIO         a GPU hangs or is being reset: the limit holds when it is back. The states of
+	//	            the queues there have KmapFailed
 	//	EFAULT      the states could not be written: the limit holds
 	Err error
 	// Total is the number of the process's queues, Held of those that its limit keeps out.

@@ -273,7 +273,7 @@ func TestKmapOccupancy(t *testing.T) {
 
 func TestKmapQueueStateHasWords(t *testing.T) {
 	for state, want := range map[KmapQueueState]string{
-		0: "idle", KmapMapped: "mapped", KmapHeld | KmapEvicted | KmapSuspended: "held+evicted+suspended", KmapHeld | 0x30: "held+0x30",
+		0: "idle", KmapMapped: "mapped", KmapHeld | KmapEvicted | KmapSuspended: "held+evicted+suspended", KmapHeld | 0x30: "held+failed+0x20",
 	} {
 		if state.String() != want {
 			t.Errorf("%d is %q, want %q", uint32(state), state, want)

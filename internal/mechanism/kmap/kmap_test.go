@@ -282,6 +282,19 @@ func TestFailureOfOneTargetHarmsNoOtherOfItsCall(t *testing.T) {
 	}
 }
 
+// No other target shows which of the GPUs works.
+func TestOnlyTheGPUThatFailedIsNamed(t *testing.T) {
+	inWorld(t, driver.KmapProfile, hws, func(w *world) {
+		s := w.attach(w.job(gpuA, gpuB))[0]
+		w.machine.FailGPU("KMAP_SET", gpuB, unix.ETIME)
+		err := s.Suspend(w.Context())
+		hardware, is := errors.AsType[*mechanism.HardwareError](err)
+		if !is || !cmp.Equal(hardware.GPUs, []gpreempt.GPUID{gpuB}) {
+			t.Errorf("got %v, want GPU %v", err, gpuB)
+		}
+	})
+}
+
 func TestSuspensionWhoseCallerHasGivenUpIsUndone(t *testing.T) {
 	inWorld(t, driver.KmapProfile, hws, func(w *world) {
 		p, q := w.job(gpuA), w.job(gpuA)

@@ -313,16 +313,10 @@ func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 	}
 	m.renewed = began
 	m.noteLapses(answer.Lapses, some)
-	working := map[gpreempt.GPUID]bool{}
-	for _, r := range answer.Results {
-		for _, q := range r.Queues {
-			working[q.GPU()] = working[q.GPU()] || r.Err == nil
-		}
-	}
 	errs := make([]error, len(some))
 	for i, s := range some {
 		r := answer.Results[i]
-		errs[i] = s.failure(r, limit, working)
+		errs[i] = s.failure(r, limit)
 		s.changed = s.changed || r.Err == nil && r.Total != s.total
 		s.total, s.ran, s.lost = r.Total, false, nil
 		if limit == 0 {
@@ -334,20 +328,17 @@ func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 	return errs, time.Since(began) > Lease/2
 }
 
-// failure returns the error of a result. working are the GPUs that have done what was asked.
-func (s *session) failure(r kfd.KmapResult, limit uint32, working map[gpreempt.GPUID]bool) error {
+// failure returns the error of a result.
+func (s *session) failure(r kfd.KmapResult, limit uint32) error {
 	switch {
 	case errors.Is(r.Err, unix.ESRCH):
 		return s.gone()
 	case errors.Is(r.Err, unix.EIO):
-		var gpus, hung []gpreempt.GPUID
+		var hung []gpreempt.GPUID
 		for _, q := range r.Queues {
-			if !slices.Contains(gpus, q.GPU()) {
-				gpus = append(gpus, q.GPU())
+			if q.State&kfd.KmapFailed != 0 && !slices.Contains(hung, q.GPU()) {
+				hung = append(hung, q.GPU())
 			}
-		}
-		if hung = slices.DeleteFunc(slices.Clone(gpus), func(gpu gpreempt.GPUID) bool { return working[gpu] }); hung == nil {
-			hung = gpus
 		}
 		return &mechanism.HardwareError{GPUs: hung, Err: r.Err}
 	case r.Err != nil:
