@@ -185,7 +185,6 @@ type clients struct {
 	byConn map[auth.Conn]*connection
 	byID   map[scheduler.ClientID]*client
 	users  map[string]*user // by principal
-	parts  parts            // of users
 	admins int              // connections made with the right Admin
 	// pruneUsers is len(users) at which those without connections are looked for.
 	pruneUsers int
@@ -215,18 +214,17 @@ func (cs *clients) join(conn auth.Conn) (*connection, error) {
 	rights := cs.s.cfg.Authz().Rights(peer) // with mu held: RightsChanged misses no connection
 	u := cs.user(peer.Principal())
 	c := &connection{s: cs.s, conn: conn, peer: peer, rights: rights, unread: backlog{user: &u.unread, all: &cs.unread}}
-	u.admin.Store(rights.Allows(auth.Admin))
 	err := cs.tooOften(u)
 	if err == nil && rights != 0 {
 		err = cs.place(u, rights.Allows(auth.Admin))
 	}
-	l := cs.s.cfg.Limits()
+	shared := cs.s.cfg.Limits().shared()
 	if err != nil || rights == 0 {
-		u.charge(time.Now(), l, connectionBytes)
+		u.meter.charge(time.Now(), shared, connectionBytes)
 		c.client = newClient(id, peer, u)
 		return c, cmp.Or(err, errNoRight)
 	}
-	u.charge(time.Now(), l, connectionBytes/2)
+	u.meter.charge(time.Now(), shared, connectionBytes/2)
 	cl := cs.byID[id]
 	if cl == nil {
 		cl = newClient(id, peer, u)

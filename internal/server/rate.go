@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -38,87 +37,24 @@ const (
 	// minBytes is the least that may be sent in a second, and at once, whatever the
 	// limit on requests.
 	minBytes = 128 << 10
-	// maxDebt bounds how long a connection is not read. maxWait is how soon it is asked again,
-	// because the debt is paid sooner when other users ask for less.
+	// maxDebt bounds how long a connection is not read. maxWait is how soon it is looked at
+	// again: its client may have left.
 	maxDebt = 5 * time.Second
 	maxWait = time.Second
 	// connectDebt is the debt of a user above which its new connections are refused.
 	connectDebt = time.Second
-	// fullUsers is how many users may use their whole quota at once. When all together use
-	// more, each may use the same smaller part of its quota.
-	fullUsers = 4
-	// partTime is how often that part changes.
-	partTime = 100 * time.Millisecond
 )
 
 // quota is how many requests are allowed per second, and at once.
-type quota struct {
-	perSecond, burst int
-	less             float64 // the part of both that is not allowed now, in [0, 1)
-}
-
-// now returns what is allowed with less taken off.
-func (q quota) now() quota {
-	return quota{perSecond: max(1, q.perSecond-int(q.less*float64(q.perSecond))), burst: max(1, q.burst-int(q.less*float64(q.burst)))}
-}
-
-// bytes returns how many bytes are allowed per second, and at once.
-func (q quota) bytes() (perSecond, burst int) {
-	return max(q.perSecond*requestBytes, minBytes), max(q.burst*requestBytes, minBytes)
-}
+type quota struct{ perSecond, burst int }
 
 // own is the quota of a client.
-func (l Limits) own() quota { return quota{perSecond: l.RequestsPerSecond, burst: l.Burst} }
+func (l Limits) own() quota { return quota{l.RequestsPerSecond, l.Burst} }
 
 // shared is the quota of all clients of a user together: at least that of one.
 func (l Limits) shared() quota {
 	perSecond := max(l.RequestsPerUser, l.RequestsPerSecond)
-	return quota{perSecond: perSecond, burst: l.Burst * perSecond / l.RequestsPerSecond}
-}
-
-// parts divides what all users together may use: a user who uses less than the others may
-// have is not limited by them. Admins have no part in it. The zero value has measured nothing.
-// Its methods are safe for concurrent use.
-type parts struct {
-	until atomic.Int64  // the next change, in ns since 1970
-	used  atomic.Int64  // bytes and the price of requests, since the last change
-	users atomic.Int64  // that used something since then
-	spent atomic.Int64  // bytes of the common burst
-	less  atomic.Uint64 // quota.less, as the bits of a float64
-}
-
-// of returns the part that a user may use of its whole quota.
-func (p *parts) of(q quota) quota {
-	q.less = math.Float64frombits(p.less.Load())
-	return q
-}
-
-// use counts bytes of a user in; q is its whole quota. After each partTime at whose end the
-// common burst was spent, the part becomes smaller by as much as the use was too large, but no
-// smaller than when all is divided by the number of users; after others it becomes larger by at
-// most a quarter.
-func (p *parts) use(now time.Time, q quota, u *user, bytes int) {
-	p.used.Add(int64(bytes))
-	until := p.until.Load()
-	if u.usedIn.Swap(until) != until {
-		p.users.Add(1)
-	}
-	late := now.UnixNano() - until
-	if late < 0 || !p.until.CompareAndSwap(until, now.Add(partTime).UnixNano()) {
-		return
-	}
-	took := (partTime + time.Duration(min(late, int64(time.Hour)))).Seconds()
-	perSecond, burst := q.bytes()
-	allowed, used := fullUsers*float64(perSecond)*took, float64(p.used.Swap(0))
-	least := min(1, fullUsers/float64(max(1, p.users.Swap(0))))
-	spent, most := max(0, float64(p.spent.Load())+used-allowed), float64(fullUsers*burst)
-	p.spent.Store(int64(min(spent, most)))
-	change := math.Pow(1.25, took/partTime.Seconds())
-	if spent >= most {
-		change = min(1, allowed/used)
-	}
-	part := 1 - math.Float64frombits(p.less.Load())
-	p.less.Store(math.Float64bits(1 - min(1, max(least, part*change))))
+	return quota{perSecond, l.Burst * perSecond / l.RequestsPerSecond}
 }
 
 // meter measures what a client, or all clients of a user, request. The zero meter
@@ -129,38 +65,28 @@ type meter struct {
 	requests, bytes *rate.Limiter
 }
 
-// limiters returns the limiters of requests and of bytes, which are new and full when the whole
-// quota has changed. What they have is kept when only the part has.
-func (m *meter) limiters(now time.Time, q quota) (requests, bytes *rate.Limiter) {
+// limiters returns the limiters of requests and of bytes, which are new and full
+// when the quota has changed.
+func (m *meter) limiters(q quota) (requests, bytes *rate.Limiter) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if q == m.quota && m.requests != nil {
-		return m.requests, m.bytes
+	if q != m.quota || m.requests == nil {
+		m.quota = q
+		m.requests = rate.NewLimiter(rate.Limit(q.perSecond), q.burst)
+		m.bytes = rate.NewLimiter(rate.Limit(max(q.perSecond*requestBytes, minBytes)), max(q.burst*requestBytes, minBytes))
 	}
-	part := q.now()
-	perSecond, burst := q.bytes()
-	perSecond, burst = max(1, int(float64(perSecond)*(1-q.less))), max(1, int(float64(burst)*(1-q.less)))
-	if m.requests == nil || q.perSecond != m.quota.perSecond || q.burst != m.quota.burst {
-		m.requests, m.bytes = rate.NewLimiter(rate.Limit(part.perSecond), part.burst), rate.NewLimiter(rate.Limit(perSecond), burst)
-	} else {
-		m.requests.SetLimitAt(now, rate.Limit(part.perSecond))
-		m.requests.SetBurstAt(now, part.burst)
-		m.bytes.SetLimitAt(now, rate.Limit(perSecond))
-		m.bytes.SetBurstAt(now, burst)
-	}
-	m.quota = q
 	return m.requests, m.bytes
 }
 
 // take takes n requests, at most the burst, and reports whether the quota allows it.
 func (m *meter) take(now time.Time, q quota, n int) bool {
-	requests, _ := m.limiters(now, q)
-	return requests.AllowN(now, min(n, requests.Burst()))
+	requests, _ := m.limiters(q)
+	return requests.AllowN(now, min(n, q.burst))
 }
 
 // charge takes n bytes, which may end in debt.
 func (m *meter) charge(now time.Time, q quota, n int) {
-	_, bytes := m.limiters(now, q)
+	_, bytes := m.limiters(q)
 	if debtOf(bytes, now) < maxDebt {
 		bytes.ReserveN(now, min(n, bytes.Burst()))
 	}
@@ -168,7 +94,7 @@ func (m *meter) charge(now time.Time, q quota, n int) {
 
 // debt returns the time until the bytes are paid.
 func (m *meter) debt(now time.Time, q quota) time.Duration {
-	_, bytes := m.limiters(now, q)
+	_, bytes := m.limiters(q)
 	return debtOf(bytes, now)
 }
 
@@ -179,7 +105,7 @@ func debtOf(l *rate.Limiter, now time.Time) time.Duration {
 
 // full reports whether a new meter would allow no more than this one.
 func (m *meter) full(now time.Time, q quota) bool {
-	requests, bytes := m.limiters(now, q)
+	requests, bytes := m.limiters(q)
 	return requests.TokensAt(now) >= float64(requests.Burst()) && bytes.TokensAt(now) >= float64(bytes.Burst())
 }
 
@@ -192,12 +118,8 @@ func (c *client) takeRequest(l Limits, cost int) error {
 	case !c.meter.take(now, l.own(), cost):
 		e.Message = fmt.Sprintf("%v sends more than %d requests per second", c.peer, l.RequestsPerSecond)
 		e.Next = "send fewer, or raise limits.requests_per_second"
-	case !c.user.take(now, l, cost):
-		q := c.user.quota(l)
-		e.Message = fmt.Sprintf("the clients of %s together send more than %d requests per second", c.user.id, q.now().perSecond)
-		if q.less > 0 {
-			e.Message += ", which is their part while all users together send too many"
-		}
+	case !c.user.meter.take(now, l.shared(), cost):
+		e.Message = fmt.Sprintf("the clients of %s together send more than %d requests per second", c.user.id, l.RequestsPerUser)
 		e.Next = "send fewer, or raise limits.requests_per_user"
 	default:
 		return nil
@@ -209,7 +131,7 @@ func (c *client) takeRequest(l Limits, cost int) error {
 func (c *client) charge(l Limits, bytes int) {
 	now := time.Now()
 	c.meter.charge(now, l.own(), bytes)
-	c.user.charge(now, l, bytes)
+	c.user.meter.charge(now, l.shared(), bytes)
 }
 
 // openStream counts a stream in; closeStream counts it out.
@@ -239,10 +161,6 @@ type user struct {
 	// refusals limits the lines of the audit log.
 	refusals *logLimiter
 
-	all    *parts       // of all users
-	usedIn atomic.Int64 // parts.until when it last used something
-	admin  atomic.Bool  // no part limits the user
-
 	conns int // guarded by clients.mu
 
 	unread atomic.Int64 // bytes of answers that are not yet written
@@ -257,39 +175,9 @@ type user struct {
 // wait. Such an answer may need a megabyte before it is encoded.
 const readsPerUser = 2
 
-func newUser(name string, all *parts) *user {
-	return &user{id: scheduler.UserID(name), all: all, refusals: newLogLimiter(), reads: make(chan struct{}, readsPerUser)}
+func newUser(name string) *user {
+	return &user{id: scheduler.UserID(name), refusals: newLogLimiter(), reads: make(chan struct{}, readsPerUser)}
 }
-
-// quota returns what the user may use now.
-func (u *user) quota(l Limits) quota {
-	if u.admin.Load() {
-		return l.shared()
-	}
-	return u.all.of(l.shared())
-}
-
-// take takes the cost of a request, and reports whether the quota allows it.
-func (u *user) take(now time.Time, l Limits, cost int) bool {
-	if !u.meter.take(now, u.quota(l), cost) {
-		return false
-	}
-	if !u.admin.Load() {
-		u.all.use(now, l.shared(), u, cost*requestBytes)
-	}
-	return true
-}
-
-// charge takes bytes, which may end in debt.
-func (u *user) charge(now time.Time, l Limits, bytes int) {
-	u.meter.charge(now, u.quota(l), bytes)
-	if !u.admin.Load() {
-		u.all.use(now, l.shared(), u, bytes)
-	}
-}
-
-// debt returns the time until the bytes are paid.
-func (u *user) debt(now time.Time, l Limits) time.Duration { return u.meter.debt(now, u.quota(l)) }
 
 // beginRead waits until a call may read the state; endRead lets the next one do so.
 func (u *user) beginRead(ctx context.Context) error {
@@ -337,7 +225,7 @@ func (s *Server) MayConnect(uid uint32) error {
 	if err := cs.tooOften(u); err != nil {
 		return err
 	}
-	u.charge(time.Now(), s.cfg.Limits(), connectionBytes/2) // join charges the other half
+	u.meter.charge(time.Now(), s.cfg.Limits().shared(), connectionBytes/2) // join charges the other half
 	return nil
 }
 
@@ -357,18 +245,18 @@ func (cs *clients) user(name string) *user {
 		}
 		cs.pruneUsers = max(minPrune, 2*len(cs.users))
 	}
-	u := newUser(name, &cs.parts)
+	u := newUser(name)
 	cs.users[name] = u
 	return u
 }
 
 // tooOften returns an error if the clients of a user are deep in debt. The caller holds mu.
 func (cs *clients) tooOften(u *user) error {
-	now, l := time.Now(), cs.s.cfg.Limits()
-	if u.debt(now, l) <= connectDebt {
+	now, shared := time.Now(), cs.s.cfg.Limits().shared()
+	if u.meter.debt(now, shared) <= connectDebt {
 		return nil
 	}
-	u.charge(now, l, refusalBytes)
+	u.meter.charge(now, shared, refusalBytes)
 	return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited,
 		fmt.Sprintf("the clients of %s send requests and connect too often", u.id),
 		"use the open connections, or raise limits.requests_per_user")
@@ -410,7 +298,7 @@ func (t *throttledConn) Read(b []byte) (int, error) {
 	client := t.c.client
 	for waited := false; ; waited = true {
 		now, l := time.Now(), t.s.cfg.Limits()
-		debt := max(client.meter.debt(now, l.own()), client.user.debt(now, l))
+		debt := max(client.meter.debt(now, l.own()), client.user.meter.debt(now, l.shared()))
 		if debt > 0 && t.c.conn.Left() {
 			return 0, errLeft // what it has sent is not worth waiting for
 		}
