@@ -44,7 +44,7 @@ gen: ## Generate api/gen, the descriptors of the Python client and docs/referenc
 policies: ## Simulate the knobs of the policy: docs/policies.md and its pictures
 	$(GO) test -count=1 -run '^TestPolicyDocumentIsFresh$$' ./internal/report -update
 
-check-gen: ## Fail when api/gen, the descriptors or docs/reference are not what make gen writes
+check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/validation.md are not what their generators write
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(TOOL) buf generate -o "$$tmp"; \
 	diff -r "$$tmp/api/gen" api/gen || { echo 'api/gen is stale: run make gen' >&2; exit 1; }; \

@@ -304,8 +304,8 @@ func (l *limits) check() {
 	}
 }
 
-// Whatever happens, a runlist has no held queue and no more queues than the limit, and nothing is
-// held when no handle is left.
+// TestRandomLimits checks after each step of a random history that no runlist has a held queue or
+// more queues than the limit, and at its end that no queue is held once every handle is closed.
 func TestRandomLimits(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var failure any // of rapid, which reports by a panic on its own goroutine

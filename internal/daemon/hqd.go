@@ -37,29 +37,10 @@ type knownLoad struct {
 	written map[uint32]uint64
 }
 
-func (w *loadWatch) run(ctx context.Context) {
-	ticker := time.NewTicker(loadInterval)
-	defer ticker.Stop()
-	for {
-		ticker.Stop()
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.wake:
-		}
-		w.known = map[gpreempt.ProcessKey]knownLoad{}
-		ticker.Reset(loadInterval)
-		for w.check(ctx) {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-			}
-		}
-	}
-}
+func (w *loadWatch) run(ctx context.Context) { pollWhile(ctx, w.wake, loadInterval, w.check) }
 
-// check reports what has changed, and returns whether there is a budget.
+// check reports what has changed, and returns whether there is a budget. Without one it forgets
+// what was reported.
 func (w *loadWatch) check(ctx context.Context) bool {
 	var targets []scheduler.TargetInfo
 	on := false
@@ -132,10 +113,7 @@ func (d *daemon) setHQDBudget(b scheduler.HQDBudget) {
 		return
 	}
 	d.runner.Post(scheduler.HQDBudgetChanged{Budget: b})
-	select {
-	case d.loads.wake <- struct{}{}:
-	default:
-	}
+	wakeUp(d.loads.wake)
 }
 
 // slotsLow returns the warning about the GPUs on which less than a percentage of the slots is

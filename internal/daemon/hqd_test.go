@@ -69,7 +69,7 @@ func TestIdleTargetsAreParkedByWhatTheirQueuesShow(t *testing.T) {
 
 	written, waves := map[int32]uint64{}, map[int32]bool{}
 	w := &loadWatch{
-		runner: runner, inventory: v, known: map[gpreempt.ProcessKey]knownLoad{},
+		runner: runner, inventory: v,
 		backlogs: func(_ context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog {
 			all := make([]inventory.Backlog, len(queues))
 			for n := range all {

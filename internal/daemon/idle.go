@@ -22,25 +22,32 @@ type idleWatch struct {
 }
 
 // start starts checking if it sleeps. It does not block.
-func (w *idleWatch) start() {
+func (w *idleWatch) start() { wakeUp(w.wake) }
+
+func (w *idleWatch) run(ctx context.Context) { pollWhile(ctx, w.wake, idleInterval, w.check) }
+
+// wakeUp has pollWhile call its check. It does not block.
+func wakeUp(wake chan<- struct{}) {
 	select {
-	case w.wake <- struct{}{}:
+	case wake <- struct{}{}:
 	default:
 	}
 }
 
-func (w *idleWatch) run(ctx context.Context) {
-	ticker := time.NewTicker(idleInterval)
+// pollWhile calls check at intervals, from each wake-up until check returns false, and returns
+// when ctx ends.
+func pollWhile(ctx context.Context, wake <-chan struct{}, interval time.Duration, check func(context.Context) bool) {
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		ticker.Stop()
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.wake:
+		case <-wake:
 		}
-		ticker.Reset(idleInterval)
-		for w.check(ctx) {
+		ticker.Reset(interval)
+		for check(ctx) {
 			select {
 			case <-ctx.Done():
 				return
