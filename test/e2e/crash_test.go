@@ -98,6 +98,7 @@ type crashes struct {
 
 	died             map[stage]int
 	missed           []string
+	outlived         int // answers that a daemon's death made untrue before they were checked
 	served, tookOver []time.Duration
 }
 
@@ -257,11 +258,15 @@ func (c *crashes) takeOver(measure bool) bool {
 		if held && measure {
 			c.tookOver = append(c.tookOver, took)
 		}
-		if first && lease.GetQuiesced() && !held {
-			c.t.Errorf("gpreemptd answers %v, and not all jobs are suspended", lease)
-		}
+		untrue := first && lease.GetQuiesced() && !held
 		if !c.complete(lease.GetLeaseId()) {
+			if untrue { // it has died after its answer, so the driver has resumed them
+				c.outlived++
+			}
 			return false
+		}
+		if untrue {
+			c.t.Errorf("gpreemptd answers %v, and not all jobs are suspended", lease)
 		}
 		if held {
 			return true
@@ -389,8 +394,8 @@ func (c *crashes) finish() {
 		w.stop()
 	}
 	slices.Sort(c.missed)
-	c.t.Logf("%v deaths, %d not at their point %q; the next served after %+v and took over after %+v",
-		c.died, len(c.missed), c.missed, spreadOf(c.served), spreadOf(c.tookOver))
+	c.t.Logf("%v deaths, %d not at their point %q, %d between an answer and its check; the next served after %+v and took over after %+v",
+		c.died, len(c.missed), c.missed, c.outlived, spreadOf(c.served), spreadOf(c.tookOver))
 	within := 0
 	for _, took := range c.tookOver {
 		if took <= time.Second {
