@@ -116,6 +116,7 @@ var sections = []struct {
 	{"k", "discovery", true, (*bench).discovery},
 	{"l", "an idle daemon", false, (*bench).idle},
 	{"m", "gpctl top", false, (*bench).top},
+	{"n", "several hosts at once", false, (*bench).groups},
 }
 
 func measure(ctx context.Context, quick bool, only, other string) (r *report, err error) {
