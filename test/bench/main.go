@@ -96,6 +96,7 @@ type bench struct {
 	quick   bool
 	other   string // another gpreemptd to interleave with in section h, or ""
 	repeats int
+	hosts   int // that were started
 	began   time.Time
 	report  report
 }
