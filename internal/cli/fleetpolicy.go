@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -116,14 +118,16 @@ func (r *rollout) run(ctx context.Context) error {
 		p.linef("every host accepts the policy; nothing was changed (--dry-run)")
 		return p.err
 	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
 	begun := r.Now()
 	for stage := 0; ; {
 		now, readings := r.Now().Sub(begun), r.read(ctx)
-		orders := r.core.Step(now, readings)
-		if ctx.Err() != nil {
-			orders = r.core.Abort("interrupted")
+		if ctx.Err() != nil { // what was read is worthless
+			r.carryOut(ctx, r.core.Abort("interrupted"))
+		} else {
+			r.carryOut(ctx, r.core.Step(now, readings))
 		}
-		r.carryOut(ctx, orders)
 		name, number, of, left := r.core.Now(now)
 		if number != stage && !r.core.Done() {
 			stage = number
