@@ -233,7 +233,7 @@ func (r *rollout) modeOf(host string, policy *gpreemptv1.Policy) fleet.Mode {
 	return fleet.Unknown
 }
 
-// carryOut sets policies. What fails is told to the core, which then takes everything back. Taking back goes on after an
+// carryOut sets policies, and reports failures to the core, which then takes everything back. Taking back goes on after an
 // interrupt.
 func (r *rollout) carryOut(ctx context.Context, orders []fleet.Order) {
 	for len(orders) > 0 {

@@ -73,8 +73,7 @@ func split(line string) []string {
 	})
 }
 
-// expand replaces the first range of an entry, and then those of the results, of which there are at most
-// limit. Brackets without a range, as in [::1]:7443, stay.
+// expand replaces the first range of an entry, and then those of the results. It returns at most limit words. Brackets without a range, as in [::1]:7443, stay.
 func expand(entry string, limit int) ([]string, error) {
 	before, rest, found := strings.Cut(entry, "[")
 	inside, after, closed := strings.Cut(rest, "]")

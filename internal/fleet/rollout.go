@@ -56,7 +56,7 @@ type Reading struct {
 // Unknown is the Mode of a policy that the rollout does not know.
 const Unknown Mode = -1
 
-// fewQuiets is how many times to quiet must have been added before a p99 is judged, and slowest a p99 that is no alarm,
+// fewQuiets is how many times to quiet must have been added before a p99 is compared, and slowest a p99 that is no alarm,
 // however fast it was before.
 const (
 	fewQuiets = 100

@@ -198,9 +198,9 @@ func TestLossOnOneHostIsALossOfTheGroup(t *testing.T) {
 	// A lease that was lost before the group looked.
 	lost := acquire(t, g.members[0].Client, testRequest)
 	lost.lose()
-	told := false
-	lost.whenLost(func() { told = true })
-	if !told {
+	reported := false
+	lost.whenLost(func() { reported = true })
+	if !reported {
 		t.Error("a loss before whenLost is not reported")
 	}
 }

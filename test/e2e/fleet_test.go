@@ -86,7 +86,7 @@ func TestRolloutReachesTheFleetInStages(t *testing.T) {
 			t.Errorf("host %d has %s, want %s", i+1, got, want)
 		}
 	}
-	// Once more: nothing is in the way of a repetition.
+	// It can be repeated.
 	if r := (&tcp{t: t}).gpctl(nil, append(flags, "fleet", "policy", "set", "share", "--knob", "share_floor=0.4", "--shadow", "0s", "--observe", "1ms")...); r.Code != 0 {
 		t.Errorf("repeated: %+v", r)
 	}
