@@ -118,6 +118,7 @@ var sections = []struct {
 	{"l", "an idle daemon", false, (*bench).idle},
 	{"m", "gpctl top", false, (*bench).top},
 	{"n", "several hosts at once", false, (*bench).groups},
+	{"o", "a fleet", false, (*bench).fleet},
 }
 
 func measure(ctx context.Context, quick bool, only, other string) (r *report, err error) {
