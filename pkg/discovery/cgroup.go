@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -21,7 +22,9 @@ func CgroupV2Path(b []byte) string {
 // ParseCgroup parses /proc/PID/cgroup (cgroups(7)) and the paths in it. It skips what it
 // cannot parse, and never fails.
 //
-// With v1 and v2 both in use, Path is v2's unless that is the root. The container is the
+// With v1 and v2 both in use, Path is v2's unless that is the root. Slurm makes its groups only
+// for some controllers of v1, and leaves the others in the group of slurmd: there Path is the
+// longest of its groups. The container is the
 // one in v2's path, else in systemd's, else in the first of the others; Unit and Slice are
 // from the same path, so that a container is not mistaken for the service of its runtime.
 //
@@ -57,6 +60,13 @@ func ParseCgroup(b []byte) gpreempt.Cgroup {
 		}
 	}
 	telling := c.Path
+	if c.SlurmJob = slurmJobV2(v2); c.SlurmJob == 0 {
+		for _, path := range others {
+			if job := slurmJobV1(path); job != 0 && (c.SlurmJob == 0 || job == c.SlurmJob && len(path) > len(c.Path)) {
+				c.Path, c.SlurmJob = path, job
+			}
+		}
+	}
 	for _, path := range inOrder {
 		if c.Runtime, c.ContainerID = container(path); c.ContainerID != "" {
 			telling = path
@@ -78,6 +88,40 @@ func ParseCgroup(b []byte) gpreempt.Cgroup {
 		}
 	}
 	return c
+}
+
+// slurmJobV2 returns the job in a path of Slurm's cgroup/v2, 0 without one:
+// /system.slice/slurmstepd.scope/job_7, or NODE_slurmstepd.scope with several slurmd on a
+// host. Below user@UID.service a user can make groups of any name.
+func slurmJobV2(path string) uint32 {
+	rest, found := strings.CutPrefix(path, "/system.slice/")
+	scope, rest, _ := strings.Cut(rest, "/")
+	if !found || scope != "slurmstepd.scope" && !strings.HasSuffix(scope, "_slurmstepd.scope") {
+		return 0
+	}
+	return slurmJob(rest)
+}
+
+// slurmJobV1 is slurmJobV2 for a controller of cgroup/v1: /slurm/uid_1000/job_7, or
+// /slurm_NODE.
+func slurmJobV1(path string) uint32 {
+	rest, found := strings.CutPrefix(path, "/slurm")
+	node, rest, _ := strings.Cut(rest, "/")
+	user, rest, _ := strings.Cut(rest, "/")
+	if !found || node != "" && node[0] != '_' || !strings.HasPrefix(user, "uid_") {
+		return 0
+	}
+	return slurmJob(rest)
+}
+
+// slurmJob returns the number in job_NUMBER, which begins a path.
+func slurmJob(path string) uint32 {
+	name, _, _ := strings.Cut(path, "/")
+	digits, found := strings.CutPrefix(name, "job_")
+	if n, err := strconv.ParseUint(digits, 10, 32); found && err == nil {
+		return uint32(n)
+	}
+	return 0
 }
 
 // runtimes are the runtimes by the prefix of a container's id, in PREFIX-ID.scope where

@@ -76,6 +76,39 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 			"3:memory:/docker/" + inner + "\n2:cpu:/\n1:name=systemd:/user.slice/user-0.slice/session-4.scope\n",
 			gpreempt.Cgroup{Path: "/user.slice/user-0.slice/session-4.scope", Runtime: "docker", ContainerID: inner},
 		},
+		"Slurm, v2": {
+			"0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_3\n",
+			gpreempt.Cgroup{Path: "/system.slice/slurmstepd.scope/job_7/step_0/user/task_3", Unit: "slurmstepd.scope", Slice: "system.slice", SlurmJob: 7},
+		},
+		"Slurm, v2, one of several nodes on a host": {
+			"0::/system.slice/node1_slurmstepd.scope/job_17\n",
+			gpreempt.Cgroup{Path: "/system.slice/node1_slurmstepd.scope/job_17", Unit: "node1_slurmstepd.scope", Slice: "system.slice", SlurmJob: 17},
+		},
+		"Slurm's own processes": {
+			"0::/system.slice/slurmstepd.scope/system\n",
+			gpreempt.Cgroup{Path: "/system.slice/slurmstepd.scope/system", Unit: "slurmstepd.scope", Slice: "system.slice"},
+		},
+		"a user's cgroup with a name of Slurm": {
+			"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7\n",
+			gpreempt.Cgroup{Path: "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7", Unit: "slurmstepd.scope", Slice: "user-1000.slice"},
+		},
+		"another's scope with a name like Slurm's": {
+			"0::/system.slice/myslurmstepd.scope/job_7\n",
+			gpreempt.Cgroup{Path: "/system.slice/myslurmstepd.scope/job_7", Unit: "myslurmstepd.scope", Slice: "system.slice"},
+		},
+		"Slurm, v1, where systemd has the group of slurmd": {
+			"6:freezer:/slurm/uid_1000/job_7/step_0\n4:memory:/slurm/uid_1000/job_7/step_0/task_3\n3:cpuset:/slurm/uid_1000/job_7/step_0\n" +
+				"1:name=systemd:/system.slice/slurmd.service\n0::/system.slice/slurmd.service\n",
+			gpreempt.Cgroup{Path: "/slurm/uid_1000/job_7/step_0/task_3", Unit: "slurmd.service", Slice: "system.slice", SlurmJob: 7},
+		},
+		"Slurm, v1, one of several nodes on a host": {
+			"6:freezer:/slurm_node1/uid_0/job_4294967294/step_0\n1:name=systemd:/\n0::/\n",
+			gpreempt.Cgroup{Path: "/slurm_node1/uid_0/job_4294967294/step_0", SlurmJob: 4294967294},
+		},
+		"names like Slurm's in v1": {
+			"6:freezer:/slurmish/uid_0/job_7\n5:devices:/slurm/uid_0/job_\n4:memory:/slurm/job_7\n0::/\n",
+			gpreempt.Cgroup{Path: "/slurmish/uid_0/job_7"},
+		},
 		"seen from another cgroup namespace": {
 			"0::/../docker-" + inner + ".scope\n",
 			gpreempt.Cgroup{Path: "/../docker-" + inner + ".scope", Unit: "docker-" + inner + ".scope", Runtime: "docker", ContainerID: inner},

@@ -251,7 +251,8 @@ func (p Process) Equal(o Process) bool {
 // Cgroup is a control group, and the names in its path.
 type Cgroup struct {
 	// Path is that of cgroup v2; where processes are still grouped by v1 alone, that
-	// of the systemd hierarchy, or of the first that is not the root. "" is unknown.
+	// of the systemd hierarchy, or of the first that is not the root. For a job of Slurm
+	// it is Slurm's in any case. "" is unknown.
 	Path string
 	// Unit and Slice are systemd's innermost, such as train.service and
 	// system.slice; "" without one.
@@ -262,6 +263,8 @@ type Cgroup struct {
 	ContainerID string
 	// PodUID is the unique id of the Kubernetes pod, with dashes; "" when in none.
 	PodUID string
+	// SlurmJob is the number of the Slurm job; 0 when in none.
+	SlurmJob uint32
 }
 
 // Container has the facts of a container that its runtime returns.
