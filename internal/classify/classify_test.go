@@ -25,7 +25,9 @@ var (
 			Cgroup: gpreempt.Cgroup{
 				Path: "/kubepods.slice/pod8/training", Unit: "cri-containerd-" + containerID + ".scope", Slice: "kubepods.slice",
 				Runtime: "containerd", ContainerID: containerID, PodUID: "9f2c1d4e-1111-2222-3333-444455556666",
+				SlurmJob: 7,
 			},
+			Slurm: gpreempt.SlurmJob{Partition: "batch-1", Account: "physics", QOS: "low"},
 		},
 		Container: gpreempt.Container{
 			Name: "trainer", Image: "rocm/pytorch:6.4", Labels: map[string]string{"io.x/tier": "batch"},
@@ -197,5 +199,28 @@ func TestProcessIsNotDebuggedBeforeItIsKnownThatItMayBe(t *testing.T) {
 	want = classify.Decision{Class: gpreempt.Offline, By: "rule all", NeverDebug: true}
 	if diff := cmp.Diff(want, compile(t, byName, all).Decide(&s)); diff != "" {
 		t.Errorf("before a later rule that forbids it too (-want +got):\n%s", diff)
+	}
+}
+
+// A job of Slurm without a record may be one that must not be suspended.
+func TestSlurmJobWithoutARecordIsNotOffline(t *testing.T) {
+	serving := classify.Rule{Name: "serving", Match: classify.Match{Slurm: classify.SlurmMatch{QOS: "high"}}, Class: gpreempt.Online}
+	all := classify.Rule{Name: "all", Match: classify.Match{Comm: "*"}, Class: gpreempt.Offline}
+	offline := classify.Decision{Class: gpreempt.Offline, By: "rule all"}
+	waiting := classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "rule serving may match", Waits: true}
+	for name, test := range map[string]struct {
+		process gpreempt.Process
+		want    classify.Decision
+	}{
+		"no record":               {gpreempt.Process{Cgroup: gpreempt.Cgroup{SlurmJob: 7}}, waiting},
+		"a record without a QOS":  {gpreempt.Process{Cgroup: gpreempt.Cgroup{SlurmJob: 7}, Slurm: gpreempt.SlurmJob{Partition: "batch"}}, waiting},
+		"a record of another QOS": {gpreempt.Process{Cgroup: gpreempt.Cgroup{SlurmJob: 7}, Slurm: gpreempt.SlurmJob{QOS: "low"}}, offline},
+		"not in a job":            {gpreempt.Process{}, offline},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, compile(t, serving, all).Decide(&classify.Subject{Process: test.process})); diff != "" {
+				t.Errorf("decision (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

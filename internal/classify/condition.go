@@ -32,6 +32,9 @@ const (
 	podName
 	podPriorityClass
 	podLabels
+	slurmPartition
+	slurmAccount
+	slurmQOS
 	gpu
 	queuePriority
 	ringAddress
@@ -63,6 +66,9 @@ var fields = [...]struct {
 	podName:          {"pod.name", func(m *Match) any { return &m.Pod.Name }, func(s *Subject) string { return s.Container.Pod }, nil},
 	podPriorityClass: {"pod.priority_class", func(m *Match) any { return &m.Pod.PriorityClass }, func(s *Subject) string { return s.Container.PriorityClass }, nil},
 	podLabels:        {"pod.labels", func(m *Match) any { return &m.Pod.Labels }, nil, func(s *Subject) map[string]string { return s.Container.PodLabels }},
+	slurmPartition:   {"slurm.partition", func(m *Match) any { return &m.Slurm.Partition }, func(s *Subject) string { return s.Slurm.Partition }, nil},
+	slurmAccount:     {"slurm.account", func(m *Match) any { return &m.Slurm.Account }, func(s *Subject) string { return s.Slurm.Account }, nil},
+	slurmQOS:         {"slurm.qos", func(m *Match) any { return &m.Slurm.QOS }, func(s *Subject) string { return s.Slurm.QOS }, nil},
 	gpu:              {"gpu", func(m *Match) any { return &m.GPU }, nil, nil},
 	queuePriority:    {"queue_priority", func(m *Match) any { return &m.QueuePriority }, nil, nil},
 	ringAddress:      {"ring_address", func(m *Match) any { return &m.RingAddress }, nil, nil},
@@ -87,6 +93,8 @@ func (f field) isMap() bool { return fields[f].texts != nil }
 func (f field) ofContainer() bool { return containerID <= f && f <= containerLabels }
 
 func (f field) ofPod() bool { return podNamespace <= f && f <= podLabels }
+
+func (f field) ofSlurm() bool { return slurmPartition <= f && f <= slurmQOS }
 
 // condition is one field of a Match that is set.
 type condition struct {
@@ -161,6 +169,9 @@ func (c *condition) mayHold(s *Subject) bool {
 		return s.Unread
 	case c.field == containerName, c.field == containerImage, c.field == containerLabels, c.field.ofPod():
 		return s.Cgroup.ContainerID != "" && !s.ContainerKnown
+	case c.field.ofSlurm():
+		_, known := c.text(s)
+		return s.Cgroup.SlurmJob != 0 && !known
 	case c.field == queuePriority:
 		highest, known, all := highestPriority(s)
 		return !all && (!known || uint64(highest.Priority) <= c.last)

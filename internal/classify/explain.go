@@ -122,6 +122,12 @@ func (c *condition) explainUnknown(s *Subject) string {
 		return "not in a slice of systemd"
 	case f.ofContainer() && s.Cgroup.ContainerID == "" && !answered:
 		return "not in a container"
+	case f.ofSlurm() && s.Cgroup.SlurmJob == 0:
+		return "not in a control group of a Slurm job"
+	case f.ofSlurm() && s.Slurm == (gpreempt.SlurmJob{}):
+		return fmt.Sprintf("there is no valid record of Slurm job %d: the prolog writes it", s.Cgroup.SlurmJob)
+	case f.ofSlurm():
+		return fmt.Sprintf("the record of Slurm job %d does not have it", s.Cgroup.SlurmJob)
 	case f.ofPod() && !inPod:
 		return "not in a Kubernetes pod"
 	case f == containerID, f == containerRuntime:

@@ -43,6 +43,8 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 	labels := map[string]string{"a/b": "x"}
 	inContainer := vllm
 	inContainer.Cgroup.ContainerID, inContainer.Cgroup.PodUID = containerID, "9f2c1d4e"
+	inSlurm := vllm
+	inSlurm.Cgroup.SlurmJob = 7
 	empty := classify.Subject{}
 	hip := training
 	hip.Queues = []gpreempt.QueueEntry{compute(1, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromMQD, Priority: 11, PriorityKnown: true})}
@@ -102,6 +104,20 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 			func() classify.Subject { s := training; s.Container.PriorityClass = ""; return s }(),
 			classify.Match{Pod: classify.PodMatch{Name: "x", PriorityClass: "*", Labels: labels}},
 			`pod.name "train-0" is not "x"; pod.priority_class: the pod has none, or the kubelet has not reported it; pod.labels["a/b"]: the pod has no such label`,
+		},
+		{
+			"no Slurm job", vllm, classify.Match{Slurm: classify.SlurmMatch{Partition: "*"}},
+			"slurm.partition: not in a control group of a Slurm job",
+		},
+		{
+			"a Slurm job without a record", inSlurm, classify.Match{Slurm: classify.SlurmMatch{Partition: "*"}},
+			"slurm.partition: there is no valid record of Slurm job 7: the prolog writes it",
+		},
+		{
+			"a Slurm job of which some is recorded",
+			func() classify.Subject { s := inSlurm; s.Slurm.Partition = "batch"; return s }(),
+			classify.Match{Slurm: classify.SlurmMatch{Partition: "x", QOS: "*"}},
+			`slurm.partition "batch" is not "x"; slurm.qos: the record of Slurm job 7 does not have it`,
 		},
 		{"gpu holds", training, classify.Match{GPU: []string{"node:1", "renderD129"}}, `gpu: it has a queue on "renderD129"`},
 		{

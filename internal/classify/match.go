@@ -40,6 +40,7 @@ type Match struct {
 	Env       map[string]string
 	Container ContainerMatch
 	Pod       PodMatch
+	Slurm     SlurmMatch
 	// GPU holds if a queue of the process is on one of these: a gpu_id, node:N, a PCI
 	// address or renderDN.
 	GPU []string
@@ -67,6 +68,11 @@ type PodMatch struct {
 	Namespace, Name, PriorityClass string
 	// Labels are by name. Each must exist.
 	Labels map[string]string
+}
+
+// SlurmMatch is the part of a Match that is about the Slurm job, as the prolog recorded it.
+type SlurmMatch struct {
+	Partition, Account, QOS string
 }
 
 // PriorityRange is a range of KFD priorities, both bounds included.

@@ -15,6 +15,7 @@ func TestARuleMatchesWhenAllItsFieldsDo(t *testing.T) {
 	env := func(name, glob string) classify.Match { return classify.Match{Env: map[string]string{name: glob}} }
 	container := func(m classify.ContainerMatch) classify.Match { return classify.Match{Container: m} }
 	pod := func(m classify.PodMatch) classify.Match { return classify.Match{Pod: m} }
+	slurm := func(m classify.SlurmMatch) classify.Match { return classify.Match{Slurm: m} }
 	gpu := func(selectors ...string) classify.Match { return classify.Match{GPU: selectors} }
 	priority := func(least, most gpreempt.Priority) classify.Match {
 		return classify.Match{QueuePriority: &classify.PriorityRange{Min: least, Max: most}}
@@ -71,6 +72,13 @@ func TestARuleMatchesWhenAllItsFieldsDo(t *testing.T) {
 		{"pod labels", pod(classify.PodMatch{Labels: map[string]string{"app": "bert", "app.kubernetes.io/name": "l?m"}}), true},
 		{"one pod label of two", pod(classify.PodMatch{Labels: map[string]string{"app": "bert", "app.kubernetes.io/name": "x"}}), false},
 		{"pod label that is the container's", pod(classify.PodMatch{Labels: map[string]string{"io.x/tier": "*"}}), false},
+		{"Slurm partition", slurm(classify.SlurmMatch{Partition: "batch-*"}), true},
+		{"another Slurm partition", slurm(classify.SlurmMatch{Partition: "serving"}), false},
+		{"Slurm account", slurm(classify.SlurmMatch{Account: "physics"}), true},
+		{"another Slurm account", slurm(classify.SlurmMatch{Account: "phys"}), false},
+		{"Slurm QOS", slurm(classify.SlurmMatch{QOS: "low"}), true},
+		{"another Slurm QOS", slurm(classify.SlurmMatch{QOS: "high"}), false},
+		{"one of partition and QOS", slurm(classify.SlurmMatch{Partition: "batch-1", QOS: "high"}), false},
 		{"gpu_id", gpu("3183"), true},
 		{"a GPU without its queues", gpu("51110"), false},
 		{"one GPU of several", gpu("51110", "node:2"), true},
@@ -319,7 +327,8 @@ func TestQueuePriorityIsTheProgramsOwn(t *testing.T) {
 func TestAMatchIsWrittenInOneLine(t *testing.T) {
 	if got := everything().String(); got != `comm="python*" uid=2000 gid=2001 exe="/opt/*" cgroup="/kubepods*" unit="*.scope" slice="*.slice" env.RANK="[0-9]" `+
 		`container.id="3f*" container.name="train*" container.image="*pytorch*" container.runtime="containerd" container.labels["io.x/tier"]="batch" `+
-		`pod.namespace="research" pod.name="train-*" pod.priority_class="low" pod.labels.app="*" gpu=51110,node:2 queue_priority=0..6 `+
+		`pod.namespace="research" pod.name="train-*" pod.priority_class="low" pod.labels.app="*" `+
+		`slurm.partition="batch*" slurm.account="phys*" slurm.qos="low" gpu=51110,node:2 queue_priority=0..6 `+
 		`ring_address=0x7f0000000000..0x7fffffffffff cmdline="*train*[0-9]"` {
 		t.Errorf("got %s", got)
 	}
@@ -336,8 +345,9 @@ func everything() classify.Match {
 		Container: classify.ContainerMatch{
 			ID: "3f*", Name: "train*", Image: "*pytorch*", Runtime: "containerd", Labels: map[string]string{"io.x/tier": "batch"},
 		},
-		Pod: classify.PodMatch{Namespace: "research", Name: "train-*", PriorityClass: "low", Labels: map[string]string{"app": "*"}},
-		GPU: []string{"51110", "node:2"}, QueuePriority: &classify.PriorityRange{Max: 6},
+		Pod:   classify.PodMatch{Namespace: "research", Name: "train-*", PriorityClass: "low", Labels: map[string]string{"app": "*"}},
+		Slurm: classify.SlurmMatch{Partition: "batch*", Account: "phys*", QOS: "low"},
+		GPU:   []string{"51110", "node:2"}, QueuePriority: &classify.PriorityRange{Max: 6},
 		RingAddress: &classify.AddressRange{From: 0x7f0000000000, To: 0x7fffffffffff},
 	}
 }

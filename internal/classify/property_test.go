@@ -54,6 +54,10 @@ func drawSubject(t *rapid.T) *classify.Subject {
 			s.Env[variable[0]] = v
 		}
 	}
+	if rapid.Bool().Draw(t, "in a Slurm job") {
+		s.Cgroup.SlurmJob = 7
+		s.Slurm = gpreempt.SlurmJob{Partition: someText.Draw(t, "partition"), Account: someText.Draw(t, "account"), QOS: someText.Draw(t, "qos")}
+	}
 	for n := range rapid.IntRange(0, 3).Draw(t, "queues") {
 		s.Queues = append(s.Queues, gpreempt.QueueEntry{
 			Queue: gpreempt.Queue{
@@ -111,6 +115,9 @@ func setSome(t *rapid.T, m *classify.Match) {
 		func() { m.Pod.Name = glob() },
 		func() { m.Pod.PriorityClass = glob() },
 		func() { m.Pod.Labels = entry() },
+		func() { m.Slurm.Partition = glob() },
+		func() { m.Slurm.Account = glob() },
+		func() { m.Slurm.QOS = glob() },
 		func() {
 			m.GPU = []string{rapid.SampledFrom([]string{"1", "node:2", "renderD128", "02:00.0"}).Draw(t, "gpu")}
 		},
@@ -132,6 +139,9 @@ func before(t *rapid.T, s *classify.Subject) *classify.Subject {
 	}
 	if p.Cgroup.ContainerID != "" && rapid.Bool().Draw(t, "runtime has not answered") {
 		p.Container, p.ContainerKnown = gpreempt.Container{}, false
+	}
+	if p.Cgroup.SlurmJob != 0 && rapid.Bool().Draw(t, "no record of the Slurm job") {
+		p.Slurm = gpreempt.SlurmJob{}
 	}
 	p.Queues = slices.Clone(s.Queues)
 	for n := range p.Queues {
@@ -313,6 +323,9 @@ func parts(m classify.Match) []classify.Match {
 		{Pod: classify.PodMatch{Name: m.Pod.Name}},
 		{Pod: classify.PodMatch{PriorityClass: m.Pod.PriorityClass}},
 		{Pod: classify.PodMatch{Labels: m.Pod.Labels}},
+		{Slurm: classify.SlurmMatch{Partition: m.Slurm.Partition}},
+		{Slurm: classify.SlurmMatch{Account: m.Slurm.Account}},
+		{Slurm: classify.SlurmMatch{QOS: m.Slurm.QOS}},
 		{GPU: m.GPU},
 		{QueuePriority: m.QueuePriority},
 		{RingAddress: m.RingAddress},

@@ -109,6 +109,7 @@ rules:
         labels:
           app.kubernetes.io/name: llm
           job: "*"
+      slurm: {partition: "batch*", account: physics, qos: low}
       gpu: [51110, node:1, 0000:03:00.0, "c1:00.0", renderD128]
       queue_priority: {min: 1, max: 6}
       ring_address: {from: 0x7F0000000000, to: "140000000000000"}
@@ -168,6 +169,7 @@ log: {level: debug}
 					Namespace: "research", Name: "train-*", PriorityClass: "low",
 					Labels: map[string]string{"app.kubernetes.io/name": "llm", "job": "*"},
 				},
+				Slurm:         classify.SlurmMatch{Partition: "batch*", Account: "physics", QOS: "low"},
 				GPU:           []string{"51110", "node:1", "0000:03:00.0", "c1:00.0", "renderD128"},
 				QueuePriority: &classify.PriorityRange{Min: 1, Max: 6},
 				RingAddress:   &classify.AddressRange{From: 0x7f0000000000, To: 140000000000000},

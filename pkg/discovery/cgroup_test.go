@@ -369,6 +369,7 @@ func FuzzParseCgroup(f *testing.F) {
 	f.Add([]byte(":0:/default/"))
 	f.Add([]byte("1:name=systemd:/_cpu.service\n0::/\xff"))
 	f.Add([]byte("0::relative\n:::\n::\n"))
+	f.Add([]byte("6:freezer:/slurm_n/uid_0/job_7/step_0\n1:name=systemd:/system.slice/slurmd.service\n0::/\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := discovery.ParseCgroup(b)
 		text := strings.ToValidUTF8(string(b), "\uFFFD")
@@ -388,6 +389,9 @@ func FuzzParseCgroup(f *testing.F) {
 		}
 		if c.PodUID != "" && len(c.PodUID) != 32 && len(c.PodUID) != 36 {
 			t.Errorf("pod %q of %q", c.PodUID, b)
+		}
+		if c.SlurmJob != 0 && !strings.Contains(c.Path, "/job_") {
+			t.Errorf("Slurm job %d, and path %q of %q", c.SlurmJob, c.Path, b)
 		}
 		// The path alone is sufficient, if it is the source.
 		if again := discovery.ParseCgroup([]byte("0::" + c.Path + "\n")); again.ContainerID != "" && c.ContainerID == "" {

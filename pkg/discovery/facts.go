@@ -42,6 +42,7 @@ func (f *FS) facts(p *gpreempt.Process, comm string) error {
 	p.Comm = text([]byte(comm))
 	if b, err = f.read(procPath(p.Key.PID, "cgroup")); err == nil {
 		p.Cgroup = ParseCgroup(b)
+		p.Slurm = f.slurm(p.Cgroup.SlurmJob)
 	} else if !vanished(err) {
 		return err
 	}

@@ -240,12 +240,19 @@ type Process struct {
 	Unread bool
 	// Cgroup is its control group.
 	Cgroup Cgroup
+	// Slurm is what the prolog recorded of Cgroup.SlurmJob; zero without a record.
+	Slurm SlurmJob
 }
 
 // Equal reports whether two processes have the same facts.
 func (p Process) Equal(o Process) bool {
 	return p.Key == o.Key && p.Comm == o.Comm && p.Cmdline == o.Cmdline && p.Exe == o.Exe && p.UID == o.UID && p.GID == o.GID &&
-		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && maps.Equal(p.Env, o.Env) && p.Unread == o.Unread && p.Cgroup == o.Cgroup
+		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && maps.Equal(p.Env, o.Env) && p.Unread == o.Unread && p.Cgroup == o.Cgroup && p.Slurm == o.Slurm
+}
+
+// SlurmJob has the facts of a Slurm job by which it is classified. "" is unknown.
+type SlurmJob struct {
+	Partition, Account, QOS string
 }
 
 // Cgroup is a control group, and the names in its path.
