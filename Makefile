@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check vmtest soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -136,7 +136,7 @@ fuzz-quick: ## Fuzz each target for a second
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=1s
 
 e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json
-	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 40m -skip '^TestCLibrary' ./test/e2e/...
+	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 40m -skip '^TestCLibrary|^TestSlurm' ./test/e2e/...
 	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./internal/conformance -every
 
 # apt-get install -y --no-install-recommends gcc libc6-dev libnghttp2-dev libnanopb-dev nanopb protobuf-compiler libprotobuf-dev pkg-config
@@ -180,6 +180,10 @@ vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgp
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap
 	$(GO) run ./emu/vm -systemd -limit 10m './test/e2e=^TestGuest[^P]'
+
+# apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge slurmdbd slurm-wlm-mysql-plugin mariadb-server
+slurm: ## Test deploy/slurm with Debian's Slurm on an emulated node with 8 GPUs, and list what that proves; needs root, skips what is not installed
+	GPREEMPT_SLURM=1 $(GO) test -count=1 -timeout 5m -v -run '^TestSlurm' ./test/e2e
 
 # The race detector's memory grows over time, so the daemon is built without it.
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each

@@ -17,8 +17,8 @@ const slurmRecords = "run/gpreempt/slurm/"
 // maxSlurmValue bounds a value of a record, in bytes.
 const maxSlurmValue = 256
 
-// slurm returns what the prolog recorded of a job, zero for 0. A record that is missing,
-// unreadable or not valid is none: its values are unknown, and make no process offline.
+// slurm returns what the prolog recorded of a job, zero for 0. Without a record that can be
+// read and is valid, all is unknown, and makes no process offline.
 func (f *FS) slurm(job uint32) gpreempt.SlurmJob {
 	if job == 0 {
 		return gpreempt.SlurmJob{}

@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 	if code, ran := guestMain(m); ran {
 		os.Exit(code)
 	}
+	if code, ran := slurmMain(m); ran {
+		os.Exit(code)
+	}
 	switch {
 	case os.Getenv(clientEnv) != "":
 		os.Exit(clientMain(os.Getenv(clientEnv), os.Stdin, os.Stdout))
@@ -54,12 +57,7 @@ func testMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "e2e: the binaries cannot be built:", err)
 		return 1
 	}
-	gpreemptd, gpctl, kfdemuBinary, simBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
-	trainBinary = filepath.Join(dir, "train")
-	if err := os.Link(kfdemuBinary, trainBinary); err != nil {
-		fmt.Fprintln(os.Stderr, "e2e:", err)
-		return 1
-	}
+	setBinaries(dir)
 	strangersBinary = filepath.Join(dir, "stranger")
 	if err := copySelf(strangersBinary); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e: no copy of the tests for other users:", err)
@@ -102,5 +100,11 @@ func build(dir string) error {
 			return fmt.Errorf("%w\n%s", err, out)
 		}
 	}
-	return nil
+	return os.Link(filepath.Join(dir, "kfdemu"), filepath.Join(dir, "train"))
+}
+
+// setBinaries sets the paths of what build has put into dir.
+func setBinaries(dir string) {
+	gpreemptd, gpctl, kfdemuBinary, simBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
+	trainBinary = filepath.Join(dir, "train")
 }
