@@ -106,11 +106,13 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 			`pod.name "train-0" is not "x"; pod.priority_class: the pod has none, or the kubelet has not reported it; pod.labels["a/b"]: the pod has no such label`,
 		},
 		{
-			"no Slurm job", vllm, classify.Match{Slurm: classify.SlurmMatch{Partition: "*"}},
+			"no Slurm job", vllm,
+			classify.Match{Slurm: classify.SlurmMatch{Partition: "*"}},
 			"slurm.partition: not in a control group of a Slurm job",
 		},
 		{
-			"a Slurm job without a record", inSlurm, classify.Match{Slurm: classify.SlurmMatch{Partition: "*"}},
+			"a Slurm job without a record", inSlurm,
+			classify.Match{Slurm: classify.SlurmMatch{Partition: "*"}},
 			"slurm.partition: there is no valid record of Slurm job 7: the prolog writes it",
 		},
 		{

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -127,8 +128,8 @@ func removeSlurmCgroups() (err error) {
 			return err
 		})
 		err = errors.Join(err, walk)
-		for n := len(below) - 1; n >= 0; n-- {
-			err = errors.Join(err, os.Remove(below[n]))
+		for _, dir := range slices.Backward(below) {
+			err = errors.Join(err, os.Remove(dir))
 		}
 	}
 	return err

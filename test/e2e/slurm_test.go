@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -230,7 +231,7 @@ func isStopped(t *testing.T, pid int32) bool {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains("Tt", string(b[strings.LastIndexByte(string(b), ')')+2])) {
+		if state := b[bytes.LastIndexByte(b, ')')+2]; state != 'T' && state != 't' {
 			return false
 		}
 	}
