@@ -147,7 +147,7 @@ func TestSlurmJobsAreClassifiedByPartitionAndAccount(t *testing.T) {
 		j.end()
 	}
 	c.checkNode()
-	proved(t, "jobs are online, offline or unmanaged by partition and by account, and by nothing that their user writes")
+	proved(t, "jobs are online, offline or unmanaged by partition and by account; an account that looks like another line of the record is not recorded")
 }
 
 // An array is jobs of their own.
