@@ -62,7 +62,12 @@ func startPrometheus(t *testing.T, target string, flags ...string) *prometheus {
 	path := program(t, "prometheus")
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	text := fmt.Sprintf("{global: {scrape_interval: 250ms, scrape_timeout: 250ms}, scrape_configs: [{job_name: gpreempt, static_configs: [{targets: [%q]}]}]}", target)
+	rules, err := filepath.Abs(filepath.Join(grafana, "fleet_rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("{global: {scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 1s}, rule_files: [%q], "+
+		"scrape_configs: [{job_name: gpreempt, static_configs: [{targets: [%q]}]}]}", rules, target)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -118,11 +123,11 @@ func (p *prometheus) query(expression string) (int, error) {
 	return n, nil
 }
 
-// dashboardQueries returns every query of the dashboard by panel, as Grafana sends it
+// dashboardQueries returns every query of a dashboard by panel, as Grafana sends it
 // with all hosts selected.
-func dashboardQueries(t *testing.T) map[string][]string {
+func dashboardQueries(t *testing.T, file string) map[string][]string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(grafana, "gpreempt.json"))
+	text, err := os.ReadFile(filepath.Join(grafana, file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,9 +152,9 @@ func dashboardQueries(t *testing.T) map[string][]string {
 	return queries
 }
 
-// TestEveryQueryOfTheDashboardReturnsData has a real Prometheus scrape a daemon on
+// TestEveryQueryOfTheDashboardsReturnsData has a real Prometheus scrape a daemon on
 // simulated GPUs that works, until each query has a number.
-func TestEveryQueryOfTheDashboardReturnsData(t *testing.T) {
+func TestEveryQueryOfTheDashboardsReturnsData(t *testing.T) {
 	program(t, "prometheus")
 	address := testutil.FreeAddress(t)
 	d := start(t, watched(address))
@@ -161,9 +166,11 @@ func TestEveryQueryOfTheDashboardReturnsData(t *testing.T) {
 		title, query string
 	}
 	left := []query{{native, "native histograms", "histogram_quantile(0.99, sum(rate(gpreempt_quiesce_seconds[20s])))"}}
-	for title, all := range dashboardQueries(t) {
-		for _, q := range all {
-			left = append(left, query{classic, title, q})
+	for _, file := range []string{"gpreempt.json", "fleet.json"} {
+		for title, all := range dashboardQueries(t, file) {
+			for _, q := range all {
+				left = append(left, query{classic, file + ": " + title, q})
+			}
 		}
 	}
 	answered := 0
@@ -214,8 +221,8 @@ func TestPromtoolAcceptsRulesAndMetrics(t *testing.T) {
 	defer func() { _ = resp.Body.Close() }()
 	check := exec.CommandContext(t.Context(), promtool, "check", "metrics")
 	check.Stdin = resp.Body
-	rules := exec.CommandContext(t.Context(), promtool, "check", "rules", "--lint-fatal", "alerts.yaml")
-	test := exec.CommandContext(t.Context(), promtool, "test", "rules", "alerts_test.yaml")
+	rules := exec.CommandContext(t.Context(), promtool, "check", "rules", "--lint-fatal", "alerts.yaml", "fleet_rules.yaml")
+	test := exec.CommandContext(t.Context(), promtool, "test", "rules", "alerts_test.yaml", "fleet_rules_test.yaml")
 	rules.Dir, test.Dir = grafana, grafana
 	for _, cmd := range []*exec.Cmd{check, rules, test} {
 		if out, err := cmd.CombinedOutput(); err != nil {
