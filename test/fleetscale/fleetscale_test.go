@@ -90,13 +90,14 @@ func TestHostsDifferAndRepeat(t *testing.T) {
 func TestKindsCountEachSeriesOnce(t *testing.T) {
 	got := kinds(`# HELP gpreempt_x_bucket{ no series
 gpreempt_lease_seconds_bucket{le="1"} 3
+gpreempt_lease_seconds_bucket{le="+Inf"} 3
 gpreempt_lease_seconds_count 3
 gpreempt_gpu_leases{gpu="7"} 1
 gpreempt_gpu_leases{gpu="8"} 1
 gpreempt_warnings{code="A",severity="error"} 0
 go_goroutines 5
 `)
-	want := []kind{{"buckets of histograms", 1}, {"one for each GPU", 2}, {"one for each warning code", 1}, {"other of gpreempt", 1}, {"Go runtime and process", 1}}
+	want := []kind{{"buckets of histograms", 2}, {"one for each GPU", 2}, {"one for each warning code", 1}, {"other of gpreempt", 1}, {"Go runtime and process", 1}}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(kind{})); diff != "" {
 		t.Error(diff)
 	}
@@ -128,9 +129,11 @@ func TestWithoutPrometheusTheCommandSkipsByName(t *testing.T) {
 }
 
 func TestImpossibleOptionsAreErrors(t *testing.T) {
+	t.Setenv("PATH", t.TempDir()) // none of them gets as far as Prometheus
 	for _, args := range [][]string{{"-hosts", "0"}, {"-gpus", "0"}, {"-repeats", "0"}, {"-interval", "10ms"}, {"-time", "59s"}} {
-		if err := run(t.Context(), io.Discard, args); err == nil {
-			t.Errorf("%v: no error", args)
+		const want = "at least one host, GPU and repeat, an interval of 1s and a time of four intervals are needed"
+		if err := run(t.Context(), io.Discard, args); err == nil || err.Error() != want {
+			t.Errorf("%v: %v", args, err)
 		}
 	}
 }
