@@ -129,7 +129,7 @@ func TestWithoutPrometheusTheCommandSkipsByName(t *testing.T) {
 }
 
 func TestImpossibleOptionsAreErrors(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // none of them gets as far as Prometheus
+	t.Setenv("PATH", t.TempDir()) // not even one of them may start Prometheus
 	for _, args := range [][]string{{"-hosts", "0"}, {"-gpus", "0"}, {"-repeats", "0"}, {"-interval", "10ms"}, {"-time", "59s"}} {
 		const want = "at least one host, GPU and repeat, an interval of 1s and a time of four intervals are needed"
 		if err := run(t.Context(), io.Discard, args); err == nil || err.Error() != want {
