@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,14 @@ demo: build ## Measure what gpreempt does for inference, on an emulated GPU or a
 bench: ## Measure what the daemon costs, as ratios in one run: a table, and build/bench.txt (BENCH='-only de')
 	$(GO) build -o build/bench ./test/bench
 	build/bench $(BENCH)
+
+HOSTS ?= 1000
+GPUS  ?= 8
+TIME  ?= 5m
+INTERVAL ?= 15s
+fleet-scale: ## Scrape HOSTS simulated hosts with GPUS GPUs every INTERVAL for TIME by a real Prometheus, and query it: tables (FLEET=-native for native histograms); skips without prometheus
+	$(GO) build -o build/fleetscale ./test/fleetscale
+	build/fleetscale -hosts $(HOSTS) -gpus $(GPUS) -interval $(INTERVAL) -time $(TIME) $(FLEET)
 
 bench-quick: ## Measure the guarded ratios, in under a minute, and fail when one has grown by half
 	$(GO) build -o build/bench ./test/bench

@@ -109,6 +109,7 @@ var table = []struct {
 	{"emu/vm", rule{kernel: true}},
 	{"test/e2e", rule{}},
 	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "internal/testutil", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
+	{"test/fleetscale", rule{imports: []string{"internal/events", "internal/inventory", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 }
 
 // notLinked are the packages that a shipped program must not link, however indirectly. A
