@@ -193,34 +193,28 @@ var hosts = []testHost{
 	}, limited},
 	{"ranks-without-a-job", false, func(h *fakeHost) { h.ranks("", "own-2", "container-3", "torch-4") }, limited},
 	{"ranks-of-a-job", false, func(h *fakeHost) { h.ranks("torch-1", "torch-1", "torch-1", "torch-1", "torch-1") }, ready},
-	{"timeouts-long-enough", false, func(h *fakeHost) { h.rank("dbgtrap", "WORLD_SIZE=8", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=20") }, ready},
-	{"timeout-of-the-heartbeat", false, func(h *fakeHost) { h.rank("dbgtrap", "WORLD_SIZE=8", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=19") }, limited},
+	{"timeouts-long-enough", false, func(h *fakeHost) { h.rank("WORLD_SIZE=8", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=20") }, ready},
+	{"timeout-of-the-heartbeat", false, func(h *fakeHost) { h.rank("WORLD_SIZE=8", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=19") }, limited},
 	{"timeouts-by-default", false, func(h *fakeHost) {
 		h.cfg.MaxSuspend = 6 * time.Minute
-		h.rank("dbgtrap", "WORLD_SIZE=8")
+		h.rank("WORLD_SIZE=8")
 	}, limited},
 	{"timeouts-turned-off", false, func(h *fakeHost) {
 		h.cfg.MaxSuspend = 6 * time.Minute
-		h.rank("dbgtrap", "WORLD_SIZE=8", "TORCH_NCCL_ENABLE_MONITORING=0", "TORCH_NCCL_ASYNC_ERROR_HANDLING=0")
+		h.rank("WORLD_SIZE=8", "TORCH_NCCL_ENABLE_MONITORING=0", "TORCH_NCCL_ASYNC_ERROR_HANDLING=0")
 	}, ready},
 	{"timeout-of-one-rank", false, func(h *fakeHost) { // nothing to wait for
 		h.cfg.MaxSuspend = 6 * time.Minute
-		h.rank("dbgtrap", "WORLD_SIZE=1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1")
+		h.rank("WORLD_SIZE=1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1")
 	}, ready},
 	{"timeout-of-deepspeed", false, func(h *fakeHost) {
 		h.cfg.MaxSuspend = time.Minute
-		h.rank("dbgtrap", "WORLD_SIZE=2", "DEEPSPEED_TIMEOUT=1")
-	}, limited},
-	{"timeout-of-torch-elastic", false, func(h *fakeHost) {
-		h.rank("freezer", "WORLD_SIZE=2", "GROUP_WORLD_SIZE=2", "TORCHELASTIC_RUN_ID=x")
+		h.rank("WORLD_SIZE=2", "DEEPSPEED_TIMEOUT=1")
 	}, limited},
 	{"timeouts-unknown", false, func(h *fakeHost) {
 		h.ranks("torch-1")
 		h.denied["proc/6001/cmdline"], h.denied["proc/6001/environ"] = true, true
 	}, limited},
-	{"timeout-of-torch-elastic-with-dbgtrap", false, func(h *fakeHost) {
-		h.rank("dbgtrap", "WORLD_SIZE=2", "GROUP_WORLD_SIZE=2", "TORCHELASTIC_RUN_ID=x")
-	}, ready},
 	{"gpu-without-vm", false, func(h *fakeHost) {
 		for pid, gpu := range map[int]gpreempt.GPUID{6001: gpuA, 6002: gpuB} {
 			h.process(pid, "python3", "python3 train.py", 101, gpu)
@@ -273,12 +267,9 @@ var hosts = []testHost{
 }
 
 // rank adds a rank of a job, with an environment.
-func (h *fakeHost) rank(mechanism string, environment ...string) {
+func (h *fakeHost) rank(environment ...string) {
 	h.ranks("torch-1")
 	h.write("proc/6001/environ", strings.Join(environment, "\x00")+"\x00")
-	reports := h.cfg.Processes(context.Background())
-	reports[0].Mechanism = mechanism
-	h.cfg.Processes = func(context.Context) []*gpreemptv1.DiagnosedProcess { return reports }
 }
 
 // deny makes the hazard table deny GPUs.

@@ -15,8 +15,6 @@ import (
 // each default.
 const (
 	envWorldSize  = "WORLD_SIZE"
-	envElastic    = "TORCHELASTIC_RUN_ID"
-	envAgents     = "GROUP_WORLD_SIZE"
 	envHeartbeat  = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 	envMonitoring = "TORCH_NCCL_ENABLE_MONITORING"
 	envHandling   = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -24,18 +22,16 @@ const (
 )
 
 // timeoutEnv are the variables that the check of time-outs reads.
-var timeoutEnv = []string{envWorldSize, envElastic, envAgents, envHeartbeat, envMonitoring, envHandling, envDeepSpeed}
+var timeoutEnv = []string{envWorldSize, envHeartbeat, envMonitoring, envHandling, envDeepSpeed}
 
 // A suspension that begins in the middle of a collective is followed by min_run, and by
 // another one: a time-out below two of them can expire although the job progressed between.
 const suspensionsInATimeout = 2
 
-// Defaults of PyTorch, in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp and .cpp, and in
-// torch/distributed/elastic/rendezvous/dynamic_rendezvous.py.
+// Defaults of PyTorch, in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp and .cpp.
 const (
 	defaultHeartbeat  = 480 * time.Second
 	defaultCollective = 10 * time.Minute
-	elasticKeepAlive  = 3 * 5 * time.Second
 )
 
 // timeout is a time-out of a process that a suspension can make expire.
@@ -47,7 +43,7 @@ type timeout struct {
 
 // timeouts returns the time-outs of a process that its environment shows.
 // Those that the program sets by itself cannot be seen.
-func timeouts(env map[string]string, mechanism string) (all []timeout) {
+func timeouts(env map[string]string) (all []timeout) {
 	number := func(name string, unit, unset time.Duration) time.Duration {
 		v, err := strconv.ParseInt(env[name], 10, 32)
 		if err != nil || v <= 0 {
@@ -73,13 +69,6 @@ func timeouts(env map[string]string, mechanism string) (all []timeout) {
 			})
 		}
 	}
-	// dbgtrap, criu and kmap leave the agent and its threads running.
-	if agents := number(envAgents, 1, 0); mechanism == byFreezer && agents > 1 && env[envElastic] != "" {
-		all = append(all, timeout{
-			"the keep-alive of torch elastic", elasticKeepAlive,
-			"remove freezer from the config key mechanisms, or keep the agent out of the cgroup that is frozen",
-		})
-	}
 	return all
 }
 
@@ -99,7 +88,7 @@ func (h *host) timeOuts() finding {
 		if looked++; unreadMemory(h.seen[i]) {
 			unknown++
 		}
-		for _, t := range timeouts(h.seen[i].Env, p.GetMechanism()) {
+		for _, t := range timeouts(h.seen[i].Env) {
 			if t.after >= suspensionsInATimeout*longest {
 				continue
 			}
