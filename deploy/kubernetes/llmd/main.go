@@ -50,7 +50,7 @@ func run(ctx context.Context, listen, socket string, renew time.Duration) error 
 		return err
 	}
 	defer c.Close()
-	listener, err := net.Listen("tcp", listen)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", listen)
 	if err != nil {
 		return err
 	}
