@@ -43,6 +43,9 @@ var collections = map[string]string{
 	"Pod":                "api/v1/namespaces/%s/pods",
 	"ResourceClaim":      "apis/resource.k8s.io/v1/namespaces/%s/resourceclaims",
 	"ServiceAccount":     "api/v1/namespaces/%s/serviceaccounts",
+
+	"ValidatingAdmissionPolicy":        "apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+	"ValidatingAdmissionPolicyBinding": "apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 }
 
 // TestAPIServerAcceptsEveryObject creates the objects on a real API server, and each pod that
