@@ -223,8 +223,8 @@ kubernetes: ## Write the config file of the Helm chart and the manifests rendere
 	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestConfigFileOfTheChart' . -update
 	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestManifests' . -update
 
-kubernetes-test: ## Test chart, manifests, examples and CSI driver against the Kubernetes API; skips where their modules are not available
-	@set -e; for dir in deploy/kubernetes deploy/kubernetes/csi; do ( cd $$dir && if ! $(GO) list -deps -test ./... >/dev/null 2>&1; then \
+kubernetes-test: ## Test chart, manifests, examples, the CSI driver and the agent for llm-d against the APIs of Kubernetes and Kueue; skips where their modules are not available
+	@set -e; for dir in deploy/kubernetes deploy/kubernetes/csi deploy/kubernetes/llmd deploy/kubernetes/examples/batch; do ( cd $$dir && if ! $(GO) list -deps -test ./... >/dev/null 2>&1; then \
 		echo "SKIP: the modules of $$dir are not available; go list -deps -test ./... there says why"; \
 	else $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout 10m ./...; fi ); done
 
@@ -236,7 +236,7 @@ kubernetes-api: ## Have a real API server accept them: builds kube-apiserver, fo
 # Exit status 3: vulnerabilities that the code reaches. Without the database nothing was checked.
 VULNDB ?= https://vuln.go.dev
 vulncheck: ## Look for known vulnerabilities that the shipped programs reach; skips without the database (VULNDB=URL)
-	@for dir in . deploy/kubernetes/csi; do \
+	@for dir in . deploy/kubernetes/csi deploy/kubernetes/llmd; do \
 		out=$$($(GO) tool -modfile=$(CURDIR)/tools/go.mod govulncheck -C $$dir -db '$(VULNDB)' ./... 2>&1); code=$$?; \
 		case "$$code $$out" in \
 		0*) echo "$$dir: $$out" ;; \

@@ -181,7 +181,7 @@ func everything(t *testing.T) map[string]string {
 	for name, user := range installs {
 		all[name] = render(t, withImage(user))
 	}
-	for _, pattern := range []string{"manifests/namespace.yaml", "examples/*.yaml"} {
+	for _, pattern := range []string{"manifests/namespace.yaml", "examples/*.yaml", "examples/batch/job.yaml"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %d files, %v", pattern, len(files), err)

@@ -172,8 +172,9 @@ func TestExamplesRunInNamespacesOfTheLevelRestricted(t *testing.T) {
 	got := map[string]string{
 		"online":  evaluate(online),
 		"offline": evaluate(find[*batchv1.Job](t, decode(t, "offline", all["examples/offline.yaml"])).Spec.Template),
+		"batch":   evaluate(find[*batchv1.Job](t, decode(t, "batch", all["examples/batch/job.yaml"])).Spec.Template),
 	}
-	if diff := cmp.Diff(map[string]string{"online": "", "offline": ""}, got); diff != "" {
+	if diff := cmp.Diff(map[string]string{"online": "", "offline": "", "batch": ""}, got); diff != "" {
 		t.Errorf("refused (-want +got):\n%s", diff)
 	}
 	online.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/run/gpreempt"}}

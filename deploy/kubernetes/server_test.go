@@ -67,6 +67,7 @@ func TestAPIServerAcceptsEveryObject(t *testing.T) {
 		"{apiVersion: v1, kind: ServiceAccount, metadata: {name: gpreempt, namespace: guarded}}",
 		"{apiVersion: v1, kind: Namespace, metadata: {name: restricted, labels: {pod-security.kubernetes.io/enforce: restricted}}}",
 		"{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: restricted}}",
+		"{apiVersion: v1, kind: Namespace, metadata: {name: batch}}",
 	} {
 		if err := api.create(t.Context(), object, ""); err != nil {
 			t.Fatal(err)

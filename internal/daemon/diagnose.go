@@ -22,12 +22,14 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // diagnose examines the host from inside the daemon.
 func (d *daemon) diagnose(ctx context.Context) *gpreemptv1.DiagnoseResponse {
 	c := d.opts.examination(*d.config.Load())
 	c.ByDaemon = true
+	d.runner.View(func(core *scheduler.Core) { c.MaxSuspend = core.Policy().MaxSuspend }) // an admin may have changed it
 	c.OpenDriver = func() (safety.Driver, error) {
 		switch {
 		case d.backend.openErr != nil: // dbgtrap could not open it
@@ -181,7 +183,7 @@ func (o Options) examination(cfg config.Config) safety.Config {
 		examineKmap = kmap.Examine
 	}
 	return safety.Config{
-		Kmap: examineKmap, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
+		Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
 		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups), PrivateKey: keyWarnings(cfg.TCP),
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -54,6 +55,7 @@ func collect(ctx context.Context, cfg Config) *host {
 		return h
 	}
 	files := discovery.NewFS(cfg.Root)
+	files.SetEnv(timeoutEnv)
 	var nodes []gpreempt.GPU
 	nodes, h.gpusErr = files.GPUs()
 	h.scan(files)
@@ -79,9 +81,21 @@ func collect(ctx context.Context, cfg Config) *host {
 	return h
 }
 
-// scan reads the processes of the driver.
+// scan reads the processes of the driver. Their command lines and environments are read in the
+// background, and may be missing at first; it waits for them for a bounded time.
 func (h *host) scan(files *discovery.FS) {
+	const (
+		rounds = 50
+		pause  = 20 * time.Millisecond
+	)
 	snapshot, err := files.Scan()
+	for range rounds {
+		if err != nil || !slices.ContainsFunc(snapshot.Processes, unreadMemory) {
+			break
+		}
+		time.Sleep(pause)
+		snapshot, err = files.Scan()
+	}
 	h.seenErr, h.unseen = err, snapshot.Warnings
 	for _, proc := range snapshot.Processes {
 		if h.selfErr != nil || proc.Key.PID != h.self.Process {
@@ -89,6 +103,10 @@ func (h *host) scan(files *discovery.FS) {
 		}
 	}
 }
+
+// unreadMemory reports whether the command line and the environment of a process are not
+// known. A process of the driver has a command line, unless it erased it.
+func unreadMemory(p discovery.Proc) bool { return p.Cmdline == "" && p.Exe == "" && len(p.Env) == 0 }
 
 func (h *host) computeQueues(gpu gpreempt.GPUID) int {
 	n := 0

@@ -54,6 +54,8 @@ type Config struct {
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
 	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
+	// MaxSuspend is the longest suspension by the policy in force.
+	MaxSuspend time.Duration
 	// MQDsInterval is discovery.mqds_interval, and MQDsRules are the names of the rules that
 	// need what mqds has.
 	MQDsInterval time.Duration
@@ -150,6 +152,7 @@ var checks = []struct {
 	{"user-queues", "user queues of DRM", aboutDriver, (*host).userQueues},
 	{"processes", "processes", aboutMachine, (*host).processes},
 	{"jobs", "jobs", aboutMachine, (*host).jobs},
+	{"timeouts", "time-outs", aboutMachine, (*host).timeOuts},
 }
 
 // Examine checks a host. It changes no process. What it cannot read is in the report.

@@ -193,6 +193,28 @@ var hosts = []testHost{
 	}, limited},
 	{"ranks-without-a-job", false, func(h *fakeHost) { h.ranks("", "own-2", "container-3", "torch-4") }, limited},
 	{"ranks-of-a-job", false, func(h *fakeHost) { h.ranks("torch-1", "torch-1", "torch-1", "torch-1", "torch-1") }, ready},
+	{"timeouts-long-enough", false, func(h *fakeHost) { h.rank("WORLD_SIZE=8", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=20") }, ready},
+	{"timeout-of-the-heartbeat", false, func(h *fakeHost) { h.rank("WORLD_SIZE=8", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=19") }, limited},
+	{"timeouts-by-default", false, func(h *fakeHost) {
+		h.cfg.MaxSuspend = 6 * time.Minute
+		h.rank("WORLD_SIZE=8")
+	}, limited},
+	{"timeouts-turned-off", false, func(h *fakeHost) {
+		h.cfg.MaxSuspend = 6 * time.Minute
+		h.rank("WORLD_SIZE=8", "TORCH_NCCL_ENABLE_MONITORING=0", "TORCH_NCCL_ASYNC_ERROR_HANDLING=0")
+	}, ready},
+	{"timeout-of-one-rank", false, func(h *fakeHost) { // nothing to wait for
+		h.cfg.MaxSuspend = 6 * time.Minute
+		h.rank("WORLD_SIZE=1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1")
+	}, ready},
+	{"timeout-of-deepspeed", false, func(h *fakeHost) {
+		h.cfg.MaxSuspend = time.Minute
+		h.rank("WORLD_SIZE=2", "DEEPSPEED_TIMEOUT=1")
+	}, limited},
+	{"timeouts-unknown", false, func(h *fakeHost) {
+		h.ranks("torch-1")
+		h.denied["proc/6001/cmdline"], h.denied["proc/6001/environ"] = true, true
+	}, limited},
 	{"gpu-without-vm", false, func(h *fakeHost) {
 		for pid, gpu := range map[int]gpreempt.GPUID{6001: gpuA, 6002: gpuB} {
 			h.process(pid, "python3", "python3 train.py", 101, gpu)
@@ -242,6 +264,12 @@ var hosts = []testHost{
 		}
 	}, ready},
 	{"no-procfs", false, func(h *fakeHost) { h.remove("proc"); h.remove("sys/class/kfd/kfd/proc") }, notReady},
+}
+
+// rank adds a rank of a job, with an environment.
+func (h *fakeHost) rank(environment ...string) {
+	h.ranks("torch-1")
+	h.write("proc/6001/environ", strings.Join(environment, "\x00")+"\x00")
 }
 
 // deny makes the hazard table deny GPUs.
@@ -307,6 +335,7 @@ func checkWhole(t *testing.T, r *gpreemptv1.DiagnoseResponse) {
 	want := []string{
 		"gpu", "kernel", "kfd-interface", "debug-firmware", "debug-sharing", "permission-rule", "sched-policy", "cwsr", "queue-slots", "hazards",
 		"rights", "namespaces", "yama", "lockdown", "debuggers", "daemon", "groups", "cgroup", "kernel-log", "debugfs", "user-queues", "processes", "jobs",
+		"timeouts",
 	}
 	if diff := cmp.Diff(want, ids); diff != "" {
 		t.Errorf("ids, which scripts rely on (-want +got):\n%s", diff)
@@ -374,7 +403,7 @@ func TestTheMessageHasEveryFact(t *testing.T) {
 	if !proto.Equal(want, got) {
 		t.Errorf("message\n%v\nwant\n%v", got, want)
 	}
-	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 23 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
+	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 24 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
 		t.Errorf("%d checks, the first %v", n, status)
 	}
 }
