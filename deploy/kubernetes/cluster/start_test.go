@@ -184,7 +184,7 @@ func (n *node) define(ca *authority) {
 		file := ca.file(name + ".conf")
 		return []string{"--kubeconfig=" + file, "--authentication-kubeconfig=" + file, "--authorization-kubeconfig=" + file, "--leader-elect=false"}
 	}
-	n.controllers = kube("kube-controller-manager", append(users("controllers"), "--use-service-account-credentials",
+	n.controllers = kube("kube-controller-manager", append(users("controllers"), "--use-service-account-credentials", "--flex-volume-plugin-dir=/run/volumeplugins",
 		"--service-account-private-key-file="+ca.file("ca.key"), "--root-ca-file="+ca.file("ca.crt"))...)
 	n.scheduler = kube("kube-scheduler", users("scheduler")...)
 	n.containerd = n.program("containerd", n.machine.start, "containerd", "--config=/run/containerd.toml")
