@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale cluster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -232,6 +232,24 @@ kubernetes-test: ## Test chart, manifests, examples, the CSI driver and the agen
 kubernetes-api: ## Have a real API server accept them: builds kube-apiserver, for minutes; skips without etcd
 	cd deploy/kubernetes && $(GO) build -o ../../build/ k8s.io/kubernetes/cmd/kube-apiserver
 	cd deploy/kubernetes && PATH="$(CURDIR)/build:$$PATH" $(GO) test -count=1 -v -run '^TestAPIServer' .
+
+# apt-get install -y --no-install-recommends etcd-server containerd runc containernetworking-plugins iproute2
+CLUSTER = $(CURDIR)/build/cluster
+CLUSTER_TESTS ?= .
+cluster: export CGO_ENABLED = 0
+cluster: ## Test the chart on a Kubernetes cluster of one node with an EMULATED GPU, as root (CLUSTER_TESTS=PATTERN); skips without a piece of it
+	@set -e; cd deploy/kubernetes/cluster; for dir in . kube; do if ! $(GO) list -C $$dir -deps -test ./... >/dev/null 2>&1; then \
+		echo "SKIP: the modules of deploy/kubernetes/cluster/$$dir are not available; go list -deps -test ./... there says why"; exit 0; fi; done; \
+	mkdir -p $(CLUSTER)/v1 $(CLUSTER)/v2; \
+	$(GO) build -C kube $(BUILDFLAGS) -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36' \
+		-o $(CLUSTER)/kube .; \
+	$(GO) build $(BUILDFLAGS) -o $(CLUSTER)/node ./node; \
+	$(GO) build -C ../csi $(BUILDFLAGS) -o $(CLUSTER)/gpreempt-csi .; \
+	$(GO) build -C ../csi $(BUILDFLAGS) -o $(CLUSTER)/gpreempt-node ./node; \
+	$(GO) build -C ../../.. $(BUILDFLAGS) -o $(CLUSTER)/ ./emu/cmd/kfdemu ./cmd/gpctl; \
+	for version in v1 v2; do $(GO) build -C ../../.. $(BUILDFLAGS) -ldflags '-X github.com/gpreempt/gpreempt/internal/api.Version='$$version \
+		-o $(CLUSTER)/$$version/ ./cmd/gpreemptd; done; \
+	GPREEMPT_CLUSTER=$(CLUSTER) $(GO) test $(BUILDFLAGS) -count=1 -v -timeout 30m -run '$(CLUSTER_TESTS)' .
 
 # Exit status 3: vulnerabilities that the code reaches. Without the database nothing was checked.
 VULNDB ?= https://vuln.go.dev
