@@ -41,7 +41,6 @@ type Machine struct {
 	clients   map[nvrm.Handle]*client
 	newest    nvrm.Handle
 	calls     int
-	copies    int // descriptors that Sys has handed out and that are open
 	// before is called before each control call, without mu. An error is its result.
 	before func(call int, cmd nvrm.Command) error
 }

@@ -54,7 +54,7 @@ func ParseVersion(text string) (Profile, error) {
 	if !strings.Contains(line, "NVIDIA UNIX Open Kernel Module") {
 		return Profile{}, fmt.Errorf("%w: %q is not the open kernel module: install that one", ErrUnknownDriver, clip(line))
 	}
-	for _, word := range strings.Fields(line) {
+	for word := range strings.FieldsSeq(line) {
 		branch, rest, dotted := strings.Cut(word, ".")
 		n, err := strconv.Atoi(branch)
 		if !dotted || err != nil || strings.Trim(rest, "0123456789.") != "" {

@@ -21,9 +21,8 @@ type Channel struct {
 }
 
 const (
-	// clientBase and clientCount are the handles of clients (RS_CLIENT_HANDLE_BASE, _MAX).
+	// clientBase is the first handle of a client (RS_CLIENT_HANDLE_BASE).
 	clientBase  Handle = 0xc1d00000
-	clientCount        = 0x100000
 	// clientChunk is how many handles of older clients one scan tries for each file: a call takes
 	// one or two microseconds.
 	clientChunk = 4096
@@ -125,11 +124,55 @@ func (v *View) scanFile(number int) error {
 		known.try(f, known.low, v.first)
 	}
 	for h, c := range known.clients {
-		if err := c.scan(f, h); err != nil {
+		c.check(f, h)
+		allowed := gap
+		if len(c.objects) == 0 {
+			allowed = firstGap
+		}
+		if err := c.find(f, h, allowed); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// quickGap is the gap of Quick.
+const quickGap = 32
+
+// Quick looks for channels that were born since the last Scan, through files of Copies, and for
+// nothing else: it takes some ten microseconds.
+func (v *View) Quick(files map[Handle]File) error {
+	for _, known := range v.files {
+		for h, c := range known.clients {
+			if f := files[h]; f != nil {
+				if err := c.find(f, h, quickGap); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Has reports whether a client is one of the process's, by the last Scan.
+func (v *View) Has(client Handle) bool {
+	for _, known := range v.files {
+		if known.clients[client] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Searched reports whether every handle was tried for the files that have no client: some are
+// files of other uses.
+func (v *View) Searched() bool {
+	for _, known := range v.files {
+		if len(known.clients) == 0 && known.low > clientBase {
+			return false
+		}
+	}
+	return true
 }
 
 // belongs reports whether the clients are those of a file.
@@ -149,8 +192,8 @@ func (k *viewFile) try(f File, h, first Handle) {
 	}
 }
 
-// scan finds new objects, and forgets channels that were freed.
-func (c *viewClient) scan(f File, client Handle) error {
+// check forgets channels that were freed.
+func (c *viewClient) check(f File, client Handle) {
 	for h, o := range c.objects {
 		if !o.class.IsChannel() {
 			continue
@@ -159,11 +202,12 @@ func (c *viewClient) scan(f File, client Handle) error {
 			delete(c.objects, h)
 		}
 	}
-	allowed := gap
-	if len(c.objects) == 0 {
-		allowed = firstGap
-	}
-	for h, misses := c.next, 0; misses < allowed && h-c.next < objectCount; h++ {
+}
+
+// find finds new objects.
+func (c *viewClient) find(f File, client Handle, allowed int) error {
+	first := c.next
+	for h, misses := c.next, 0; misses < allowed && h-first < objectCount; h++ {
 		class, err := classOf(f, client, h)
 		if errors.As(err, new(Status)) {
 			misses++
@@ -313,9 +357,23 @@ func Set(files map[Handle]File, channels []Channel, disable bool) error {
 			if disable {
 				return errs[0]
 			}
+			if errors.Is(err, InvalidChannel) { // one was freed; what is done of the others is not known
+				errs = append(errs[:len(errs)-1], enableEach(files[at.client], some)...)
+			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// enableEach puts channels on again one by one, without those that were freed.
+func enableEach(f File, channels []Channel) (errs []error) {
+	for _, c := range channels {
+		err := setSome(f, c.Client, c.Subdevice, []Channel{c}, false)
+		if err != nil && !errors.Is(err, InvalidChannel) {
+			errs = append(errs, &SetError{GPU: c.GPU, Err: err})
+		}
+	}
+	return errs
 }
 
 func setSome(f File, client, subdevice Handle, some []Channel, disable bool) error {
