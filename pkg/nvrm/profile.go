@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strconv"
 	"strings"
 )
@@ -71,3 +72,31 @@ func ParseVersion(text string) (Profile, error) {
 }
 
 func clip(s string) string { return s[:min(len(s), 120)] }
+
+// Refused is RefusedBy for this host.
+func Refused() (why, remedy string) { return RefusedBy(os.DirFS("/")) }
+
+// RefusedBy returns why the channels of a host must not be set, and what to do; "" if nothing that
+// its files show prevents it.
+func RefusedBy(root fs.FS) (why, remedy string) {
+	if instances, err := fs.Glob(root, "proc/driver/nvidia/capabilities/gpu*/mig/gi*"); err == nil && len(instances) > 0 {
+		return "a GPU has MIG instances, which were not tried", "disable MIG, or remove nvchannels from the config key mechanisms"
+	}
+	gpus, err := GPUs(root)
+	if err != nil {
+		return "the GPUs of the driver are not known: " + err.Error(), ""
+	}
+	for _, g := range gpus {
+		if strings.Contains(g.Name, "GRID") || strings.Contains(g.Name, "vGPU") {
+			return "GPU " + g.Name + " is a vGPU, where the hypervisor's driver has the channels", "remove nvchannels from the config key mechanisms"
+		}
+	}
+	if servers, err := fs.Glob(root, "proc/[0-9]*/comm"); err == nil {
+		for _, path := range servers {
+			if comm, err := fs.ReadFile(root, path); err == nil && strings.HasPrefix(string(comm), "nvidia-cuda-mps") {
+				return "MPS runs: its server owns the channels of all its clients", "stop MPS (echo quit | nvidia-cuda-mps-control), or remove nvchannels from the config key mechanisms"
+			}
+		}
+	}
+	return "", ""
+}

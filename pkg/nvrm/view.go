@@ -22,7 +22,7 @@ type Channel struct {
 
 const (
 	// clientBase is the first handle of a client (RS_CLIENT_HANDLE_BASE).
-	clientBase  Handle = 0xc1d00000
+	clientBase Handle = 0xc1d00000
 	// clientChunk is how many handles of older clients one scan tries for each file: a call takes
 	// one or two microseconds.
 	clientChunk = 4096
