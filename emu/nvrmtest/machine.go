@@ -71,7 +71,7 @@ type client struct {
 type object struct {
 	class  nvrm.Class
 	parent nvrm.Handle
-	off    bool
+	off    int // how often it was disabled: enabling undoes one
 }
 
 // New returns a machine without processes.
@@ -203,7 +203,7 @@ func (p *Process) State() (off, all, othersOff, others int) {
 			continue
 		}
 		isOff := 0
-		if c.objects[o.parent].off {
+		if c.objects[o.parent].off > 0 {
 			isOff = 1
 		}
 		if o.class == compute {
@@ -372,7 +372,7 @@ func (f *file) Control(clientHandle, objectHandle nvrm.Handle, cmd nvrm.Command,
 }
 
 // WrongClient is the status for a client of another file, or none.
-const WrongClient = nvrm.InvalidObjectOld
+const WrongClient = nvrm.InvalidClient
 
 func (c *client) info(p *nvrm.HandleInfo) error {
 	o := c.objects[p.Object]
@@ -389,20 +389,38 @@ func (c *client) info(p *nvrm.HandleInfo) error {
 	return nil
 }
 
-// disable is the firmware's: clients in the list are not checked against the caller.
+// disable is the firmware's, as a driver of version 580.159.04 with an H200 answered: clients in the
+// list are not checked against the caller, disabling is counted for each channel, and a wrong channel
+// prevents disabling those before it, but not enabling them.
 func (m *Machine) disable(p *nvrm.DisableList) error {
 	if p.PreemptEvent != 0 {
 		return nvrm.NotPermitted
 	}
+	if p.Number == 0 {
+		return nvrm.InvalidParameter
+	}
 	if p.OnlyScheduling != 0 {
 		panic(errors.New("OnlyScheduling leaves a state that nothing undoes"))
 	}
+	wrong := func(i uint32) bool {
+		c := m.clients[p.Clients[i]]
+		return c == nil || c.objects[p.Channels[i]] == nil || !c.objects[p.Channels[i]].class.IsChannel()
+	}
+	for i := range min(p.Number, nvrm.MaxChannels) {
+		if p.Disable != 0 && wrong(i) {
+			return nvrm.InvalidChannel
+		}
+	}
 	for i := range min(p.Number, nvrm.MaxChannels) {
 		c := m.clients[p.Clients[i]]
-		if c == nil || c.objects[p.Channels[i]] == nil || !c.objects[p.Channels[i]].class.IsChannel() {
+		if wrong(i) {
 			return nvrm.InvalidChannel // those before it are done
 		}
-		c.objects[p.Channels[i]].off = p.Disable != 0
+		if o := c.objects[p.Channels[i]]; p.Disable != 0 {
+			o.off++
+		} else {
+			o.off = max(0, o.off-1)
+		}
 	}
 	return nil
 }

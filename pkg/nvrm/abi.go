@@ -57,6 +57,7 @@ type Status uint32
 const (
 	OK               Status = 0
 	NotPermitted     Status = 0x1b // NV_ERR_INSUFFICIENT_PERMISSIONS
+	InvalidParameter Status = 0x3a // NV_ERR_INVALID_PARAMETER
 	InvalidChannel   Status = 0x21 // NV_ERR_INVALID_CHANNEL
 	InvalidClient    Status = 0x23 // NV_ERR_INVALID_CLIENT
 	InvalidObject    Status = 0x33 // NV_ERR_INVALID_OBJECT_HANDLE
@@ -73,7 +74,7 @@ const (
 var statusNames = map[Status]string{
 	NotPermitted: "INSUFFICIENT_PERMISSIONS", InvalidChannel: "INVALID_CHANNEL", InvalidClient: "INVALID_CLIENT",
 	InvalidObject: "INVALID_OBJECT_HANDLE", InvalidObjectOld: "INVALID_OBJECT_OLD", NotSupported: "NOT_SUPPORTED", ObjectNotFound: "OBJECT_NOT_FOUND",
-	InvalidArgument: "INVALID_ARGUMENT", GPUIsLost: "GPU_IS_LOST", Timeout: "TIMEOUT", ResetRequired: "RESET_REQUIRED",
+	InvalidArgument: "INVALID_ARGUMENT", InvalidParameter: "INVALID_PARAMETER", GPUIsLost: "GPU_IS_LOST", Timeout: "TIMEOUT", ResetRequired: "RESET_REQUIRED",
 }
 
 func (s Status) Error() string {

@@ -66,34 +66,43 @@ var expectations = []struct {
 	do   func(*rig) error
 	want string
 }{
-	{"a client that does not exist", func(r *rig) error { return r.class(0xc1dffff0, 0xc1dffff0, 2) }, "RM status INVALID_OBJECT_OLD, runs"},
+	{"a client that does not exist", func(r *rig) error { return r.class(0xc1dffff0, 0xc1dffff0, 2) }, "RM status INVALID_CLIENT, runs"},
 	{"an object that does not exist", func(r *rig) error { c, _ := r.file(); return r.class(c, 0x5cfffff0, 2) }, "RM status OBJECT_NOT_FOUND, runs"},
 	{"an unknown index", func(r *rig) error { c, _ := r.file(); return r.class(c, c, 9) }, "RM status INVALID_ARGUMENT, runs"},
-	{"enable what is on", func(r *rig) error { return r.set(false, r.channels, nil) }, "ok, runs"},
+	{"enable what is on", enable, "ok, runs"},
+	{"enable what is on, again", enable, "ok, runs"},
 	{"an event of the kernel", func(r *rig) error {
 		return r.set(true, r.channels, func(l *nvrm.DisableList) { l.PreemptEvent = 8 })
 	}, "RM status INSUFFICIENT_PERMISSIONS, runs"},
-	{"disable", func(r *rig) error { return r.set(true, r.channels, nil) }, "ok, off"},
-	{"enable", func(r *rig) error { return r.set(false, r.channels, nil) }, "ok, runs"},
-	{"disable twice", func(r *rig) error {
-		return errors.Join(r.set(true, r.channels, nil), r.set(true, r.channels, nil))
-	}, "ok, off"},
-	{"enable once after that", func(r *rig) error { return r.set(false, r.channels, nil) }, "ok, runs"},
+	{"disable", disable, "ok, off"},
+	{"enable", enable, "ok, runs"},
+	{"disable once", disable, "ok, off"},
+	{"disable twice", disable, "ok, off"},
+	{"enable once after that", enable, "ok, off"},
+	{"enable twice after that", enable, "ok, runs"},
 	{"a wrong channel behind the others", func(r *rig) error {
 		return r.set(true, append(r.channels[:len(r.channels):len(r.channels)], nvrm.Channel{Client: r.channels[0].Client, Handle: 0x5cfffff0}), nil)
-	}, "RM status INVALID_CHANNEL, off"},
-	{"enable after that", func(r *rig) error { return r.set(false, r.channels, nil) }, "ok, runs"},
+	}, "RM status INVALID_CHANNEL, runs"},
+	{"enable after that", enable, "ok, runs"},
 	{"a wrong channel before the others", func(r *rig) error {
 		return r.set(true, append([]nvrm.Channel{{Client: r.channels[0].Client, Handle: 0x5cfffff0}}, r.channels...), nil)
 	}, "RM status INVALID_CHANNEL, runs"},
-	{"enable after that, again", func(r *rig) error { return r.set(false, r.channels, nil) }, "ok, runs"},
-	{"an empty list", func(r *rig) error { return r.set(true, nil, nil) }, "ok, runs"},
+	{"enable after that, again", enable, "ok, runs"},
+	{"disable for a wrong channel", disable, "ok, off"},
+	{"enable with a wrong channel behind", func(r *rig) error {
+		return r.set(false, append(r.channels[:len(r.channels):len(r.channels)], nvrm.Channel{Client: r.channels[0].Client, Handle: 0x5cfffff0}), nil)
+	}, "RM status INVALID_CHANNEL, runs"},
+	{"an empty list", func(r *rig) error { return r.set(true, nil, nil) }, "RM status INVALID_PARAMETER, runs"},
 	{"a wrong subdevice", func(r *rig) error {
 		c, f := r.file()
 		var list nvrm.DisableList
 		return f.Control(c, 0x5cfffff0, nvrm.DisableChannels, nvrm.Bytes(&list))
 	}, "RM status OBJECT_NOT_FOUND, runs"},
+	{"enable at the end", enable, "ok, runs"},
 }
+
+func disable(r *rig) error { return r.set(true, r.channels, nil) }
+func enable(r *rig) error  { return r.set(false, r.channels, nil) }
 
 func check(t *testing.T, r *rig) {
 	var got, want []string
@@ -181,7 +190,7 @@ func TestTheDriverBehavesAsExpected(t *testing.T) {
 		}
 		return false
 	}
-	defer func() { _ = r.set(false, r.channels, nil) }()
+	defer func() { _ = errors.Join(enable(r), enable(r), enable(r)) }()
 	check(t, r)
 	var off, on time.Duration
 	const cycles = 50

@@ -60,7 +60,7 @@ var constants = map[string]uint64{
 	"NV01_DEVICE_0": uint64(ClassDevice), "NV20_SUBDEVICE_0": uint64(ClassSubdevice), "NV01_ROOT_CLIENT": uint64(ClassRoot),
 	"NV_ERR_INSUFFICIENT_PERMISSIONS": uint64(NotPermitted), "NV_ERR_INVALID_CHANNEL": uint64(InvalidChannel), "NV_ERR_INVALID_CLIENT": uint64(InvalidClient),
 	"NV_ERR_INVALID_OBJECT_HANDLE": uint64(InvalidObject), "NV_ERR_INVALID_OBJECT_OLD": uint64(InvalidObjectOld), "NV_ERR_NOT_SUPPORTED": uint64(NotSupported),
-	"NV_ERR_OBJECT_NOT_FOUND": uint64(ObjectNotFound), "NV_ERR_INVALID_ARGUMENT": uint64(InvalidArgument), "NV_ERR_GPU_IS_LOST": uint64(GPUIsLost),
+	"NV_ERR_OBJECT_NOT_FOUND": uint64(ObjectNotFound), "NV_ERR_INVALID_ARGUMENT": uint64(InvalidArgument), "NV_ERR_INVALID_PARAMETER": uint64(InvalidParameter), "NV_ERR_GPU_IS_LOST": uint64(GPUIsLost),
 	"NV_ERR_TIMEOUT": uint64(Timeout), "NV_ERR_RESET_REQUIRED": uint64(ResetRequired), "NV_ERR_GPU_IN_FULLCHIP_RESET": uint64(GPUInReset),
 }
 

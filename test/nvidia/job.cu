@@ -1,6 +1,6 @@
 // An offline job: kernels of a given length that fill the GPU, and count in host memory. A second
 // context is created when word 4 of the file is set; its kernels count in word 5.
-//   job FILE KERNEL_MS BLOCKS
+//   job FILE KERNEL_MS
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -73,7 +73,7 @@ static void second() {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4)
+    if (argc != 3)
         return 2;
     int fd = open(argv[1], O_RDWR | O_CREAT, 0600);
     if (fd < 0 || ftruncate(fd, 4096))
@@ -82,7 +82,12 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 8; i++)
         words[i] = 0;
     clocks = (long long)(atof(argv[2]) * 1e-3 * 1.7e9);
-    blocks = atoi(argv[3]);
+    // All blocks are resident at once: block 0 counts for as long as the kernel runs.
+    cudaDeviceProp properties;
+    int each = 0;
+    if (cudaGetDeviceProperties(&properties, 0) || cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, spin, 256, 0))
+        return 1;
+    blocks = each * properties.multiProcessorCount;
     std::thread other(second);
     int status = loop(0);
     words[1] = 1;

@@ -20,7 +20,9 @@ import traceback
 HERE = pathlib.Path(__file__).resolve().parent
 DAEMON, GPCTL, OUT = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
 QUICK = "quick" in sys.argv[4:]
-RUN = pathlib.Path("/run/gpreempt")
+# On a tmpfs, as /run is under systemd: the journal is written before each suspension.
+RUN = pathlib.Path("/dev/shm/gpreempt")
+os.environ["RUNTIME_DIRECTORY"] = str(RUN)
 SOCKET = RUN / "gpreemptd.sock"
 WORK = pathlib.Path("/tmp/gpreempt-measure")
 os.environ["GPREEMPT_SOCKET"] = str(SOCKET)
@@ -77,10 +79,11 @@ class Counters:
 
 
 class Job:
-    def __init__(self, kind="cuda", ms=100, blocks=2112, wait=60):
-        self.path = WORK / f"job-{time.monotonic_ns()}"
+    def __init__(self, kind="cuda", ms=100, wait=60):
+        # CUDA can register memory of tmpfs, and not of a file on a disk.
+        self.path = pathlib.Path(f"/dev/shm/gpreempt-job-{time.monotonic_ns()}")
         self.path.write_bytes(bytes(4096))
-        command = [WORK / "job", self.path, str(ms), str(blocks)] if kind == "cuda" else [sys.executable, HERE / "train.py", self.path]
+        command = [WORK / "job", self.path, str(ms)] if kind == "cuda" else [sys.executable, HERE / "train.py", self.path]
         self.process = subprocess.Popen(command, stderr=open(OUT / "jobs.log", "a"))
         self.counters = Counters(self.path)
         begin = now()
@@ -359,7 +362,7 @@ def part(f):
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
     WORK.mkdir(exist_ok=True)
-    RUN.mkdir(exist_ok=True)
+    RUN.mkdir(mode=0o755, exist_ok=True)
     builds = [subprocess.Popen(["nvcc", "-O2", "-arch=native", "-o", WORK / name, HERE / f"{name}.cu", "-lcuda"]) for name in ("job", "requests")]
     if any(b.wait() for b in builds):
         raise SystemExit("nvcc failed")

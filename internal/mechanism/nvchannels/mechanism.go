@@ -112,7 +112,7 @@ func (m *Mechanism) Beat() {
 	}
 }
 
-// supervisor returns the supervisor, and starts it if there is none.
+// supervisor returns the supervisor, and starts one if it does not run.
 func (m *Mechanism) supervisor() (*guard, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

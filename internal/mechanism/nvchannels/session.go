@@ -118,8 +118,12 @@ func (s *session) off() error {
 		}
 		s.files, s.held = files, nil
 	}
-	already := s.held // off, and not to be taken off twice
-	if !s.suspended || s.ran {
+	// The driver counts: what was disabled twice has to be enabled twice.
+	already := s.held
+	if len(already) > 0 && (!s.suspended || s.ran) {
+		if err := nvrm.Set(s.files, already, false); err != nil {
+			return err
+		}
 		already = nil
 	}
 	for range 10 { // channels may be born all the time
