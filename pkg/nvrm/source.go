@@ -21,10 +21,11 @@ const Driver = "nvidia"
 
 const (
 	gpusDir = "proc/driver/nvidia/gpus"
-	// youngFor is how long after it was first seen a process is examined at each scan, to find
+	// youngFor is how long after it was first seen a process is examined each youngEvery, to find
 	// that it opens the driver; later only each recheck.
-	youngFor = 30 * time.Second
-	recheck  = 5 * time.Second
+	youngFor   = 30 * time.Second
+	youngEvery = 500 * time.Millisecond
+	recheck    = 5 * time.Second
 )
 
 // Source finds NVIDIA's GPUs, and the channels of processes as their queues. It implements
@@ -168,7 +169,7 @@ func (s *Source) examine(pid int32, now time.Time) (*seen, error) {
 		s.pids[pid] = p
 	}
 	p.scan = true
-	if now.Sub(p.first) > youngFor {
+	if p.due = now.Add(youngEvery); now.Sub(p.first) > youngFor {
 		p.due = now.Add(recheck)
 	}
 	if p.view == nil {
