@@ -13,8 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/api/pod"
+	"k8s.io/kubernetes/pkg/apis/admissionregistration"
+	_ "k8s.io/kubernetes/pkg/apis/admissionregistration/install" // the defaults and conversions of the API server
+	admissionregistrationvalidation "k8s.io/kubernetes/pkg/apis/admissionregistration/validation"
 	"k8s.io/kubernetes/pkg/apis/apps"
-	_ "k8s.io/kubernetes/pkg/apis/apps/install" // the defaults and conversions of the API server
+	_ "k8s.io/kubernetes/pkg/apis/apps/install" // as above
 	appsvalidation "k8s.io/kubernetes/pkg/apis/apps/validation"
 	"k8s.io/kubernetes/pkg/apis/batch"
 	_ "k8s.io/kubernetes/pkg/apis/batch/install" // as above
@@ -76,7 +79,7 @@ func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
 func TestEveryObjectIsValidToTheAPI(t *testing.T) {
 	// The setting of all servers that permit privileged pods.
 	capabilities.Setup(true, 0)
-	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding", "CSIDriver"}
+	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding", "CSIDriver", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 	for name, text := range everything(t) {
 		for _, object := range decode(t, name, text) {
 			kind := object.GetObjectKind().GroupVersionKind().Kind
@@ -102,6 +105,10 @@ func TestEveryObjectIsValidToTheAPI(t *testing.T) {
 // validate returns the errors of the API server.
 func validate(object runtime.Object) field.ErrorList {
 	switch o := object.(type) {
+	case *admissionregistration.ValidatingAdmissionPolicy:
+		return admissionregistrationvalidation.ValidateValidatingAdmissionPolicy(o)
+	case *admissionregistration.ValidatingAdmissionPolicyBinding:
+		return admissionregistrationvalidation.ValidateValidatingAdmissionPolicyBinding(o)
 	case *apps.DaemonSet:
 		return appsvalidation.ValidateDaemonSet(o, pod.GetValidationOptionsFromPodTemplate(&o.Spec.Template, nil))
 	case *apps.Deployment:

@@ -51,6 +51,9 @@ var installs = map[string]values{
 		},
 		"imagePullSecrets": []any{values{"name": "registry"}},
 	},
+	"labels and a resource of the nodes": {
+		"node": values{"enabled": true, "offlinePerGPU": 4},
+	},
 	"another root directory of the kubelet": {
 		"csi": values{"kubeletDir": "/var/lib/k0s/kubelet"},
 	},

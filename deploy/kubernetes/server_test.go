@@ -40,9 +40,13 @@ var collections = map[string]string{
 	"Job":                "apis/batch/v1/namespaces/%s/jobs",
 	"Namespace":          "api/v1/namespaces",
 	"NetworkPolicy":      "apis/networking.k8s.io/v1/namespaces/%s/networkpolicies",
+	"Node":               "api/v1/nodes",
 	"Pod":                "api/v1/namespaces/%s/pods",
 	"ResourceClaim":      "apis/resource.k8s.io/v1/namespaces/%s/resourceclaims",
 	"ServiceAccount":     "api/v1/namespaces/%s/serviceaccounts",
+
+	"ValidatingAdmissionPolicy":        "apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+	"ValidatingAdmissionPolicyBinding": "apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 }
 
 // TestAPIServerAcceptsEveryObject creates the objects on a real API server, and each pod that
@@ -125,7 +129,9 @@ func encode(t *testing.T, object any) string {
 // api is a running API server.
 type api struct {
 	address string
-	client  http.Client
+	// certificate is the file of its own, which is self-signed.
+	certificate string
+	client      http.Client
 }
 
 const token = "test"
@@ -213,7 +219,7 @@ func startAPI(t *testing.T) *api {
 		"--service-cluster-ip-range", "10.0.0.0/24", "--authorization-mode", "RBAC", "--token-auth-file", "tokens.csv",
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-signing-key-file", "account.key",
 		"--service-account-key-file", "account.key", "--allow-privileged")
-	a := &api{address: addresses[2], client: http.Client{Transport: &http.Transport{
+	a := &api{address: addresses[2], certificate: filepath.Join(dir, "certificates", "apiserver.crt"), client: http.Client{Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // its certificate is self-signed
 	}}}
 	t.Cleanup(a.client.CloseIdleConnections)

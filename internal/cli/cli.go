@@ -54,6 +54,10 @@ type IO struct {
 	// Background runs gpctl itself in the background, with the environment and the standard
 	// error of this run. It is no child of this process.
 	Background func(args []string) error
+
+	// args are those of this run, and rec takes the output for people, if it is not nil: for --hosts.
+	args []string
+	rec  *capture
 }
 
 // Main runs gpctl with args, without the program's name, and returns its exit code.
@@ -79,6 +83,25 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // Run is Main with an explicit environment.
 func Run(ctx context.Context, args []string, streams IO) int {
+	err := execute(ctx, args, streams)
+	if err == nil {
+		return ExitOK
+	}
+	f := asFailure(err)
+	f.print(streams.Err)
+	return f.code
+}
+
+func asFailure(err error) *failure {
+	f, ok := errors.AsType[*failure](err)
+	if !ok {
+		f = &failure{code: ExitFailure, message: err.Error()}
+	}
+	return f
+}
+
+func execute(ctx context.Context, args []string, streams IO) error {
+	streams.args = args
 	cmd := New(streams) //nolint:contextcheck // cobra hands ctx to the commands, in ExecuteContext
 	var unknown error
 	help := cmd.HelpFunc()
@@ -90,16 +113,7 @@ func Run(ctx context.Context, args []string, streams IO) int {
 		help(cmd, args)
 	})
 	cmd.SetArgs(args)
-	err := errors.Join(cmd.ExecuteContext(ctx), unknown)
-	if err == nil {
-		return ExitOK
-	}
-	f, ok := errors.AsType[*failure](err)
-	if !ok {
-		f = &failure{code: ExitFailure, message: err.Error()}
-	}
-	f.print(streams.Err)
-	return f.code
+	return errors.Join(cmd.ExecuteContext(ctx), unknown)
 }
 
 // isTerminal reports whether w is a character device, which is close enough: nobody
@@ -120,6 +134,8 @@ type app struct {
 	// address is "tcp://HOST:PORT" of a daemon on another host, "" for the socket.
 	// cert, key and ca are the paths of the files for it.
 	address, cert, key, ca string
+	// hosts is a list of daemons, "" for one.
+	hosts string
 
 	output  string
 	timeout time.Duration
@@ -173,7 +189,7 @@ func New(streams IO) *cobra.Command {
 			case a.timeout <= 0:
 				return usage(cmd, "--timeout must be greater than 0")
 			}
-			return errors.Join(a.compile(cmd), a.checkAddress(cmd))
+			return errors.Join(a.compile(cmd), a.checkHosts(cmd), a.checkAddress(cmd))
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
@@ -186,9 +202,10 @@ func New(streams IO) *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.socket, "socket", socket, "socket of the daemon (env "+SocketEnv+")")
 	flags.StringVar(&a.address, "address", streams.Getenv(AddressEnv), "daemon on another host, tcp://HOST:PORT (env "+AddressEnv+")")
-	flags.StringVar(&a.cert, "cert", streams.Getenv(CertEnv), "with --address: client certificate, PEM (env "+CertEnv+")")
-	flags.StringVar(&a.key, "key", streams.Getenv(KeyEnv), "with --address: key of the certificate, PEM (env "+KeyEnv+")")
-	flags.StringVar(&a.ca, "ca", streams.Getenv(CAEnv), "with --address: CA of the daemon's certificate, PEM (env "+CAEnv+")")
+	flags.StringVar(&a.hosts, "hosts", "", "daemons on many hosts, `LIST` or @FILE: gpu[01-16],gpu20:7443,NAME=/SOCKET")
+	flags.StringVar(&a.cert, "cert", streams.Getenv(CertEnv), "with --address and --hosts: client certificate, PEM (env "+CertEnv+")")
+	flags.StringVar(&a.key, "key", streams.Getenv(KeyEnv), "with --address and --hosts: key of the certificate, PEM (env "+KeyEnv+")")
+	flags.StringVar(&a.ca, "ca", streams.Getenv(CAEnv), "with --address and --hosts: CA of the daemon's certificate, PEM (env "+CAEnv+")")
 	flags.StringVarP(&a.output, "output", "o", formatTable, "format: "+strings.Join(formats, ", "))
 	flags.StringVar(&a.jq, "jq", "", "print what this jq `EXPRESSION` selects of the JSON")
 	flags.StringVar(&a.template, "template", "", "print the JSON by this Go `TEMPLATE`")
@@ -198,9 +215,10 @@ func New(streams IO) *cobra.Command {
 	root.AddCommand(
 		a.statusCommand(), a.topCommand(), a.webCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.hqdCommand(), a.mqdCommand(), a.amdlogCommand(),
 		a.traceCommand(), a.leaseCommand(),
-		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.reportRunCommand(), a.trialCommand(), a.compareCommand(), a.doctorCommand(), a.simCommand(), a.planCommand(), a.reportCommand(),
+		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.fleetCommand(), a.runCommand(), a.reportRunCommand(), a.trialCommand(), a.compareCommand(), a.doctorCommand(), a.simCommand(), a.planCommand(), a.reportCommand(),
 		completionCommand(), a.versionCommand(),
 	)
+	a.forHosts(root)
 	root.SetHelpCommand(helpCommand(root))
 	addHelp(root)
 	return root

@@ -17,6 +17,7 @@ var elsewhere = map[string]string{
 	"gpctl sim fit":      "TestValidationIsShownInTables",
 	"gpctl sim validate": "TestValidationIsShownInTables, and docs/validation.md",
 	"gpctl top":          "TestTopScreen: the screens of docs/images",
+	"gpctl fleet top":    "TestFleetTopShowsTheHostsAgainAndAgain",
 	"gpctl trace kfd":    "TestTraceShowsHowLongQueueOperationsTake",
 	"gpctl web":          "TestWebShowsWhatTheDaemonAnswers, and the pages of docs/images",
 }

@@ -114,8 +114,8 @@ func (a *app) checkAddress(cmd *cobra.Command) error {
 		a.address = ""
 	}
 	for _, flag := range []string{"cert", "key", "ca"} {
-		if a.address == "" && given(flag) {
-			return usage(cmd, "--%s needs --address: on a socket the kernel identifies the caller", flag)
+		if a.address == "" && a.hosts == "" && given(flag) && cmd.Flags().Lookup(flag).Value.String() != "" {
+			return usage(cmd, "--%s needs --address or --hosts: on a socket the kernel identifies the caller", flag)
 		}
 	}
 	return nil

@@ -35,6 +35,8 @@ const (
 	ExitNoGPU    = 8
 	// ExitCannotTell: a run has no verdict.
 	ExitCannotTell = 9
+	// ExitPartial: some hosts of --hosts failed, or a rollout stopped.
+	ExitPartial = 10
 )
 
 // failure is an error with its exit code.

@@ -51,24 +51,11 @@ func (a *app) policySet() *cobra.Command {
 			return operands(make([]string, min(1, len(args)))...)(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}, DryRun: dryRun}
-			switch {
-			case len(args) == 1 && args[0] == "-":
-				if err := a.readPolicy(cmd, req); err != nil {
-					return err
-				}
-			case len(args) == 1:
-				req.Preset = args[0]
+			req, err := a.policyRequest(cmd, args, assignments)
+			if err != nil {
+				return err
 			}
-			for _, s := range assignments {
-				name, value, ok := strings.Cut(s, "=")
-				if !ok {
-					return usage(cmd, "invalid --knob %q; use NAME=VALUE", s)
-				}
-				if err := setKnob(req, name, value); err != nil {
-					return usage(cmd, "--knob %s: %v", name, err)
-				}
-			}
+			req.DryRun = dryRun
 			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 				before, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 				if err != nil {
@@ -94,6 +81,29 @@ func (a *app) policySet() *cobra.Command {
 		})
 	}
 	return cmd
+}
+
+// policyRequest returns the request for a preset, or - for standard input, and knobs, NAME=VALUE.
+func (a *app) policyRequest(cmd *cobra.Command, args, assignments []string) (*gpreemptv1.SetPolicyRequest, error) {
+	req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}}
+	switch {
+	case len(args) == 1 && args[0] == "-":
+		if err := a.readPolicy(cmd, req); err != nil {
+			return nil, err
+		}
+	case len(args) == 1:
+		req.Preset = args[0]
+	}
+	for _, s := range assignments {
+		name, value, ok := strings.Cut(s, "=")
+		if !ok {
+			return nil, usage(cmd, "invalid --knob %q; use NAME=VALUE", s)
+		}
+		if err := setKnob(req, name, value); err != nil {
+			return nil, usage(cmd, "--knob %s: %v", name, err)
+		}
+	}
+	return req, nil
 }
 
 func printPolicyChange(p *printer, before, after *gpreemptv1.Policy, dryRun bool) {

@@ -16,11 +16,14 @@ type printer struct {
 	wide   bool
 	colour bool
 	err    error
+	// rec takes lines and tables instead of w, if it is not nil.
+	rec *capture
 }
 
 func (a *app) printer() *printer {
 	return &printer{
 		w:    a.Out,
+		rec:  a.rec,
 		wide: a.output == formatWide,
 		colour: a.Terminal && a.Getenv("NO_COLOR") == "" &&
 			a.Getenv("TERM") != "dumb",
@@ -71,6 +74,14 @@ func (p *printer) write(s string) {
 
 // line writes a line of cells, or of values as fmt.Sprint formats them.
 func (p *printer) line(values ...any) {
+	if p.rec != nil {
+		var cells []cell
+		for _, v := range values {
+			cells = append(cells, cellOf(v))
+		}
+		p.rec.blocks = append(p.rec.blocks, block{line: cells})
+		return
+	}
 	var b strings.Builder
 	for _, v := range values {
 		b.WriteString(p.paint(cellOf(v)))
@@ -128,6 +139,14 @@ func (t *table) row(values ...any) {
 // flush writes the rows added since the last flush, each column as wide as its widest
 // cell so far.
 func (t *table) flush() {
+	if t.p.rec != nil {
+		b := block{rows: t.rows[1:]}
+		for i, c := range t.rows[0] {
+			b.header = append(b.header, heading{c.text, t.right[i]})
+		}
+		t.p.rec.blocks = append(t.p.rec.blocks, b)
+		return
+	}
 	for _, row := range t.rows {
 		for i, c := range row {
 			t.widths[i] = max(t.widths[i], utf8.RuneCountInString(printable(c.text)))

@@ -54,6 +54,7 @@ type Lease struct {
 	phase   phase
 	expires time.Time
 	timer   *time.Timer
+	onLost  func() // may be nil; it must not block
 }
 
 type phase uint8
@@ -181,11 +182,26 @@ func (l *Lease) Release(ctx context.Context) error {
 	return err
 }
 
+// whenLost arranges one call of do when Lost is closed, at once if it is.
+func (l *Lease) whenLost(do func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.lost:
+		do()
+	default:
+		l.onLost = do
+	}
+}
+
 // lose ends a lease that was not released.
 func (l *Lease) lose() {
 	l.mu.Lock()
 	if l.phase == held {
 		close(l.lost)
+		if l.onLost != nil {
+			l.onLost()
+		}
 	}
 	l.phase = ended
 	l.timer.Stop()

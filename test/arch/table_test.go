@@ -92,7 +92,8 @@ var table = []struct {
 
 	// The commands of gpctl.
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/kfdtrace", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/fleet", rule{stdOnly: true}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/fleet", "internal/kfdtrace", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has

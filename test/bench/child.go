@@ -207,7 +207,8 @@ func dial(socket string) (*grpc.ClientConn, error) {
 
 // startHost starts a daemon on so many GPUs, with jobs of one queue spread over them.
 func (b *bench) startHost(ctx context.Context, targets, gpus int, cost time.Duration) (*host, error) {
-	name := fmt.Sprintf("%d-%d-%v", targets, gpus, cost)
+	b.hosts++
+	name := fmt.Sprintf("%d-%d-%v-%d", targets, gpus, cost, b.hosts)
 	h := &host{socket: filepath.Join(b.dir, name+".sock"), targets: targets}
 	config, err := b.writeConfig(config)
 	if err != nil {

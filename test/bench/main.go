@@ -96,6 +96,7 @@ type bench struct {
 	quick   bool
 	other   string // another gpreemptd to interleave with in section h, or ""
 	repeats int
+	hosts   int // that were started
 	began   time.Time
 	report  report
 }
@@ -116,6 +117,8 @@ var sections = []struct {
 	{"k", "discovery", true, (*bench).discovery},
 	{"l", "an idle daemon", false, (*bench).idle},
 	{"m", "gpctl top", false, (*bench).top},
+	{"n", "several hosts at once", false, (*bench).groups},
+	{"o", "a fleet", false, (*bench).fleet},
 }
 
 func measure(ctx context.Context, quick bool, only, other string) (r *report, err error) {

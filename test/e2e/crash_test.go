@@ -246,6 +246,7 @@ func (c *crashes) takeOver(measure bool) bool {
 	c.t.Helper()
 	late := time.Now().Add(timeout)
 	for first := true; ; first = false {
+		announced := c.m.now()
 		lease, ok := c.announce()
 		if !ok {
 			return false
@@ -255,6 +256,8 @@ func (c *crashes) takeOver(measure bool) bool {
 			c.served = append(c.served, took)
 		}
 		held := !slices.ContainsFunc(c.jobs, func(w *worker) bool { return !c.m.frozen(w) })
+		states := c.m.Driver().Processes()
+		events, _, _ := c.m.log.since(announced)
 		if held && measure {
 			c.tookOver = append(c.tookOver, took)
 		}
@@ -266,7 +269,8 @@ func (c *crashes) takeOver(measure bool) bool {
 			return false
 		}
 		if untrue {
-			c.t.Errorf("gpreemptd answers %v, and not all jobs are suspended", lease)
+			c.t.Errorf("gpreemptd answers %v, and not all jobs are suspended: %+v; since the announcement the machine had %+v; gpreemptd wrote:\n%s",
+				lease, states, events, c.reign.log)
 		}
 		if held {
 			return true

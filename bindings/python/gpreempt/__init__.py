@@ -12,13 +12,14 @@ line is logged. README.md has the details.
 from ._client import DEFAULT_SOCKET, Client, default_client
 from ._errors import Error, InvalidRequest, NoQueues, Overloaded, PermissionDenied, Unavailable, UnknownGpu, UnknownLease
 from ._gpus import ALL, Gpu, gpu_id, index, node, pci, render, uuid
+from ._group import Group, GroupLease
 from ._lease import Lease
 from ._online import online
 from ._request import Request
 from ._session import Session
 
 __all__ = [
-    "ALL", "DEFAULT_SOCKET", "Client", "Error", "Gpu", "InvalidRequest", "Lease", "NoQueues", "Overloaded", "PermissionDenied",
+    "ALL", "DEFAULT_SOCKET", "Client", "Error", "Gpu", "Group", "GroupLease", "InvalidRequest", "Lease", "NoQueues", "Overloaded", "PermissionDenied",
     "Request", "Session", "Unavailable", "UnknownGpu", "UnknownLease", "default_client", "gpu_id", "index", "node", "online",
     "pci", "render", "uuid",
 ]  # fmt: skip

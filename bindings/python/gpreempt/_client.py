@@ -9,9 +9,9 @@ import os
 import threading
 import time
 import weakref
-from typing import Callable, Dict, List, Optional, Set, Union
+from typing import Callable, Dict, List, Optional, Protocol, Set, TypeVar, Union
 
-from . import _aio, _errors, _gpus, _http2, _keeper, _proto, _sync
+from . import _aio, _errors, _gpus, _http2, _keeper, _proto, _sync, _tls
 from ._lease import Lease
 from ._request import Request
 
@@ -26,6 +26,28 @@ log = logging.getLogger("gpreempt")
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
+class _Releasable(Protocol):
+    def release(self) -> None: ...
+
+
+L = TypeVar("L", bound=_Releasable)
+
+
+async def run_in_thread(acquire: Callable[[], L]) -> L:
+    """Return what acquire returns in a thread. If the caller is cancelled meanwhile, it is released."""
+    future = asyncio.get_running_loop().run_in_executor(None, acquire)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+
+        def undo(done: "asyncio.Future[L]") -> None:
+            if not done.cancelled() and done.exception() is None:
+                done.result().release()
+
+        future.add_done_callback(undo)
+        raise
+
+
 def _log_protection(error: Optional[_errors.Error]) -> None:
     if error is not None:
         log.warning("inference runs unprotected: %s", error)
@@ -34,25 +56,36 @@ def _log_protection(error: Optional[_errors.Error]) -> None:
 
 
 class Client:
-    """A client of the daemon of this host, for all threads and event loops of a process.
+    """A client of the daemon of this host, or of another, for all threads and event loops of a process.
 
     It connects when an announcement first needs it, and again after an outage. A child that
     was forked connects itself; leases of its parent stay the parent's.
 
-    socket is the daemon's socket; None means $GPREEMPT_SOCKET, or the default. on_unprotected is
+    socket is the daemon's socket; None means $GPREEMPT_SOCKET, or the default. A daemon on another host is
+    "tcp://HOST:PORT", with certificate: the PEM files of the client's certificate and key, and of the authorities of the
+    daemon's. Its GPUs are named
+    by their PCI addresses, node, gpu_id or render, or are gpreempt.ALL. on_unprotected is
     called with the error when work begins to run unprotected, and with None when protection is
     back, instead of a line through logging. It must return soon and must not use the client.
     """
 
     def __init__(
-        self, socket: Optional[str] = None, *, on_unprotected: Optional[Callable[[Optional[_errors.Error]], None]] = None
+        self,
+        socket: Optional[str] = None,
+        *,
+        certificate: Optional[_tls.Files] = None,
+        on_unprotected: Optional[Callable[[Optional[_errors.Error]], None]] = None,
     ) -> None:
         path = socket or os.environ.get("GPREEMPT_SOCKET") or DEFAULT_SOCKET
         if path.startswith("unix:"):
             path = "/" + path[len("unix:") :].lstrip("/")
-        if not path.startswith("/"):
-            raise ValueError(f"invalid socket {path!r} of gpreemptd: use an absolute path; this client has no other transport")
+        remote = path.startswith("tcp://")
+        if not remote and not path.startswith("/"):
+            raise ValueError(f"invalid address {path!r} of gpreemptd: use an absolute path, or tcp://HOST:PORT")
+        if remote != (certificate is not None):
+            raise ValueError(f"address {path!r} of gpreemptd and certificate: tcp://HOST:PORT needs one, a socket must not have one")
         self.socket = path
+        self._daemon: Union[str, _tls.Endpoint] = _tls.Endpoint(path, certificate) if certificate is not None else path
         self._report = on_unprotected or _log_protection
         self._reset()
         _clients.add(self)
@@ -127,7 +160,9 @@ class Client:
             return self._fail_open(_errors.Error("INTERNAL", f"the client failed: {e!r}", "report it", _http2.INTERNAL))
 
     async def acquire_async(self, request: Request, *, strict: bool = False) -> Lease:
-        """Do what acquire does, in the running event loop."""
+        """Do what acquire does, in the running event loop; for another host in a thread."""
+        if not isinstance(self._daemon, str):
+            return await run_in_thread(lambda: self.acquire(request, strict=strict))
         if self._pid != os.getpid():
             self._after_fork()
         try:
@@ -148,8 +183,11 @@ class Client:
             raise self.unavailable
         begun = time.monotonic()
         deadline = begun + request.call_time
+        if not isinstance(self._daemon, str) and not request.remote:
+            request.remote = True
+            request.forget()
         for attempt in (1, 2):
-            connection = self._connect()
+            connection = self._connect(deadline)
             message = request.encode(lambda: self._list_gpus(request, deadline))
             call = connection.call(_proto.NOTIFY_ONLINE, message, deadline)
             # A broken connection may have been broken for long, unnoticed. A lease ends with it, so that a
@@ -190,18 +228,20 @@ class Client:
             self._gpus = None
         raise self._lost(error)
 
-    def _connect(self) -> _sync.Connection:
-        """Return the connection of threads; it connects if necessary."""
+    def _connect(self, deadline: float) -> _sync.Connection:
+        """Return the connection of threads; it connects if necessary, until the deadline."""
         connection = self._connection
         if connection is not None and connection.usable:
             return connection
-        with self._lock:
+        if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+            raise _errors.unavailable(f"{self.socket} did not accept a connection in time")
+        try:
             if self._closed:
                 raise _errors.Error("CLOSED", "the client was closed")
             connection = self._connection
             if connection is None or not connection.usable:
                 try:
-                    connection = self._connection = _sync.Connection(self.socket)
+                    connection = self._connection = _sync.Connection(self._daemon, deadline - time.monotonic())
                 except _errors.Error as e:
                     self._connection = None
                     error = e
@@ -209,6 +249,8 @@ class Client:
                     return connection
             else:
                 return connection
+        finally:
+            self._lock.release()
         raise self._lost(error)
 
     def _connect_loop(self) -> _aio.Connection:
@@ -229,7 +271,7 @@ class Client:
         """Return the daemon's GPUs, in the order of their nodes."""
         gpus = self._gpus
         if gpus is None:
-            gpus = self._gpus_of(self._connect().call(_proto.LIST_GPUS, b"", deadline), request)
+            gpus = self._gpus_of(self._connect(deadline).call(_proto.LIST_GPUS, b"", deadline), request)
         return gpus
 
     def _gpus_of(self, call: _http2.Call, request: Request) -> List[_gpus.Node]:
@@ -292,7 +334,7 @@ class Client:
         with contextlib.suppress(_errors.Error):
             connection = self._connection
             if connection is None or not connection.usable:
-                connection = _sync.Connection(self.socket)
+                connection = _sync.Connection(self._daemon)
             call = connection.call(_proto.HEALTH, b"", time.monotonic() + _CALL_BOUND)
             # The answer is a HealthCheckResponse; its status 2 is NOT_SERVING. A daemon that has no health
             # check counts as serving, one that refuses this process does not.

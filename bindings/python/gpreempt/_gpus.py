@@ -211,6 +211,17 @@ def resolve(
     return result
 
 
+def resolve_remote(selected: Sequence[Gpu]) -> List[Tuple[str, Union[int, str]]]:
+    """Return the selectors for another host. A client there may not list its GPUs, which takes an admin."""
+    for gpu in selected:
+        if gpu.by in ("index", "uuid"):
+            raise _errors.UnknownGpu(
+                "UNKNOWN_GPU", f"a GPU of another host cannot be named by its {'UUID' if gpu.by == 'uuid' else 'index'}",
+                "use its PCI address, gpreempt.node(N), gpreempt.gpu_id(N) or gpreempt.ALL; gpctl gpu list there shows all", 3,
+            )  # fmt: skip
+    return [(gpu.by, gpu.value) for gpu in selected]
+
+
 _VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 _has_queues: Dict[int, bool] = {}  # by pid

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable, List, Optional, TypeVar, cast
+from typing import Any, Callable, List, Optional, TypeVar, Union, cast
 
-from . import _client
+from . import _client, _group
 from ._lease import Lease
 from ._request import Request
 
@@ -31,7 +31,7 @@ class online:
     eta, slo, expected: see NotifyOnlineRequest in the API.
     complete_on_idle: end the lease when the queues of this process had work and then none.
     strict: raise the errors of the daemon; otherwise the work runs unprotected.
-    client: the client; None means the default one.
+    client: the client, or a Group for several hosts; None means the default client.
 
     All times are in seconds.
     """
@@ -50,7 +50,7 @@ class online:
         expected: Optional[float] = None,
         complete_on_idle: bool = False,
         strict: bool = False,
-        client: Optional["_client.Client"] = None,
+        client: Union["_client.Client", "_group.Group", None] = None,
     ) -> None:
         self._request = Request(
             gpus, label=label, priority=priority, ttl=ttl, renew=renew, max_wait=max_wait, eta=eta, slo=slo, expected=expected,

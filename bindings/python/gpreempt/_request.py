@@ -53,11 +53,13 @@ class Request:
                 field.SetInParent()
                 _proto.set_duration(field, value)
         self._bytes: Optional[bytes] = None
+        # remote: the GPUs are those of another host, of which this process knows nothing.
+        self.remote = False
 
     @property
     def needs_list(self) -> bool:
         """Reports whether encode will ask for the GPUs of the daemon."""
-        if self._bytes is not None or self.selected is None:
+        if self._bytes is not None or self.selected is None or self.remote:
             return False
         return self.selected is _gpus.ALL or (
             any(g.by in ("index", "uuid") for g in self.selected) and _gpus.topology() is None  # type: ignore[union-attr]
@@ -76,8 +78,8 @@ class Request:
         message = _proto.NotifyOnlineRequest()
         message.CopyFrom(self._message)
         if isinstance(self.selected, tuple):
-            selectors = _gpus.resolve(self.selected, ask)
-        elif self.selected is _gpus.ALL:
+            selectors = _gpus.resolve_remote(self.selected) if self.remote else _gpus.resolve(self.selected, ask)
+        elif self.selected is _gpus.ALL and not self.remote:
             # Named one by one: without names the daemon would choose those on which this process has queues.
             selectors = [("gpu_id", n.gpu_id) for n in ask()]
         else:
@@ -87,12 +89,19 @@ class Request:
         self._bytes = bytes(message.SerializeToString())
         return self._bytes
 
-    def at_once(self) -> "Request":
-        """Return the same announcement without a wait for the GPUs."""
+    def copy(self, gpus: Any = None) -> "Request":
+        """Return the same announcement, with other GPUs if they are given."""
         other = Request.__new__(Request)
-        other.selected, other.renew, other.call_time, other._bytes = self.selected, self.renew, DAEMON_TIME, None
+        other.selected = self.selected if gpus is None else _gpus.parse_all(gpus)
+        other.renew, other.call_time, other.remote, other._bytes = self.renew, self.call_time, self.remote, None
         other._message = _proto.NotifyOnlineRequest()
         other._message.CopyFrom(self._message)
+        return other
+
+    def at_once(self) -> "Request":
+        """Return the same announcement without a wait for the GPUs."""
+        other = self.copy()
+        other.call_time = DAEMON_TIME
         other._message.max_wait.SetInParent()
         _proto.set_duration(other._message.max_wait, 0.0)
         return other

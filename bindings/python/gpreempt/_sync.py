@@ -6,9 +6,9 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Callable, Optional, Set
+from typing import TYPE_CHECKING, Callable, Optional, Set, Union
 
-from . import _errors, _http2
+from . import _errors, _http2, _tls
 
 if TYPE_CHECKING:
     from ._lease import Lease
@@ -35,8 +35,9 @@ class Connection:
     No thread of its own reads: of the threads that wait for an answer, one reads for all.
     """
 
-    def __init__(self, path: str) -> None:
-        self._socket = connect(path)
+    def __init__(self, daemon: Union[str, _tls.Endpoint], within: float = 1.0) -> None:
+        """Connect to a socket, or within some seconds to another host."""
+        self._socket: Union[socket.socket, _tls.Stream] = connect(daemon) if isinstance(daemon, str) else daemon.connect(within)
         self._poll = select.poll()
         self._changed = threading.Condition()  # its lock guards all below, and is never held while waiting
         self._http2 = _http2.Connection()

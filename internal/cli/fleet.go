@@ -1,0 +1,253 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/fleet"
+)
+
+func (a *app) fleetCommand() *cobra.Command {
+	status := &cobra.Command{
+		Use:   "status",
+		Short: "Show the hosts of --hosts, and their sums",
+		Args:  operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hosts, err := a.hostList(cmd)
+			if err != nil {
+				return err
+			}
+			f := a.readFleet(cmd.Context(), hosts)
+			if err := a.show(f, func(p *printer) { printFleet(p, f) }); err != nil {
+				return err
+			}
+			return a.fleetFailure(f)
+		},
+	}
+	var every time.Duration
+	top := &cobra.Command{
+		Use:         "top",
+		Short:       "Show the hosts of --hosts again and again",
+		Args:        operands(),
+		Annotations: map[string]string{noData: noData},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hosts, err := a.hostList(cmd)
+			if err != nil {
+				return err
+			}
+			if every < leastWatch {
+				return usage(cmd, "--every must be at least %s", duration(leastWatch))
+			}
+			read := func(ctx context.Context) (proto.Message, func(*printer), error) {
+				f := a.readFleet(ctx, hosts)
+				return nil, func(p *printer) { printFleet(p, f) }, nil
+			}
+			if a.Terminal {
+				return a.watchScreen(cmd.Context(), cmd.CommandPath(), every, nil, read)
+			}
+			return a.repeat(cmd.Context(), every, nil, func() error {
+				_, people, err := read(cmd.Context())
+				if err != nil {
+					return err
+				}
+				p := a.printer()
+				p.linef("--- %s", a.Now().Format(time.TimeOnly))
+				people(p)
+				return p.err
+			})
+		},
+	}
+	top.Flags().DurationVar(&every, "every", defaultWatch, "time between two readings")
+	return noun("fleet", "Many hosts together", status, top, noun("policy", "The policy of many hosts", a.fleetPolicySet()))
+}
+
+// fleetView is what gpctl fleet status shows.
+type fleetView struct {
+	Summary fleetSummary `json:"summary"`
+	Hosts   []fleetHost  `json:"hosts"`
+}
+
+type fleetSummary struct {
+	Hosts     int `json:"host_count"`
+	Answering int `json:"answering_count"`
+	GPUs      int `json:"gpu_count"`
+	Offline   int `json:"offline_count"`
+	Suspended int `json:"suspended_count"`
+	Leases    int `json:"lease_count"`
+	// By how many hosts have what, by name; the mechanism is "none" where nothing can be suspended.
+	Mechanisms map[string]int `json:"mechanisms"`
+	Policies   map[string]int `json:"policies"`
+	Versions   map[string]int `json:"versions"`
+	Alarms     map[string]int `json:"alarms"`
+}
+
+type fleetHost struct {
+	Host string `json:"host"`
+	// Error is why it does not answer, "" if it does. Then all else is zero.
+	Error     string   `json:"error"`
+	Backend   string   `json:"backend"`
+	Version   string   `json:"version"`
+	Mechanism string   `json:"mechanism"`
+	Policy    string   `json:"policy"`
+	Draining  bool     `json:"draining"`
+	GPUs      int      `json:"gpu_count"`
+	Offline   int      `json:"offline_count"`
+	Suspended int      `json:"suspended_count"`
+	Leases    int      `json:"lease_count"`
+	Failures  uint64   `json:"failures"`
+	QuietP99  string   `json:"quiet_p99"`
+	Alarms    []string `json:"alarms"`
+
+	reading fleet.Reading
+	code    int
+}
+
+// alarmCodes are the warnings, besides all errors, that concern a fleet: those of jobs that suffer.
+var alarmCodes = []string{"JOB_SLOW", "STUCK", "ORPHANED_PAUSE"}
+
+func alarmsOf(st *gpreemptv1.GetStatusResponse) []string {
+	codes := []string{}
+	for _, w := range st.GetWarnings() {
+		if w.GetSeverity() == "error" || slices.Contains(alarmCodes, w.GetCode()) {
+			codes = append(codes, w.GetCode())
+		}
+	}
+	slices.Sort(codes)
+	return slices.Compact(codes)
+}
+
+// readFleet reads all hosts at once, each within --timeout.
+func (a *app) readFleet(ctx context.Context, hosts []fleet.Host) *fleetView {
+	f := &fleetView{
+		Hosts: make([]fleetHost, len(hosts)),
+		Summary: fleetSummary{
+			Hosts: len(hosts), Mechanisms: map[string]int{}, Policies: map[string]int{}, Versions: map[string]int{}, Alarms: map[string]int{},
+		},
+	}
+	eachHost(hosts, func(i int, h fleet.Host) { f.Hosts[i] = a.onHost(h).readHost(ctx, h.Name) })
+	s := &f.Summary
+	for _, h := range f.Hosts {
+		if h.Error != "" {
+			continue
+		}
+		s.Answering++
+		s.GPUs, s.Offline, s.Suspended, s.Leases = s.GPUs+h.GPUs, s.Offline+h.Offline, s.Suspended+h.Suspended, s.Leases+h.Leases
+		s.Mechanisms[h.Mechanism]++
+		s.Policies[h.Policy]++
+		s.Versions[h.Version]++
+		for _, code := range h.Alarms {
+			s.Alarms[code]++
+		}
+	}
+	return f
+}
+
+func (a *app) readHost(ctx context.Context, name string) fleetHost {
+	var st *gpreemptv1.GetStatusResponse
+	var statistics *gpreemptv1.Statistics
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	err := a.stream(ctx, func(ctx context.Context, admin adminClient) (err error) {
+		if st, err = admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{}); err != nil {
+			return err
+		}
+		resp, err := admin.GetStatistics(ctx, &gpreemptv1.GetStatisticsRequest{})
+		statistics = resp.GetStatistics()
+		return err
+	})
+	if err != nil {
+		f := asFailure(err)
+		return fleetHost{Host: name, Error: f.message, Alarms: []string{}, code: f.code}
+	}
+	quiet := statistics.GetQuiesceLatency()
+	h := fleetHost{
+		Host: name, Backend: st.GetBackend(), Version: st.GetVersion(), Policy: st.GetPolicy(), Draining: st.GetDraining(), Mechanism: "none",
+		GPUs: int(st.GetGpuCount()), Offline: int(st.GetOfflineCount()), Suspended: int(st.GetSuspendedCount()), Leases: int(st.GetLeaseCount()),
+		Failures: statistics.GetFailures(), QuietP99: "-", Alarms: alarmsOf(st),
+	}
+	if m := st.GetMechanisms(); len(m) > 0 {
+		h.Mechanism = m[0]
+	}
+	if quiet.GetCount() > 0 {
+		h.QuietP99 = took(quiet.GetP99())
+	}
+	h.reading = fleet.Reading{
+		Up: true, Started: st.GetStartedAt().AsTime(), Alarms: h.Alarms, Failures: h.Failures, Count: quiet.GetCount(), P99: quiet.GetP99().AsDuration(),
+	}
+	return h
+}
+
+// printFleet shows the sums, and a row for each host: first those that do not answer, then those with alarms.
+func printFleet(p *printer, f *fleetView) {
+	s := f.Summary
+	state := cell{fmt.Sprintf("%d answer", s.Answering), styleGood}
+	if s.Answering < s.Hosts {
+		state = cell{fmt.Sprintf("%d of them answer", s.Answering), styleBad}
+	}
+	p.line(count(s.Hosts, "host")+", ", state, fmt.Sprintf("; %s, %d of %s suspended, %s", count(s.GPUs, "GPU"), s.Suspended,
+		count(s.Offline, "offline target"), count(s.Leases, "lease")))
+	for _, by := range []struct {
+		name string
+		n    map[string]int
+	}{{"mechanisms", s.Mechanisms}, {"policies", s.Policies}, {"versions", s.Versions}, {"alarms", s.Alarms}} {
+		if len(by.n) > 0 {
+			p.linef("  %-10s  %s", by.name, countsOf(by.n))
+		}
+	}
+	p.linef("")
+	rows := slices.Clone(f.Hosts)
+	trouble := func(h fleetHost) int {
+		switch {
+		case h.Error != "":
+			return 0
+		case len(h.Alarms) > 0:
+			return 1
+		}
+		return 2
+	}
+	slices.SortStableFunc(rows, func(a, b fleetHost) int { return cmp.Compare(trouble(a), trouble(b)) })
+	t := p.table("", columns{"HOST", "VERSION", "MECHANISM", "POLICY", ">GPUS", ">OFFLINE", ">SUSPENDED", ">LEASES", ">FAILURES", ">QUIET P99", "ALARMS", "+BACKEND"})
+	for _, h := range rows {
+		if h.Error != "" {
+			t.row(cell{h.Host, styleBad}, "-", "-", "-", "-", "-", "-", "-", "-", "-", cell{"does not answer", styleBad}, "-")
+			continue
+		}
+		policy := h.Policy
+		if h.Draining {
+			policy += ", draining"
+		}
+		t.row(h.Host, h.Version, h.Mechanism, policy, h.GPUs, h.Offline, h.Suspended, h.Leases, h.Failures, h.QuietP99,
+			cell{or(strings.Join(h.Alarms, ","), "-"), styleNote}, h.Backend)
+	}
+	t.flush()
+}
+
+// countsOf lists names with how many hosts have them, most first.
+func countsOf(by map[string]int) string {
+	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%s %d", name, by[name])
+	}
+	return strings.Join(names, ", ")
+}
+
+// fleetFailure reports the hosts that do not answer.
+func (a *app) fleetFailure(f *fleetView) error {
+	results := make([]hostResult, len(f.Hosts))
+	for i, h := range f.Hosts {
+		results[i].Host = h.Host
+		if h.Error != "" {
+			results[i].Error = &hostError{ExitCode: h.code, Message: h.Error}
+		}
+	}
+	return a.sumUp(results)
+}

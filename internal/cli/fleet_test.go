@@ -1,0 +1,47 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {
+	socket := filepath.Join(testutil.TempSocketDir(t), "machine.sock")
+	serve(t, socket, newMachine())
+	ctx, end := context.WithCancel(t.Context())
+	var out, errs bytes.Buffer
+	streams := IO{In: strings.NewReader(""), Out: &out, Err: &errs, Getenv: func(string) string { return "" }}
+	var sleep func(context.Context, time.Duration) error
+	streams.Now, sleep = clock()
+	shown := 0
+	streams.Sleep = func(ctx context.Context, d time.Duration) error {
+		if shown++; shown == 2 {
+			end()
+		}
+		return sleep(ctx, d)
+	}
+	Run(ctx, []string{"fleet", "top", "--hosts", "gpu1=" + socket, "--every", "5s"}, streams)
+	frame := func(at string) string {
+		return "--- " + at + `
+1 host, 1 answer; 2 GPUs, 1 of 3 offline targets suspended, 2 leases
+  mechanisms  none 1
+  policies    balanced 1
+  versions    v0.3.0 1
+  alarms      BREAKER_OPEN 1
+
+HOST  VERSION  MECHANISM  POLICY    GPUS  OFFLINE  SUSPENDED  LEASES  FAILURES  QUIET P99  ALARMS
+gpu1  v0.3.0   none       balanced     2        3          1       2         2      4.2ms  BREAKER_OPEN
+`
+	}
+	if diff := cmp.Diff(frame("12:00:00")+frame("12:00:05"), out.String()); diff != "" {
+		t.Errorf("errors %s; output (-want +got):\n%s", errs.String(), diff)
+	}
+}

@@ -1,0 +1,288 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/fleet"
+)
+
+// rolloutEvery is the time between two readings of all hosts during a rollout.
+const rolloutEvery = 2 * time.Second
+
+func (a *app) fleetPolicySet() *cobra.Command {
+	var (
+		assignments []string
+		canary      string
+		plan        fleet.Plan
+		dryRun      bool
+	)
+	cmd := &cobra.Command{
+		Use:         "set [PRESET] [--knob NAME=VALUE ...] --canary N|LIST",
+		Short:       "Replace the policy of the hosts of --hosts, in stages",
+		Annotations: map[string]string{noData: noData},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			hosts, err := a.hostList(cmd)
+			if err != nil {
+				return err
+			}
+			if err := divide(cmd, hosts, canary, &plan); err != nil {
+				return err
+			}
+			req, err := a.policyRequest(cmd, args, assignments)
+			if err != nil {
+				return err
+			}
+			return (&rollout{app: a, hosts: hosts, req: req, core: fleet.NewRollout(plan), dryRun: dryRun}).run(cmd.Context())
+		},
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 && len(assignments) == 0 {
+				return usage(cmd, "missing argument: a preset or --knob")
+			}
+			return operands(make([]string, min(1, len(args)))...)(cmd, args)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVar(&assignments, "knob", nil, "NAME=VALUE, as in the configuration file; may be repeated")
+	flags.StringVar(&canary, "canary", "1", "the hosts that get it first: how many of the list, or their names")
+	flags.IntVar(&plan.Batch, "batch", 10, "how many of the other hosts get it at a time")
+	flags.DurationVar(&plan.Shadow, "shadow", time.Minute, "how long the canary decides by it without suspending; 0s for not at all")
+	flags.DurationVar(&plan.Observe, "observe", 5*time.Minute, "how long each later stage is watched")
+	flags.Float64Var(&plan.Slower, "slower", 2, "an alarm: the p99 of the time to quiet GPUs grows by this factor; 0 for none")
+	flags.BoolVar(&dryRun, "dry-run", false, "check it on all hosts and show the stages, change nothing")
+	return cmd
+}
+
+// divide fills in which hosts are the canary.
+func divide(cmd *cobra.Command, hosts []fleet.Host, canary string, plan *fleet.Plan) error {
+	var names []string
+	for _, h := range hosts {
+		names = append(names, h.Name)
+	}
+	if n, err := strconv.Atoi(canary); err == nil {
+		if n < 1 || n > len(names) {
+			return usage(cmd, "--canary %d is not between 1 and the number of hosts, %d", n, len(names))
+		}
+		plan.Canary, plan.Rest = names[:n], names[n:]
+		return nil
+	}
+	chosen, err := fleet.ParseHosts(canary)
+	if err != nil {
+		return usage(cmd, "--canary: %v", err)
+	}
+	for _, h := range chosen {
+		if !slices.Contains(names, h.Name) {
+			return usage(cmd, "--canary: host %s is not in --hosts", h.Name)
+		}
+		plan.Canary = append(plan.Canary, h.Name)
+	}
+	for _, name := range names {
+		if !slices.Contains(plan.Canary, name) {
+			plan.Rest = append(plan.Rest, name)
+		}
+	}
+	return nil
+}
+
+// rollout carries out what its core decides.
+type rollout struct {
+	*app
+	hosts  []fleet.Host
+	req    *gpreemptv1.SetPolicyRequest
+	core   *fleet.Rollout
+	dryRun bool
+	// The policies of each host, by its name.
+	policies map[string]map[fleet.Mode]*gpreemptv1.Policy
+}
+
+func (r *rollout) run(ctx context.Context) error {
+	if err := r.prepare(ctx); err != nil {
+		return err
+	}
+	p := r.printer()
+	for i, line := range r.core.Stages() {
+		p.linef("stage %d, %s", i+1, line)
+	}
+	if r.dryRun {
+		p.linef("every host accepts the policy; nothing was changed (--dry-run)")
+		return p.err
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	begun := r.Now()
+	for stage := 0; ; {
+		now, readings := r.Now().Sub(begun), r.read(ctx)
+		if ctx.Err() != nil { // what was read is worthless
+			r.carryOut(ctx, r.core.Abort("interrupted"))
+		} else {
+			r.carryOut(ctx, r.core.Step(now, readings))
+		}
+		name, number, of, left := r.core.Now(now)
+		if number != stage && !r.core.Done() {
+			stage = number
+			p.linef("%s  stage %d of %d, %s: set; watched for %s", r.Now().Format(time.TimeOnly), number, of, name, duration(left))
+		}
+		if r.core.Done() {
+			break
+		}
+		_ = r.Sleep(ctx, min(rolloutEvery, max(left, time.Millisecond))) // the end of ctx is seen above
+	}
+	if why := r.core.Stopped; why != "" {
+		return &failure{code: ExitPartial, message: "the rollout stopped: " + why + "; " + r.undone(), next: "gpctl fleet status, and gpctl target explain on that host"}
+	}
+	p.linef("%s  the policy is in force on all of %s, until their daemons reload or restart: write it into their files too", r.Now().Format(time.TimeOnly), count(len(r.hosts), "host"))
+	return p.err
+}
+
+// prepare reads the policy of each host, and what the new one would be. Nothing is changed.
+func (r *rollout) prepare(ctx context.Context) error {
+	results := make([]hostResult, len(r.hosts))
+	all := make([]map[fleet.Mode]*gpreemptv1.Policy, len(r.hosts))
+	eachHost(r.hosts, func(i int, h fleet.Host) {
+		results[i].Host, all[i] = h.Name, map[fleet.Mode]*gpreemptv1.Policy{}
+		err := r.ask(ctx, h, func(ctx context.Context, admin adminClient) error {
+			now, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
+			if err != nil {
+				return err
+			}
+			all[i][fleet.Old] = now.GetPolicy()
+			for mode, req := range map[fleet.Mode]*gpreemptv1.SetPolicyRequest{fleet.New: r.req, fleet.Shadow: inShadow(r.req)} {
+				req := proto.CloneOf(req)
+				req.DryRun = true
+				would, err := admin.SetPolicy(ctx, req)
+				if err != nil {
+					return err
+				}
+				all[i][mode] = would.GetPolicy()
+			}
+			return nil
+		})
+		if err != nil {
+			f := asFailure(err)
+			results[i].Error = &hostError{f.code, f.message, f.next}
+		}
+	})
+	r.policies = map[string]map[fleet.Mode]*gpreemptv1.Policy{}
+	for i, h := range r.hosts {
+		r.policies[h.Name] = all[i]
+	}
+	if err := r.sumUp(results); err != nil {
+		return errors.Join(err, errors.New("nothing was changed"))
+	}
+	return nil
+}
+
+// inShadow returns the request for the same policy, without acting.
+func inShadow(req *gpreemptv1.SetPolicyRequest) *gpreemptv1.SetPolicyRequest {
+	req = proto.CloneOf(req)
+	req.Policy.Shadow = true
+	req.Fields = append(req.Fields, "shadow")
+	return req
+}
+
+// ask makes requests of one host, within --timeout.
+func (r *rollout) ask(ctx context.Context, h fleet.Host, fn func(context.Context, adminClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	return r.onHost(h).stream(ctx, fn)
+}
+
+// read reads all hosts, with the policies in force.
+func (r *rollout) read(ctx context.Context) map[string]fleet.Reading {
+	view := r.readFleet(ctx, r.hosts)
+	policies := make([]*gpreemptv1.Policy, len(r.hosts))
+	eachHost(r.hosts, func(i int, h fleet.Host) {
+		err := r.ask(ctx, h, func(ctx context.Context, admin adminClient) error {
+			resp, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
+			policies[i] = resp.GetPolicy()
+			return err
+		})
+		if err != nil {
+			policies[i] = nil
+		}
+	})
+	readings := map[string]fleet.Reading{}
+	for i, h := range r.hosts {
+		is := view.Hosts[i].reading
+		is.Up = is.Up && policies[i] != nil
+		is.Mode = r.modeOf(h.Name, policies[i])
+		readings[h.Name] = is
+	}
+	return readings
+}
+
+// modeOf returns which policy of a host is in force. The new one comes first: it may be the old one, too.
+func (r *rollout) modeOf(host string, policy *gpreemptv1.Policy) fleet.Mode {
+	wanted := r.core.Wanted(host)
+	for _, mode := range []fleet.Mode{wanted, fleet.New, fleet.Shadow, fleet.Old} {
+		if proto.Equal(policy, r.policies[host][mode]) {
+			return mode
+		}
+	}
+	return fleet.Unknown
+}
+
+// carryOut sets policies, and reports failures to the core, which then takes everything back. Taking back goes on after an
+// interrupt.
+func (r *rollout) carryOut(ctx context.Context, orders []fleet.Order) {
+	for len(orders) > 0 {
+		o := orders[0]
+		orders = orders[1:]
+		var hosts []fleet.Host
+		for _, h := range r.hosts {
+			if slices.Contains(o.Hosts, h.Name) {
+				hosts = append(hosts, h)
+			}
+		}
+		if o.Mode == fleet.Old {
+			ctx = context.WithoutCancel(ctx)
+		}
+		failures := make([]error, len(hosts))
+		eachHost(hosts, func(i int, h fleet.Host) { failures[i] = r.set(ctx, h, o.Mode) })
+		for i, err := range failures {
+			switch {
+			case err == nil:
+			case o.Mode == fleet.Old:
+				(&failure{message: fmt.Sprintf("host %s keeps the new policy: %v", hosts[i].Name, err), next: "gpctl policy set there, or reload its daemon"}).print(r.Err)
+			default:
+				orders = append(orders, r.core.Fail(hosts[i].Name, err)...)
+			}
+		}
+	}
+}
+
+func (r *rollout) set(ctx context.Context, h fleet.Host, mode fleet.Mode) error {
+	req := r.req
+	switch mode {
+	case fleet.Shadow:
+		req = inShadow(r.req)
+	case fleet.Old:
+		req = &gpreemptv1.SetPolicyRequest{Policy: proto.CloneOf(r.policies[h.Name][fleet.Old]), Fields: knobNames()}
+		req.Policy.Preset = ""
+	case fleet.New, fleet.Unknown:
+	}
+	return r.ask(ctx, h, func(ctx context.Context, admin adminClient) error {
+		_, err := admin.SetPolicy(ctx, req)
+		return err
+	})
+}
+
+// undone says what became of the hosts that had got the policy.
+func (r *rollout) undone() string {
+	changed := r.core.Changed()
+	if len(changed) == 0 {
+		return "no host was changed"
+	}
+	return "the old policy is set again on " + strings.Join(changed, ", ")
+}
