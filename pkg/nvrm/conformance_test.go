@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -81,7 +82,7 @@ var expectations = []struct {
 	{"enable once after that", enable, "ok, off"},
 	{"enable twice after that", enable, "ok, runs"},
 	{"a wrong channel behind the others", func(r *rig) error {
-		return r.set(true, append(r.channels[:len(r.channels):len(r.channels)], nvrm.Channel{Client: r.channels[0].Client, Handle: 0x5cfffff0}), nil)
+		return r.set(true, append(slices.Clip(r.channels), nvrm.Channel{Client: r.channels[0].Client, Handle: 0x5cfffff0}), nil)
 	}, "RM status INVALID_CHANNEL, runs"},
 	{"enable after that", enable, "ok, runs"},
 	{"a wrong channel before the others", func(r *rig) error {
@@ -90,7 +91,7 @@ var expectations = []struct {
 	{"enable after that, again", enable, "ok, runs"},
 	{"disable for a wrong channel", disable, "ok, off"},
 	{"enable with a wrong channel behind", func(r *rig) error {
-		return r.set(false, append(r.channels[:len(r.channels):len(r.channels)], nvrm.Channel{Client: r.channels[0].Client, Handle: 0x5cfffff0}), nil)
+		return r.set(false, append(slices.Clip(r.channels), nvrm.Channel{Client: r.channels[0].Client, Handle: 0x5cfffff0}), nil)
 	}, "RM status INVALID_CHANNEL, runs"},
 	{"an empty list", func(r *rig) error { return r.set(true, nil, nil) }, "RM status INVALID_PARAMETER, runs"},
 	{"a wrong subdevice", func(r *rig) error {

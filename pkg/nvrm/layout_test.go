@@ -22,8 +22,7 @@ func layoutOf(types map[string]any, fields map[string][]string) string {
 		t := reflect.TypeOf(types[name])
 		fmt.Fprintf(&b, "%s %d\n", name, t.Size())
 		n := 0
-		for i := range t.NumField() {
-			f := t.Field(i)
+		for f := range t.Fields() {
 			if f.Name == "_" {
 				continue
 			}

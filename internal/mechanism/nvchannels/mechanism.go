@@ -212,7 +212,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		p.Close()
 		return nil, err
 	}
-	s.channels()
+	_, _ = s.channels() // Suspend reports it
 	m.mu.Lock()
 	m.members[s] = true
 	m.mu.Unlock()

@@ -75,7 +75,7 @@ func send(fd int, m message, descriptors []int, flags int) error {
 // receive receives a packet; io.EOF when the other end has closed.
 func receive(fd int, buf []byte) (m message, descriptors []int, err error) {
 	room := make([]byte, unix.CmsgSpace(maxDescriptors*4))
-	n, controlled := 0, 0
+	var n, controlled int
 	for {
 		n, controlled, _, _, err = unix.Recvmsg(fd, buf, room, unix.MSG_CMSG_CLOEXEC)
 		if !errors.Is(err, unix.EINTR) {
