@@ -284,3 +284,22 @@ func TestAnyHistory(t *testing.T) {
 		w.supervisors.Wait()
 	})
 }
+
+// TestASuspensionThatIsMadeAgainIsUndoneByOneResume: the driver counts, and the supervisor's news
+// may come when the channels are off again.
+func TestASuspensionThatIsMadeAgainIsUndoneByOneResume(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	s.(*session).ranMeanwhile()
+	must(t, s.Suspend(t.Context()))
+	if got := stateOf(p); got.Off != 8 {
+		t.Errorf("suspended again: %v", got)
+	}
+	must(t, s.Resume(t.Context()))
+	if got := stateOf(p); got.Off != 0 {
+		t.Errorf("after one Resume: %v", got)
+	}
+	must(t, s.Close())
+}
