@@ -47,21 +47,16 @@ func (a *app) fleetCommand() *cobra.Command {
 			if every < leastWatch {
 				return usage(cmd, "--every must be at least %s", duration(leastWatch))
 			}
-			read := func(ctx context.Context) (proto.Message, func(*printer), error) {
-				f := a.readFleet(ctx, hosts)
-				return nil, func(p *printer) { printFleet(p, f) }, nil
-			}
 			if a.Terminal {
-				return a.watchScreen(cmd.Context(), cmd.CommandPath(), every, nil, read)
+				return a.watchScreen(cmd.Context(), cmd.CommandPath(), every, nil, func(ctx context.Context) (proto.Message, func(*printer), error) {
+					f := a.readFleet(ctx, hosts)
+					return nil, func(p *printer) { printFleet(p, f) }, nil
+				})
 			}
 			return a.repeat(cmd.Context(), every, nil, func() error {
-				_, people, err := read(cmd.Context())
-				if err != nil {
-					return err
-				}
 				p := a.printer()
 				p.linef("--- %s", a.Now().Format(time.TimeOnly))
-				people(p)
+				printFleet(p, a.readFleet(cmd.Context(), hosts))
 				return p.err
 			})
 		},

@@ -245,11 +245,12 @@ func (r *rollout) carryOut(ctx context.Context, orders []fleet.Order) {
 				hosts = append(hosts, h)
 			}
 		}
+		within := ctx
 		if o.Mode == fleet.Old {
-			ctx = context.WithoutCancel(ctx)
+			within = context.WithoutCancel(ctx)
 		}
 		failures := make([]error, len(hosts))
-		eachHost(hosts, func(i int, h fleet.Host) { failures[i] = r.set(ctx, h, o.Mode) })
+		eachHost(hosts, func(i int, h fleet.Host) { failures[i] = r.set(within, h, o.Mode) })
 		for i, err := range failures {
 			switch {
 			case err == nil:

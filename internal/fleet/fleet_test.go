@@ -17,11 +17,17 @@ func TestHostsAreExpanded(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Host{
-		{Name: "gpu01", Address: "tcp://gpu01:7443"}, {Name: "gpu02", Address: "tcp://gpu02:7443"}, {Name: "gpu03", Address: "tcp://gpu03:7443"},
+		{Name: "gpu01", Address: "tcp://gpu01:7443"},
+		{Name: "gpu02", Address: "tcp://gpu02:7443"},
+		{Name: "gpu03", Address: "tcp://gpu03:7443"},
 		{Name: "gpu10", Address: "tcp://gpu10:7443"},
-		{Name: "rack1n8", Address: "tcp://rack1n8:9000"}, {Name: "rack1n9", Address: "tcp://rack1n9:9000"},
-		{Name: "rack2n8", Address: "tcp://rack2n8:9000"}, {Name: "rack2n9", Address: "tcp://rack2n9:9000"},
-		{Name: "far", Address: "tcp://10.0.0.5:7000"}, {Name: "fd00::1", Address: "tcp://[fd00::1]:7443"}, {Name: "fd00::2", Address: "tcp://[fd00::2]:7443"},
+		{Name: "rack1n8", Address: "tcp://rack1n8:9000"},
+		{Name: "rack1n9", Address: "tcp://rack1n9:9000"},
+		{Name: "rack2n8", Address: "tcp://rack2n8:9000"},
+		{Name: "rack2n9", Address: "tcp://rack2n9:9000"},
+		{Name: "far", Address: "tcp://10.0.0.5:7000"},
+		{Name: "fd00::1", Address: "tcp://[fd00::1]:7443"},
+		{Name: "fd00::2", Address: "tcp://[fd00::2]:7443"},
 		{Name: "ssh", Socket: "/run/user/gpu7.sock"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
