@@ -72,7 +72,11 @@ func (s *session) SuspendThen(ctx context.Context, done func()) error {
 	case ctx.Err() != nil:
 		return errors.Join(context.Cause(ctx), s.on())
 	}
-	err := s.off()
+	// A channel may have been born in the place of a freed one, where a quick look does not see it.
+	err := s.scan()
+	if err == nil {
+		err = s.off()
+	}
 	if stale(err) { // a channel was freed: the list is another one now
 		if err = s.on(); err == nil {
 			err = s.scan()

@@ -2,7 +2,6 @@ package nvchannels
 
 import (
 	"errors"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -31,7 +30,7 @@ type world struct {
 	// daemon counts and ends the daemon's calls.
 	daemon      *mortal
 	supervisors sync.WaitGroup
-	ends        []*os.File // of the supervisors
+	ends        []int // descriptors of the supervisors' sockets
 	silence     time.Duration
 }
 
@@ -133,7 +132,6 @@ func (w *world) start() (*guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.ends = append(w.ends, daemon)
 	fd := int(supervisor.Fd())
 	w.supervisors.Go(func() {
 		defer supervisor.Close()
@@ -141,13 +139,15 @@ func (w *world) start() (*guard, error) {
 			w.t.Error(err)
 		}
 	})
-	return newGuard(daemon, 0, w.m.lapsed), nil
+	g := newGuard(daemon, 0, w.m.lapsed)
+	w.ends = append(w.ends, g.fd)
+	return g, nil
 }
 
 // kill closes what the kernel closes when the daemon dies: its ends of the sockets.
 func (w *world) kill() {
 	for _, end := range w.ends {
-		_ = shutdown(int(end.Fd()))
+		_ = shutdown(end)
 	}
 }
 
