@@ -26,7 +26,7 @@ func (a *app) fleetCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			f := a.readFleet(cmd.Context(), hosts)
+			f := a.readFleet(cmd.Context(), hosts, nil)
 			if err := a.show(f, func(p *printer) { printFleet(p, f) }); err != nil {
 				return err
 			}
@@ -49,14 +49,14 @@ func (a *app) fleetCommand() *cobra.Command {
 			}
 			if a.Terminal {
 				return a.watchScreen(cmd.Context(), cmd.CommandPath(), every, nil, func(ctx context.Context) (proto.Message, func(*printer), error) {
-					f := a.readFleet(ctx, hosts)
+					f := a.readFleet(ctx, hosts, nil)
 					return nil, func(p *printer) { printFleet(p, f) }, nil
 				})
 			}
 			return a.repeat(cmd.Context(), every, nil, func() error {
 				p := a.printer()
 				p.linef("--- %s", a.Now().Format(time.TimeOnly))
-				printFleet(p, a.readFleet(cmd.Context(), hosts))
+				printFleet(p, a.readFleet(cmd.Context(), hosts, nil))
 				return p.err
 			})
 		},
@@ -120,15 +120,23 @@ func alarmsOf(st *gpreemptv1.GetStatusResponse) []string {
 	return slices.Compact(codes)
 }
 
-// readFleet reads all hosts at once, each within --timeout.
-func (a *app) readFleet(ctx context.Context, hosts []fleet.Host) *fleetView {
+// readFleet reads all hosts at once, each within --timeout. also makes further requests of each host by the same connection, if
+// it is not nil; its error is that of the host.
+func (a *app) readFleet(ctx context.Context, hosts []fleet.Host, also func(ctx context.Context, i int, admin adminClient) error) *fleetView {
 	f := &fleetView{
 		Hosts: make([]fleetHost, len(hosts)),
 		Summary: fleetSummary{
 			Hosts: len(hosts), Mechanisms: map[string]int{}, Policies: map[string]int{}, Versions: map[string]int{}, Alarms: map[string]int{},
 		},
 	}
-	eachHost(hosts, func(i int, h fleet.Host) { f.Hosts[i] = a.onHost(h).readHost(ctx, h.Name) })
+	eachHost(hosts, func(i int, h fleet.Host) {
+		f.Hosts[i] = a.onHost(h).readHost(ctx, h.Name, func(ctx context.Context, admin adminClient) error {
+			if also == nil {
+				return nil
+			}
+			return also(ctx, i, admin)
+		})
+	})
 	s := &f.Summary
 	for _, h := range f.Hosts {
 		if h.Error != "" {
@@ -146,7 +154,7 @@ func (a *app) readFleet(ctx context.Context, hosts []fleet.Host) *fleetView {
 	return f
 }
 
-func (a *app) readHost(ctx context.Context, name string) fleetHost {
+func (a *app) readHost(ctx context.Context, name string, also func(context.Context, adminClient) error) fleetHost {
 	var st *gpreemptv1.GetStatusResponse
 	var statistics *gpreemptv1.Statistics
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
@@ -156,8 +164,11 @@ func (a *app) readHost(ctx context.Context, name string) fleetHost {
 			return err
 		}
 		resp, err := admin.GetStatistics(ctx, &gpreemptv1.GetStatisticsRequest{})
+		if err != nil {
+			return err
+		}
 		statistics = resp.GetStatistics()
-		return err
+		return also(ctx, admin)
 	})
 	if err != nil {
 		f := asFailure(err)

@@ -200,22 +200,15 @@ func (r *rollout) ask(ctx context.Context, h fleet.Host, fn func(context.Context
 
 // read reads all hosts, with the policies in force.
 func (r *rollout) read(ctx context.Context) map[string]fleet.Reading {
-	view := r.readFleet(ctx, r.hosts)
 	policies := make([]*gpreemptv1.Policy, len(r.hosts))
-	eachHost(r.hosts, func(i int, h fleet.Host) {
-		err := r.ask(ctx, h, func(ctx context.Context, admin adminClient) error {
-			resp, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
-			policies[i] = resp.GetPolicy()
-			return err
-		})
-		if err != nil {
-			policies[i] = nil
-		}
+	view := r.readFleet(ctx, r.hosts, func(ctx context.Context, i int, admin adminClient) error {
+		resp, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
+		policies[i] = resp.GetPolicy()
+		return err
 	})
 	readings := map[string]fleet.Reading{}
 	for i, h := range r.hosts {
 		is := view.Hosts[i].reading
-		is.Up = is.Up && policies[i] != nil
 		is.Mode = r.modeOf(h.Name, policies[i])
 		readings[h.Name] = is
 	}
