@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/daemon"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
+	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -24,6 +25,9 @@ func init() { runtime.LockOSThread() }
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == helper.Argument {
 		os.Exit(helper.Main())
+	}
+	if len(os.Args) == 2 && os.Args[1] == nvchannels.Argument {
+		os.Exit(nvchannels.Main())
 	}
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -64,5 +64,6 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzDecodeEntries 
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzKmapAnswer pkg_kfd_FuzzKmapAnswer
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzParseRuntimeInfo pkg_kfd_FuzzParseRuntimeInfo
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzSMILines pkg_kfd_FuzzSMILines
+compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/nvrm FuzzParseVersion pkg_nvrm_FuzzParseVersion
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/scheduler FuzzHistory pkg_scheduler_FuzzHistory
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/scheduler FuzzUnmarshalEvent pkg_scheduler_FuzzUnmarshalEvent

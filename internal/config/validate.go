@@ -169,7 +169,8 @@ func (ps *problems) mechanisms(ms Mechanisms) {
 	for i, m := range ms {
 		key := fmt.Sprintf("mechanisms[%d]", i)
 		switch {
-		case !slices.Contains(known, m):
+		case m == "nvchannels" && !slices.Contains(ms[:i], m): // experimental, and about other GPUs than the hazard table
+		case !slices.Contains(known, m) && m != "nvchannels":
 			remedy := "choose from " + strings.Join(known, ", ")
 			if near := yamlfile.Nearest(m, known); near != "" {
 				remedy = "did you mean " + near + "?"

@@ -14,6 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
 	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -42,7 +43,8 @@ type backend struct {
 	dbgtrap debugger
 	pauses  *pauses
 	helpers *helper.Pool
-	kmap    *kmap.Mechanism // nil unless it is enabled
+	kmap    *kmap.Mechanism       // nil unless it is enabled
+	nvidia  *nvchannels.Mechanism // nil unless it is enabled and can be used
 }
 
 // debugger is dbgtrap, in this process or in helpers.
@@ -106,6 +108,10 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 		case name == "kmap" && h.OpenKmap != nil:
 			b.kmap = kmap.New(kmap.Config{Open: h.OpenKmap, GPUs: gpus, Log: log.Named("kmap")})
 			b.mechanisms = append(b.mechanisms, b.kmap)
+		case name == nvchannels.Name && b.pauses != nil:
+			if b.openNVIDIA(log); b.nvidia != nil {
+				b.mechanisms = append(b.mechanisms, b.nvidia)
+			}
 		case b.pauses == nil: // simulated, or openJournal has warned
 		case name == "criu":
 			b.mechanisms = append(b.mechanisms, b.pauses.CRIU)
@@ -141,6 +147,9 @@ func (b *backend) close() error {
 	errs = append(errs, b.helpers.Close())
 	if b.kmap != nil {
 		errs = append(errs, b.kmap.Close())
+	}
+	if b.nvidia != nil {
+		errs = append(errs, b.nvidia.Close())
 	}
 	if b.device != nil {
 		errs = append(errs, b.device.Close())

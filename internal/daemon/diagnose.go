@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -17,11 +18,13 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -98,9 +101,12 @@ func Diagnose(ctx context.Context, opts Options) (*gpreemptv1.DiagnoseResponse, 
 	c.OpenDriver = openDriver
 	files := discovery.NewFS(c.Root)
 	files.SetEnv(rules.Env())
+	if profile, err := nvrm.ReadProfile(c.Root); err == nil && slices.Contains(cfg.Mechanisms, nvchannels.Name) {
+		files.Add(nvrm.NewSource(c.Root, nvrm.Kernel(), profile, func(pid int32) bool { return int(pid) == os.Getpid() }))
+	}
 	// An error of GPUs is found by the checks.
 	if gpus, err := files.GPUs(); err == nil && len(gpus) > 0 {
-		hazards, _ := targets.NewHazards(c.Root, gpus, cfg.Safety.Hazards)
+		hazards, _ := targets.NewHazards(c.Root, ofKFD(gpus), cfg.Safety.Hazards)
 		c.Hazards = hazards.Results("dbgtrap")
 		c.Processes = func(ctx context.Context) []*gpreemptv1.DiagnosedProcess {
 			return previewProcesses(ctx, cfg.Mechanisms, rules, files, gpus, hazards)
@@ -165,6 +171,10 @@ func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreem
 			all = append(all, freezer.New(freezer.Config{Root: "/", Log: zap.NewNop()}))
 		case "kmap":
 			all = append(all, kmap.New(kmap.Config{Open: openKmap, GPUs: gpusOf}))
+		case nvchannels.Name:
+			if profile, err := nvrm.ReadProfile(os.DirFS("/")); err == nil { // the check reports the error
+				all = append(all, newNVIDIA(profile, nil, zap.NewNop()))
+			}
 		}
 	}
 	return all
@@ -182,8 +192,12 @@ func (o Options) examination(cfg config.Config) safety.Config {
 	if slices.Contains(cfg.Mechanisms, "kmap") {
 		examineKmap = kmap.Examine
 	}
+	var examineNVIDIA func() (string, string, bool)
+	if slices.Contains(cfg.Mechanisms, nvchannels.Name) {
+		examineNVIDIA = examineNVIDIAOf(o.Host.files())
+	}
 	return safety.Config{
-		Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
+		NVIDIA: examineNVIDIA, Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
 		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups), PrivateKey: keyWarnings(cfg.TCP),
 	}

@@ -132,7 +132,7 @@ func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreem
 
 // owns reports whether a process is a part of the daemon.
 func (b *backend) owns(pid int32) bool {
-	return int(pid) == os.Getpid() || b.helpers.Owns(pid)
+	return int(pid) == os.Getpid() || b.helpers.Owns(pid) || b.nvidia != nil && b.nvidia.Owns(pid)
 }
 
 // gpusExcept returns the GPUs of the host without some of them.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,8 +19,10 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
+	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
 const (
@@ -43,6 +46,8 @@ func journalDir(run string) string { return filepath.Join(run, "journal") }
 type pauses struct {
 	CRIU    *criu.Mechanism
 	Freezer *freezer.Mechanism
+	// NVIDIA is nil without a driver that is known.
+	NVIDIA  *nvchannels.Mechanism
 	journal *mechanism.Journal
 	log     *zap.Logger
 
@@ -80,6 +85,9 @@ func readPauses(dir string, helpers *helper.Pool, log *zap.Logger) (*pauses, []e
 		journal: j,
 		log:     log,
 	}
+	if profile, err := nvrm.ReadProfile(os.DirFS("/")); err == nil {
+		p.NVIDIA = newNVIDIA(profile, j, log)
+	}
 	entries, unreadable := j.Entries()
 	for _, err := range unreadable {
 		if bad, ok := errors.AsType[*mechanism.BadEntry](err); ok {
@@ -92,7 +100,7 @@ func readPauses(dir string, helpers *helper.Pool, log *zap.Logger) (*pauses, []e
 
 // undoes reports whether this version has a mechanism, by its name.
 func (p *pauses) undoes(mechanism string) bool {
-	return mechanism == p.CRIU.Name() || mechanism == p.Freezer.Name()
+	return mechanism == p.CRIU.Name() || mechanism == p.Freezer.Name() || mechanism == nvchannels.Name
 }
 
 // Close closes the journal.
@@ -158,6 +166,11 @@ func (p *pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 		return p.CRIU.Undo(ctx, e)
 	case p.Freezer.Name():
 		return p.Freezer.Undo(ctx, e)
+	case nvchannels.Name:
+		if p.NVIDIA != nil {
+			return p.NVIDIA.Undo(ctx, e)
+		}
+		return errors.New("the NVIDIA driver is not loaded, or not known to this version: restart the process if it does not run")
 	}
 	return fmt.Errorf("unknown mechanism %q: only the version that wrote the journal can resume it", e.Mechanism)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -29,6 +30,9 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 		every := beatEvery
 		if d.backend.kmap != nil {
 			every = kmap.BeatEvery
+		}
+		if d.backend.nvidia != nil {
+			every = nvchannels.BeatEvery
 		}
 		if err := d.runner.Run(running, every, d.beat); err != nil {
 			failed <- err
@@ -141,7 +145,7 @@ func (d *daemon) findGPUs() error {
 	d.warnings.set("gpus")
 	d.inventory.SetGPUs(gpus)
 	if d.backend.simulated == "" {
-		hazards, unknown := targets.NewHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
+		hazards, unknown := targets.NewHazards(d.backend.root, ofKFD(gpus), d.config.Load().Safety.Hazards)
 		d.hazards.Store(hazards)
 		for _, text := range unknown {
 			d.log.Warn("facts for the hazard table are unknown", log.Text(text))

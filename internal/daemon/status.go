@@ -23,6 +23,9 @@ func (d *daemon) beat() {
 	if d.backend.kmap != nil {
 		d.backend.kmap.Beat()
 	}
+	if d.backend.nvidia != nil {
+		d.backend.nvidia.Beat()
+	}
 	state := systemd.SdNotifyWatchdog
 	if now := time.Now(); now.Sub(d.statusAt) >= statusInterval {
 		d.statusAt = now

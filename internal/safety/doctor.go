@@ -51,6 +51,8 @@ type Config struct {
 	// Kmap opens the extension of the kernel that the mechanism kmap uses, and says what it
 	// found, and what to do if that cannot be used; nil if the mechanism is not enabled.
 	Kmap func() (found, remedy string, usable bool)
+	// NVIDIA is the same for the NVIDIA driver and the mechanism nvchannels.
+	NVIDIA func() (found, remedy string, usable bool)
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
 	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
@@ -183,10 +185,25 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 	if cfg.Kmap != nil && cfg.Simulated == "" && !none {
 		add("kfd-kmap", "kfd_kmap", h.kmap())
 	}
+	otherGPUs := false
+	if cfg.NVIDIA != nil && cfg.Simulated == "" {
+		found, remedy, usable := cfg.NVIDIA()
+		f := ok("%s", found)
+		if !usable {
+			f = warn(remedy, "%s", found)
+		}
+		add("nvidia", "NVIDIA (experimental)", f)
+		otherGPUs = none && usable
+	}
 	for _, w := range cfg.PrivateKey {
 		add("private-key", "private key", warn(w.Remedy, "%s", w.Text))
 	}
 	conclude(report, cfg, none, blocked)
+	if otherGPUs {
+		report.Verdict = gpreemptv1.Verdict_VERDICT_LIMITED
+		report.Summary = "This host has no AMD GPU. gpreempt can suspend offline work on its NVIDIA GPUs by nvchannels, which is experimental."
+		report.Remedy = "read docs/nvidia.md, the risks first"
+	}
 	return report
 }
 

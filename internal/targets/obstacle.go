@@ -15,6 +15,8 @@ const (
 	byPerQueue = "dbgtrap-per-queue"
 	byCRIU     = "criu"
 	byKmap     = "kmap"
+	byFreezer  = "freezer"
+	byNVIDIA   = "nvchannels"
 )
 
 // family returns the mechanism whose hazards, limits and costs are those of a mechanism.
@@ -35,6 +37,8 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 	switch {
 	case name == byPerQueue && d.Mechanism == "":
 		return &onlyNamed
+	case name != byFreezer && (name == byNVIDIA) != (proc.Driver == "nvidia"):
+		return otherDriver(name, proc.Driver)
 	case d.Mechanism != "" && d.Mechanism != name:
 		return &mechanism.Evidence{Check: "mechanism", Found: "an admin chose " + d.Mechanism, Remedy: "gpctl target classify without --mechanism leaves the choice to the daemon"}
 	case (debugs || name == byKmap) && len(proc.DRM) > 0:
@@ -48,6 +52,14 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 		return secondaryContexts(name)
 	}
 	return nil
+}
+
+// otherDriver prevents mechanisms on GPUs of another driver than theirs.
+func otherDriver(name, driver string) *mechanism.Evidence {
+	if driver == "" {
+		driver = "KFD"
+	}
+	return &mechanism.Evidence{Check: "driver", Found: "the GPUs of the process are those of " + driver + ", which " + name + " does not use"}
 }
 
 // drmQueues prevents mechanisms that suspend the queues of KFD and leave others running.

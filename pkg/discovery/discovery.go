@@ -37,6 +37,8 @@ type Snapshot struct {
 // Proc is a living KFD process and its queues, if it has any.
 type Proc struct {
 	gpreempt.Process
+	// Driver is that of its GPUs; "" is KFD.
+	Driver string
 	// Queues are ascending by id. Queues of a secondary context have the id that
 	// ContextQueueID returns.
 	Queues []gpreempt.Queue
@@ -74,6 +76,8 @@ type FS struct {
 	root fs.FS
 	tree tree
 	omit func(pid int32) bool // nil for none
+	// source is another driver; nil for none.
+	source Source
 	// mu is held through every method and guards everything below.
 	mu sync.Mutex
 	// scans counts the scans.
@@ -159,10 +163,13 @@ func (f *FS) Changed() (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now, dir, err := f.list()
-	if err != nil {
+	switch {
+	case f.withoutKFD(err):
+	case err != nil:
 		return false, err
+	default:
+		dir.close()
 	}
-	dir.close()
 	return !f.scanned || !slices.Equal(now, f.listed) || f.memory.answered(), nil
 }
 
@@ -182,10 +189,13 @@ func (f *FS) Scan() (Snapshot, error) {
 	defer f.mu.Unlock()
 	f.scanned = false
 	listed, dir, err := f.list()
-	if err != nil {
+	switch {
+	case f.withoutKFD(err):
+	case err != nil:
 		return Snapshot{}, err
+	default:
+		defer dir.close()
 	}
-	defer dir.close()
 	procs, err := f.tree.open("proc")
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("find the processes: %w: check that /proc is mounted", err)
@@ -209,6 +219,8 @@ func (f *FS) Scan() (Snapshot, error) {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("process %d omitted: %v", e.number, err))
 		}
 	}
+	found, more := f.uses(procs, found, now)
+	s.Warnings = append(s.Warnings, more...)
 	for pid, k := range f.known { // including those that failed partially
 		if k.scan != f.scans {
 			delete(f.known, pid)
@@ -241,6 +253,9 @@ func (f *FS) Look(key gpreempt.ProcessKey) (Proc, bool) {
 	k := f.known[key.PID]
 	if k == nil || k.proc.Key != key {
 		return Proc{}, false
+	}
+	if k.proc.Driver != "" {
+		return f.lookAtUse(key)
 	}
 	listed, dir, err := f.list()
 	if err != nil {
@@ -298,24 +313,30 @@ type known struct {
 	memory remembered
 }
 
-// process reads one process. First readings are between two readings of the start time:
-// if that did not change, they are all of one process.
+// process reads one process of KFD.
 func (f *FS) process(in dirs, e entry, now time.Time) (*known, []string, error) {
+	return f.read1(in.procs, e, now, func(k *known) (bool, []string, error) { return f.queues(k, in.listed) })
+}
+
+// read1 reads one process; queues updates its queues. First readings are between two readings of the start time:
+// if that did not change, they are all of one process.
+func (f *FS) read1(procs directory, e entry, now time.Time, queues func(*known) (fresh bool, warnings []string, err error)) (*known, []string, error) {
+	unique := f.unique && e.inode != 0
 	pid := int32(e.number)
-	before, err := f.alive(in.procs, pid)
+	before, err := f.alive(procs, pid)
 	if err != nil {
 		return nil, nil, err
 	}
 	key := gpreempt.ProcessKey{PID: pid, Start: before.Start}
-	if owner, known := f.owners[e.inode]; known && owner != key {
+	if owner, known := f.owners[e.inode]; unique && known && owner != key {
 		return nil, nil, errOther
 	}
 	k := f.known[pid]
-	isNew := k == nil || k.proc.Key != key || f.unique && k.inode != e.inode
+	isNew := k == nil || k.proc.Key != key || unique && k.inode != e.inode
 	if isNew {
 		k = &known{inode: e.inode, proc: Proc{Process: gpreempt.Process{Key: key}}, queues: map[uint32]*knownQueue{}}
 	}
-	fresh, warnings, err := f.queues(k, in.listed)
+	fresh, warnings, err := queues(k)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -329,7 +350,7 @@ func (f *FS) process(in dirs, e entry, now time.Time) (*known, []string, error) 
 		k.memory.wanted = true
 	}
 	if fresh {
-		after, err := f.alive(in.procs, pid)
+		after, err := f.alive(procs, pid)
 		if err == nil && after.Start != before.Start {
 			err = errOther
 		}
@@ -339,7 +360,7 @@ func (f *FS) process(in dirs, e entry, now time.Time) (*known, []string, error) 
 	}
 	k.scan = f.scans
 	f.known[pid] = k
-	if f.unique {
+	if unique {
 		f.owners[e.inode] = key
 	}
 	return k, warnings, nil

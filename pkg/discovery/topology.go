@@ -43,7 +43,7 @@ const mecQueues = 32
 func (f *FS) GPUs() ([]gpreempt.GPU, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.gpus()
+	return f.addGPUs(f.gpus())
 }
 
 // gpus is GPUs, under the lock.

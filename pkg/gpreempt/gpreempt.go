@@ -142,6 +142,8 @@ type Queue struct {
 type GPU struct {
 	// ID is the KFD gpu_id.
 	ID GPUID
+	// Driver is what has the GPU; "" is KFD.
+	Driver string
 	// Node is the topology node number; CPU nodes come first.
 	Node int
 	// Name is the product's name, or that of the topology or of gfx when that is unknown.

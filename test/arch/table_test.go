@@ -51,6 +51,8 @@ var table = []struct {
 	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/auth", rule{imports: []string{apiV1, "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
+	// Another vendor's GPUs: what knows them is below the seams of discovery and mechanism.
+	{"pkg/nvrm", rule{imports: []string{"internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/testutil", rule{imports: []string{"pkg/kfd"}, kernel: true}},
 	{"internal/conformance", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	// Mechanisms.
@@ -63,6 +65,7 @@ var table = []struct {
 	{"internal/mechanism/helper", rule{imports: []string{"internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/kmap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/mechanism/nvchannels", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/nvrm"}, kernel: true}},
 
 	{"internal/accept/workload", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"internal/accept", rule{imports: []string{"internal/accept/workload", "internal/conformance", "internal/mechanism", "internal/mechanism/dbgtrap", "internal/mechanism/helper", "internal/proc", "internal/safety", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
@@ -74,8 +77,8 @@ var table = []struct {
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/accept", "internal/accept/workload", "internal/conformance", "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
-	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/api", "pkg/gpreempt"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/accept", "internal/accept/workload", "internal/conformance", "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler"}}},
+	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
@@ -98,6 +101,7 @@ var table = []struct {
 	// none of it.
 	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"emu/kfdtest", rule{imports: []string{"emu/driver", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"emu/nvrmtest", rule{imports: []string{"internal/proc", "pkg/gpreempt", "pkg/nvrm"}, kernel: true}},
 	{"emu/gpumodel", rule{imports: []string{"emu/driver", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
@@ -120,6 +124,7 @@ var notLinked = map[string]map[string]string{
 	"cmd/gpctl": {
 		"emu":                "the kit is not shipped",
 		"test":               "the kit is not shipped",
+		"pkg/nvrm":           "gpctl asks the daemon; it does not call the driver",
 		"pkg/kfd":            "gpctl asks the daemon; it does not call the driver",
 		"internal/proc":      "gpctl never attaches to a process",
 		"internal/mechanism": "only the daemon suspends and resumes",

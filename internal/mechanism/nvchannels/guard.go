@@ -1,0 +1,149 @@
+package nvchannels
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
+)
+
+// answerTime is how long the supervisor may take to answer. It makes no call of the driver
+// meanwhile, unless the daemon was silent.
+const answerTime = 2 * time.Second
+
+// guard is the daemon's side of a supervisor.
+type guard struct {
+	file *os.File
+	fd   int
+	pid  int
+	// lapsed is called when the supervisor has put everything on, because of silence.
+	lapsed func()
+
+	mu      sync.Mutex // guards what follows
+	number  uint64
+	waiting map[uint64]chan struct{}
+	// ended is closed when the supervisor has.
+	ended chan struct{}
+}
+
+// start starts this program as a supervisor. It gets a process group of its own: what a terminal
+// kills is the daemon's group.
+func start() (*os.File, int, error) {
+	daemon, supervisor, err := newPair()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer supervisor.Close()
+	// Also not what the daemon has inherited itself.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, 0, errors.Join(os.NewSyscallError("close_range", err), daemon.Close())
+	}
+	cmd := &exec.Cmd{
+		Path: "/proc/self/exe", Args: []string{"gpreemptd", Argument}, Env: []string{"GOMAXPROCS=2", "GOTRACEBACK=single"},
+		Stderr: os.Stderr, ExtraFiles: []*os.File{supervisor}, SysProcAttr: &unix.SysProcAttr{Setpgid: true},
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, 0, errors.Join(err, daemon.Close())
+	}
+	go func() { _ = cmd.Wait() }() // how it ended is known by its socket
+	return daemon, cmd.Process.Pid, nil
+}
+
+func newGuard(file *os.File, pid int, lapsed func()) *guard {
+	g := &guard{file: file, fd: int(file.Fd()), pid: pid, lapsed: lapsed, waiting: map[uint64]chan struct{}{}, ended: make(chan struct{})}
+	go g.listen()
+	return g
+}
+
+// listen takes what the supervisor says, until it ends.
+func (g *guard) listen() {
+	defer close(g.ended)
+	buf := make([]byte, 4096)
+	for {
+		m, _, err := receive(g.fd, buf)
+		if err != nil {
+			return
+		}
+		switch m.Kind {
+		case kindLapsed:
+			g.lapsed()
+		case kindDone:
+			g.mu.Lock()
+			if done := g.waiting[m.Number]; done != nil {
+				close(done)
+				delete(g.waiting, m.Number)
+			}
+			g.mu.Unlock()
+		}
+	}
+}
+
+func (g *guard) hasEnded() bool {
+	select {
+	case <-g.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// ask sends a message and waits for the answer.
+func (g *guard) ask(m message, descriptors []int) error {
+	done := make(chan struct{})
+	g.mu.Lock()
+	g.number++
+	m.Number = g.number
+	g.waiting[m.Number] = done
+	g.mu.Unlock()
+	if err := send(g.fd, m, descriptors, 0); err != nil {
+		return fmt.Errorf("tell the supervisor: %w", err)
+	}
+	late := time.NewTimer(answerTime)
+	defer late.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-g.ended:
+		return errors.New("the supervisor has ended")
+	case <-late.C:
+		return fmt.Errorf("the supervisor, process %d, does not answer within %v", g.pid, answerTime)
+	}
+}
+
+// hold tells the supervisor which channels will be off.
+func (g *guard) hold(target gpreempt.ProcessKey, files map[nvrm.Handle]nvrm.File, pidfd int, channels []nvrm.Channel) error {
+	clients := slices.Sorted(maps.Keys(files))
+	fds := make([]int, 0, len(clients)+1)
+	for _, c := range clients {
+		fds = append(fds, files[c].FD())
+	}
+	return g.ask(message{Kind: kindHold, Target: target, Clients: clients, Channels: channels}, append(fds, pidfd))
+}
+
+// release tells the supervisor that they are on.
+func (g *guard) release(target gpreempt.ProcessKey) error {
+	return g.ask(message{Kind: kindRelease, Target: target}, nil)
+}
+
+// beat does not block.
+func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, nil, unix.MSG_DONTWAIT) } // a full socket has others
+
+// close has the supervisor end, and waits for that a moment.
+func (g *guard) close() {
+	_ = unix.Shutdown(g.fd, unix.SHUT_RDWR)
+	select {
+	case <-g.ended:
+	case <-time.After(time.Second):
+	}
+	_ = g.file.Close() // nothing is lost
+}

@@ -1,0 +1,309 @@
+package nvchannels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
+)
+
+func shutdown(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSuspendTakesComputeChannelsOffAndResumePutsThemOn(t *testing.T) {
+	for _, copies := range []bool{false, true} {
+		w := newWorld(t)
+		w.m.cfg.CopyEngines = copies
+		p := w.machine.Start(target)
+		s := w.attach()
+		got := []state{stateOf(p)}
+		for range 2 { // suspending what is suspended is harmless
+			must(t, s.Suspend(t.Context()))
+			got = append(got, stateOf(p))
+		}
+		entries := len(w.journal.list())
+		must(t, s.Resume(t.Context()))
+		must(t, s.Resume(t.Context()))
+		got = append(got, stateOf(p))
+		must(t, s.Suspend(t.Context()))
+		must(t, s.Close())
+		got = append(got, stateOf(p))
+		others := 0
+		if copies {
+			others = 12
+		}
+		want := []state{{0, 8, 0}, {8, 8, others}, {8, 8, others}, {0, 8, 0}, {0, 8, 0}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("copy engines %v: (-want +got):\n%s", copies, diff)
+		}
+		if n := len(w.journal.list()); entries != 1 || n != 0 {
+			t.Errorf("%d journal entries while suspended, %d after; want 1 and 0", entries, n)
+		}
+	}
+}
+
+func TestChannelsBornWhileSuspendedAreTakenOff(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.Bear(3)
+	for stateOf(p) != (state{11, 11, 0}) { // run examines it; the test's timeout ends this
+		if t.Context().Err() != nil {
+			t.Fatal(stateOf(p))
+		}
+	}
+	p.FreeChannel()
+	must(t, s.Resume(t.Context()))
+	if got := stateOf(p); got != (state{0, 10, 0}) {
+		t.Errorf("after Resume: %v", got)
+	}
+	must(t, s.Close())
+}
+
+func TestAChannelFreedBetweenScanAndSuspendIsNoFailure(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	p.FreeChannel()
+	must(t, s.Suspend(t.Context()))
+	if got := stateOf(p); got != (state{7, 7, 0}) {
+		t.Errorf("after Suspend: %v", got)
+	}
+	must(t, s.Close())
+}
+
+func TestAProcessKilledWhileSuspendedIsGoneAndLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.Kill()
+	<-s.Events()
+	if _, err := s.Handle(t.Context()); !errors.Is(err, mechanism.ErrGone) {
+		t.Errorf("Handle: %v, want that it is gone", err)
+	}
+	must(t, s.Close())
+	if n, entries := w.machine.Clients(), len(w.journal.list()); n != 0 || entries != 0 {
+		t.Errorf("%d RM clients and %d journal entries are left; their memory would be, too", n, entries)
+	}
+}
+
+// TestEveryChannelIsOnAgainAfterADeathAtAnyCall ends the daemon before and after each of its calls.
+func TestEveryChannelIsOnAgainAfterADeathAtAnyCall(t *testing.T) {
+	during := func(w *world, s mechanism.Watcher) {
+		for range 2 {
+			if s.Suspend(context.Background()) != nil || s.Resume(context.Background()) != nil {
+				return
+			}
+		}
+		if s.Suspend(context.Background()) == nil {
+			w.kill()
+		}
+	}
+	counted := newWorld(t)
+	counted.machine.Start(target)
+	s := counted.attach()
+	first := counted.daemon.calls.Load()
+	during(counted, s)
+	calls := counted.daemon.calls.Load() - first
+	if calls < 10 {
+		t.Fatalf("only %d calls", calls)
+	}
+	for n := int64(1); n <= calls; n++ {
+		for _, after := range []bool{false, true} {
+			t.Run(fmt.Sprint(n, after), func(t *testing.T) {
+				w := newWorld(t)
+				p := w.machine.Start(target)
+				s := w.attach()
+				w.daemon.after.Store(after)
+				w.daemon.last.Store(w.daemon.calls.Load() + n)
+				during(w, s)
+				w.supervisors.Wait() // they end when they have put everything on
+				if got := stateOf(p); got.Off != 0 {
+					t.Errorf("after the supervisor: %v", got)
+				}
+				if off := len(w.journal.list()); after && off > 1 {
+					t.Errorf("%d entries", off)
+				}
+			})
+		}
+	}
+}
+
+// TestUndoPutsOnWhatTheJournalNames is the death of both, daemon and supervisor.
+func TestUndoPutsOnWhatTheJournalNames(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	entries := w.journal.list()
+	if len(entries) != 1 || entries[0].Target != target || entries[0].Mechanism != Name {
+		t.Fatalf("journal: %+v", entries)
+	}
+	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+	must(t, later.Undo(t.Context(), entries[0]))
+	if got := stateOf(p); got != (state{0, 8, 0}) {
+		t.Errorf("after Undo: %v", got)
+	}
+	if n := len(w.journal.list()); n != 0 {
+		t.Errorf("%d entries are left", n)
+	}
+	must(t, later.Undo(t.Context(), mechanism.JournalEntry{Mechanism: Name, Target: gpreempt.ProcessKey{PID: 1, Start: 1}}))
+	must(t, s.Close())
+}
+
+func TestASilentDaemonIsResumedAndLearnsThat(t *testing.T) {
+	w := newWorld(t)
+	w.silence = 1 // nothing it does is fast enough
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	for stateOf(p).Off > 0 {
+		if t.Context().Err() != nil {
+			t.Fatal("nobody resumed it")
+		}
+	}
+	w.m.Beat()
+	<-s.Events()
+	if running, err := s.Handle(t.Context()); !running || err != nil {
+		t.Errorf("Handle = %v, %v; want that it runs", running, err)
+	}
+	must(t, s.Close())
+}
+
+func TestTheEndOfTheSupervisorResumesAndTheNextSuspendHasAnother(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	w.kill()
+	<-s.Events()
+	if running, err := s.Handle(t.Context()); !running || err != nil {
+		t.Errorf("Handle = %v, %v; want that it runs", running, err)
+	}
+	if got := stateOf(p); got.Off != 0 {
+		t.Errorf("without a supervisor: %v", got)
+	}
+	must(t, s.Suspend(t.Context()))
+	if got := stateOf(p); got.Off != 8 || len(w.ends) != 2 {
+		t.Errorf("after the next Suspend: %v with %d supervisors", got, len(w.ends))
+	}
+	must(t, s.Close())
+}
+
+func TestAGPUThatFailsIsNamed(t *testing.T) {
+	w := newWorld(t)
+	w.machine.Start(target)
+	s := w.attach()
+	w.machine.Before(func(_ int, cmd nvrm.Command) error {
+		if cmd == nvrm.DisableChannels {
+			return nvrm.GPUIsLost
+		}
+		return nil
+	})
+	err := s.Suspend(t.Context())
+	if hw, ok := errors.AsType[*mechanism.HardwareError](err); !ok || len(hw.GPUs) != 1 || !errors.Is(err, nvrm.GPUIsLost) {
+		t.Errorf("Suspend: %v", err)
+	}
+	w.machine.Before(nil)
+	must(t, s.Close())
+}
+
+func TestSuspendWithoutASupervisorFailsAndTheProcessRuns(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	none := errors.New("no processes left")
+	w.m.cfg.start = func() (*guard, error) { return nil, none }
+	if err := s.Suspend(t.Context()); !errors.Is(err, none) {
+		t.Errorf("Suspend: %v", err)
+	}
+	if got := stateOf(p); got.Off != 0 || len(w.journal.list()) != 0 {
+		t.Errorf("after that: %v, %d entries", got, len(w.journal.list()))
+	}
+	must(t, s.Close())
+}
+
+// TestAnyHistory compares the mechanism with what was asked for, with faults of any call.
+func TestAnyHistory(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		w := newWorld(t)
+		p := w.machine.Start(target)
+		s := w.attach()
+		wanted := false
+		step := func(err error, suspend bool) {
+			if err == nil {
+				wanted = suspend
+			}
+			// A fault may strike the look for newborn channels instead, which then reports that the process runs.
+			inner := s.(*session)
+			inner.mu.Lock()
+			got, ran := stateOf(p), inner.ran
+			inner.mu.Unlock()
+			switch {
+			case err == nil && suspend && !ran && got.Off != got.All, err == nil && !suspend && got.Off != 0:
+				rt.Fatalf("suspended %v without an error: %v", suspend, got)
+			case got.Off > 0 && len(w.journal.list()) == 0:
+				rt.Fatalf("%v without a journal entry", got)
+			}
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"suspend": func(*rapid.T) { step(s.Suspend(context.Background()), true) },
+			"resume":  func(*rapid.T) { step(s.Resume(context.Background()), false) },
+			"bear":    func(rt *rapid.T) { p.Bear(rapid.IntRange(1, 3).Draw(rt, "channels")) },
+			"free":    func(*rapid.T) { p.FreeChannel() },
+			"fault": func(rt *rapid.T) {
+				at, status := rapid.IntRange(1, 40).Draw(rt, "call"), rapid.SampledFrom([]nvrm.Status{nvrm.GPUIsLost, nvrm.InvalidChannel, nvrm.NotPermitted}).Draw(rt, "status")
+				w.machine.Before(func(n int, cmd nvrm.Command) error {
+					if n == at && cmd == nvrm.DisableChannels {
+						return status
+					}
+					return nil
+				})
+				defer w.machine.Before(nil)
+				step(s.Suspend(context.Background()), true)
+			},
+		})
+		_ = wanted
+		must(t, s.Close())
+		if got := stateOf(p); got.Off != 0 || len(w.journal.list()) != 0 {
+			rt.Fatalf("after Close: %v, %d entries", got, len(w.journal.list()))
+		}
+		must(t, w.m.Close())
+		w.supervisors.Wait()
+	})
+}
+
+// TestASuspensionThatIsMadeAgainIsUndoneByOneResume: the driver counts, and the supervisor's news
+// may come when the channels are off again.
+func TestASuspensionThatIsMadeAgainIsUndoneByOneResume(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	s.(*session).ranMeanwhile()
+	must(t, s.Suspend(t.Context()))
+	if got := stateOf(p); got.Off != 8 {
+		t.Errorf("suspended again: %v", got)
+	}
+	must(t, s.Resume(t.Context()))
+	if got := stateOf(p); got.Off != 0 {
+		t.Errorf("after one Resume: %v", got)
+	}
+	must(t, s.Close())
+}

@@ -1,0 +1,170 @@
+package nvchannels
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/gpreempt/gpreempt/emu/nvrmtest"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
+)
+
+func TestMain(m *testing.M) { testutil.VerifyMain(m) }
+
+var target = gpreempt.ProcessKey{PID: 4242, Start: 77}
+
+// world is a fake machine with a mechanism and its supervisors, which are goroutines here.
+type world struct {
+	t       *testing.T
+	machine *nvrmtest.Machine
+	journal journal
+	m       *Mechanism
+	// daemon counts and ends the daemon's calls.
+	daemon      *mortal
+	supervisors sync.WaitGroup
+	ends        []int // descriptors of the supervisors' sockets
+	silence     time.Duration
+}
+
+// journal is a mechanism.Store in memory.
+type journal struct {
+	mu      sync.Mutex
+	entries map[gpreempt.ProcessKey]mechanism.JournalEntry
+}
+
+func (j *journal) Begin(e mechanism.JournalEntry) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.entries == nil {
+		j.entries = map[gpreempt.ProcessKey]mechanism.JournalEntry{}
+	}
+	j.entries[e.Target] = e
+	return nil
+}
+
+func (j *journal) End(target gpreempt.ProcessKey, _ string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.entries, target)
+	return nil
+}
+
+func (j *journal) list() (all []mechanism.JournalEntry) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, e := range j.entries {
+		all = append(all, e)
+	}
+	return all
+}
+
+var errDead = errors.New("the daemon is dead")
+
+// mortal is a Sys whose control calls fail from a number on, as if their program had been killed:
+// the call with the number has its effect if after is set.
+type mortal struct {
+	nvrm.Sys
+	calls, last atomic.Int64
+	after       atomic.Bool
+	died        func()
+}
+
+func (d *mortal) Open(key gpreempt.ProcessKey) (nvrm.Process, error) {
+	p, err := d.Sys.Open(key)
+	return mortalProcess{p, d}, err
+}
+
+type mortalProcess struct {
+	nvrm.Process
+	d *mortal
+}
+
+func (p mortalProcess) Copy(n int) (nvrm.File, error) {
+	f, err := p.Process.Copy(n)
+	return mortalFile{f, p.d}, err
+}
+
+type mortalFile struct {
+	nvrm.File
+	d *mortal
+}
+
+func (f mortalFile) Control(client, object nvrm.Handle, cmd nvrm.Command, params []byte) error {
+	n, last := f.d.calls.Add(1), f.d.last.Load()
+	switch {
+	case last == 0 || n < last:
+		return f.File.Control(client, object, cmd, params)
+	case n == last && f.d.after.Load():
+		_ = f.File.Control(client, object, cmd, params) // nobody learns the result
+		fallthrough
+	case n == last:
+		f.d.died()
+	}
+	return errDead
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, machine: nvrmtest.New(), silence: time.Hour}
+	w.daemon = &mortal{Sys: w.machine.Sys(), died: w.kill}
+	profile, err := nvrm.ParseVersion("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.m = New(Config{Sys: w.daemon, Profile: profile, Journal: &w.journal, Log: zaptest.NewLogger(t, zaptest.Level(zap.DPanicLevel)), start: w.start})
+	t.Cleanup(func() {
+		_ = w.m.Close()
+		w.supervisors.Wait()
+	})
+	return w
+}
+
+func (w *world) start() (*guard, error) {
+	daemon, supervisor, err := newPair()
+	if err != nil {
+		return nil, err
+	}
+	fd := int(supervisor.Fd())
+	w.supervisors.Go(func() {
+		defer supervisor.Close()
+		if err := supervise(fd, w.machine.Sys(), w.silence); err != nil {
+			w.t.Error(err)
+		}
+	})
+	g := newGuard(daemon, 0, w.m.lapsed)
+	w.ends = append(w.ends, g.fd)
+	return g, nil
+}
+
+// kill closes what the kernel closes when the daemon dies: its ends of the sockets.
+func (w *world) kill() {
+	for _, end := range w.ends {
+		_ = shutdown(end)
+	}
+}
+
+// attach returns a session with the target.
+func (w *world) attach() mechanism.Watcher {
+	w.t.Helper()
+	s, err := w.m.Attach(w.t.Context(), target)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s.(mechanism.Watcher)
+}
+
+// state are compute channels that are off, of how many, and others that are off.
+type state struct{ Off, All, OthersOff int }
+
+func stateOf(p *nvrmtest.Process) state {
+	off, all, others, _ := p.State()
+	return state{off, all, others}
+}

@@ -1,0 +1,245 @@
+package nvrm
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Driver is the name of the driver, in GPU.Driver and Proc.Driver.
+const Driver = "nvidia"
+
+const (
+	gpusDir = "proc/driver/nvidia/gpus"
+	// youngFor is how long after it was first seen a process is examined each youngEvery, to find
+	// that it opens the driver; later only each recheck.
+	youngFor   = 30 * time.Second
+	youngEvery = 500 * time.Millisecond
+	recheck    = 5 * time.Second
+)
+
+// Source finds NVIDIA's GPUs, and the channels of processes as their queues. It implements
+// discovery.Source.
+type Source struct {
+	root    fs.FS
+	sys     Sys
+	profile Profile
+	pids    map[int32]*seen
+	// omit are processes that are no use of a GPU: parts of the daemon, which hold copies.
+	omit func(pid int32) bool
+}
+
+var _ discovery.Source = (*Source)(nil)
+
+// seen is a process of the host.
+type seen struct {
+	key        gpreempt.ProcessKey
+	first, due time.Time
+	view       *View // nil for one that does not have the driver open
+	process    Process
+	use        discovery.Use
+	scan       bool
+}
+
+// NewSource returns a source for a host with the driver of a profile. omit reports processes that
+// are part of the program itself, whose copies of descriptors are no use of a GPU.
+func NewSource(root fs.FS, sys Sys, profile Profile, omit func(pid int32) bool) *Source {
+	return &Source{root: root, sys: sys, profile: profile, pids: map[int32]*seen{}, omit: omit}
+}
+
+// Driver implements discovery.Source.
+func (*Source) Driver() string { return Driver }
+
+// Profile is that of the driver.
+func (s *Source) Profile() Profile { return s.profile }
+
+// GPUs implements discovery.Source.
+func (s *Source) GPUs() ([]gpreempt.GPU, error) { return GPUs(s.root) }
+
+// GPUs returns the GPUs that the driver has, ascending by PCI address.
+func GPUs(root fs.FS) ([]gpreempt.GPU, error) {
+	entries, err := fs.ReadDir(root, gpusDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var gpus []gpreempt.GPU
+	for _, e := range entries {
+		id, err := gpuID(e.Name())
+		if err != nil {
+			continue
+		}
+		gpu := gpreempt.GPU{ID: id, Driver: Driver, Name: "NVIDIA", BDF: strings.ToLower(e.Name()), MES: true, XCCs: 1}
+		text, err := fs.ReadFile(root, path.Join(gpusDir, e.Name(), "information"))
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			key, value, _ := strings.Cut(line, ":")
+			switch value = strings.TrimSpace(value); key {
+			case "Model":
+				gpu.Name = value
+			case "Device Minor":
+				gpu.Node, _ = strconv.Atoi(value) // 0 if it is not a number
+			}
+		}
+		gpus = append(gpus, gpu)
+	}
+	return gpus, nil
+}
+
+// gpuID returns RM's id for a PCI address (gpuGenerate32BitId).
+func gpuID(bdf string) (gpreempt.GPUID, error) {
+	var domain, bus, device, function uint32
+	if n, err := fmt.Sscanf(bdf, "%x:%x:%x.%x", &domain, &bus, &device, &function); n != 4 {
+		return 0, fmt.Errorf("%q is not a PCI address: %w", bdf, err)
+	}
+	return gpreempt.GPUID(domain&0xffff<<16 | bus&0xff<<8 | device&0xff), nil
+}
+
+// Uses implements discovery.Source.
+func (s *Source) Uses() (all []discovery.Use, warnings []string, err error) {
+	entries, err := fs.ReadDir(s.root, "proc")
+	if err != nil {
+		return nil, nil, err
+	}
+	now := time.Now()
+	for _, p := range s.pids {
+		p.scan = false
+	}
+	for _, e := range entries {
+		pid, err := strconv.ParseInt(e.Name(), 10, 32)
+		if err != nil || s.omit(int32(pid)) {
+			continue
+		}
+		p, err := s.examine(int32(pid), now)
+		if err != nil && !errors.Is(err, proc.ErrGone) && !errors.Is(err, fs.ErrNotExist) {
+			warnings = append(warnings, fmt.Sprintf("the channels of process %d are not known: %v", pid, err))
+		}
+		if p != nil && p.view != nil {
+			all = append(all, p.use)
+		}
+	}
+	for pid, p := range s.pids {
+		if !p.scan {
+			p.drop()
+			delete(s.pids, pid)
+		}
+	}
+	slices.SortFunc(all, func(a, b discovery.Use) int { return cmp.Compare(a.Key.PID, b.Key.PID) })
+	return all, warnings, nil
+}
+
+// drop forgets that the process has the driver open.
+func (p *seen) drop() {
+	if p.process != nil {
+		p.process.Close()
+	}
+	p.view, p.process = nil, nil
+}
+
+// examine reads a process if it is due.
+func (s *Source) examine(pid int32, now time.Time) (*seen, error) {
+	p := s.pids[pid]
+	if p != nil && p.view == nil && now.Before(p.due) {
+		p.scan = true
+		return nil, nil
+	}
+	key, err := s.key(pid)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil || p.key != key {
+		if p != nil {
+			p.drop()
+		}
+		p = &seen{key: key, first: now}
+		s.pids[pid] = p
+	}
+	p.scan = true
+	if p.due = now.Add(youngEvery); now.Sub(p.first) > youngFor {
+		p.due = now.Add(recheck)
+	}
+	if p.view == nil {
+		if err := s.open(p); err != nil || p.view == nil {
+			return nil, err
+		}
+	}
+	if err := p.view.Scan(); err != nil {
+		p.drop()
+		return nil, err
+	}
+	p.use = p.list()
+	return p, nil
+}
+
+// open starts to view a process that has the driver open.
+func (s *Source) open(p *seen) error {
+	process, err := s.sys.Open(p.key)
+	if err != nil {
+		return err
+	}
+	files, err := process.Files()
+	if err != nil || len(files) == 0 {
+		process.Close()
+		return err
+	}
+	p.process, p.view = process, NewView(s.sys, process, s.profile)
+	return nil
+}
+
+func (s *Source) key(pid int32) (gpreempt.ProcessKey, error) {
+	text, err := fs.ReadFile(s.root, "proc/"+strconv.Itoa(int(pid))+"/stat")
+	if err != nil {
+		return gpreempt.ProcessKey{}, err
+	}
+	stat, err := discovery.ParseProcStat(text)
+	if err == nil && !stat.Alive() {
+		err = proc.ErrGone
+	}
+	return gpreempt.ProcessKey{PID: pid, Start: stat.Start}, err
+}
+
+// list returns the channels as queues. An id is the place of the client and the lower part of the
+// handle: handles count upwards and are not used again.
+func (p *seen) list() discovery.Use {
+	channels, _ := p.view.Channels()
+	u := discovery.Use{Key: p.key}
+	var clients []Handle
+	for _, c := range channels {
+		if !slices.Contains(clients, c.Client) {
+			clients = append(clients, c.Client)
+		}
+		kind := gpreempt.QueueSDMA
+		if c.Compute {
+			kind = gpreempt.QueueCompute
+		}
+		u.Queues = append(u.Queues, gpreempt.Queue{
+			Process: p.key, ID: uint32(len(clients)-1)<<24 | uint32(c.Handle)&0xffffff, GPU: c.GPU, Type: kind,
+		})
+		u.Incarnations = append(u.Incarnations, uint64(c.Client)<<32|uint64(c.Handle))
+	}
+	return u
+}
+
+// Look implements discovery.Source.
+func (s *Source) Look(key gpreempt.ProcessKey) (discovery.Use, bool) {
+	p := s.pids[key.PID]
+	if p == nil || p.key != key || p.view == nil || p.view.Scan() != nil {
+		return discovery.Use{}, false
+	}
+	p.use = p.list()
+	return p.use, true
+}

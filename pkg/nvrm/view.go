@@ -1,0 +1,427 @@
+package nvrm
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Channel is a channel of a process: a queue of work for an engine of a GPU.
+type Channel struct {
+	Client, Handle Handle
+	// Subdevice is the client's own object of the channel's GPU.
+	Subdevice Handle
+	GPU       gpreempt.GPUID
+	// Compute is set for one of a group with compute engines. Others feed copy engines.
+	Compute bool
+}
+
+const (
+	// clientBase is the first handle of a client (RS_CLIENT_HANDLE_BASE).
+	clientBase Handle = 0xc1d00000
+	// clientChunk is how many handles of older clients one scan tries for each file: a call takes
+	// one or two microseconds.
+	clientChunk = 4096
+	// newestEvery is how often the newest client is asked for while the files of a process do not
+	// change: each time takes one of the handles.
+	newestEvery = 10 * time.Second
+	// firstGap and gap are how many handles without an object end a scan of objects: the first,
+	// and later ones, which begin behind the last object that was found.
+	firstGap = 2048
+	gap      = 128
+	// objectCount bounds the scans of one client.
+	objectCount = 1 << 20
+)
+
+// View is what is known of the clients and channels of one process. It is cheap to bring up to
+// date: known objects are only checked, and new ones looked for where user-mode CUDA puts them.
+// It is not safe for concurrent use.
+type View struct {
+	sys     Sys
+	first   Handle
+	process Process
+	files   map[int]*viewFile
+	asked   time.Time // NewestClient
+	newest  Handle
+}
+
+// viewFile is a control file of the process. Handles of clients from low on, below high, were tried.
+type viewFile struct {
+	low, high Handle
+	clients   map[Handle]*viewClient
+}
+
+type viewClient struct {
+	next    Handle // no object is known from here on
+	objects map[Handle]object
+	gpus    map[Handle]gpreempt.GPUID // by subdevice
+}
+
+type object struct {
+	class  Class
+	parent Handle
+}
+
+// NewView returns a view that knows nothing yet. The process stays the caller's.
+func NewView(sys Sys, p Process, profile Profile) *View {
+	return &View{sys: sys, first: profile.FirstObject, process: p, files: map[int]*viewFile{}}
+}
+
+// Scan brings the view up to date. It holds copies of the process's files only meanwhile.
+func (v *View) Scan() error {
+	numbers, err := v.process.Files()
+	if err != nil {
+		return err
+	}
+	fresh := slices.ContainsFunc(numbers, func(n int) bool { return v.files[n] == nil })
+	if fresh || time.Since(v.asked) >= newestEvery {
+		if v.newest, err = v.sys.NewestClient(); err != nil {
+			return err
+		}
+		v.asked = time.Now()
+	}
+	for n := range v.files {
+		if !slices.Contains(numbers, n) {
+			delete(v.files, n)
+		}
+	}
+	for _, n := range numbers {
+		if err := v.scanFile(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (v *View) scanFile(number int) error {
+	f, err := v.process.Copy(number)
+	if err != nil { // closed meanwhile, or the process has exited
+		delete(v.files, number)
+		if v.process.Exited() {
+			return err
+		}
+		return nil
+	}
+	defer f.Close()
+	known := v.files[number]
+	if known != nil && !known.belongs(f) { // another file has the number now
+		known = nil
+	}
+	if known == nil {
+		known = &viewFile{low: v.newest, high: v.newest, clients: map[Handle]*viewClient{}}
+		v.files[number] = known
+	}
+	for h := known.high; h < v.newest; h++ {
+		known.try(f, h, v.first)
+	}
+	known.high = max(known.high, v.newest)
+	for n := 0; n < clientChunk && len(known.clients) == 0 && known.low > clientBase; n++ {
+		known.low--
+		known.try(f, known.low, v.first)
+	}
+	for h, c := range known.clients {
+		c.check(f, h)
+		allowed := gap
+		if len(c.objects) == 0 {
+			allowed = firstGap
+		}
+		if err := c.find(f, h, allowed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// quickGap is the gap of Quick.
+const quickGap = 32
+
+// Quick looks for channels that were born since the last Scan, through files of Copies, and for
+// nothing else: it takes some ten microseconds.
+func (v *View) Quick(files map[Handle]File) error {
+	for _, known := range v.files {
+		for h, c := range known.clients {
+			if f := files[h]; f != nil {
+				if err := c.find(f, h, quickGap); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Has reports whether a client is one of the process's, by the last Scan.
+func (v *View) Has(client Handle) bool {
+	for _, known := range v.files {
+		if known.clients[client] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Searched reports whether every handle was tried for the files that have no client: some are
+// files of other uses.
+func (v *View) Searched() bool {
+	for _, known := range v.files {
+		if len(known.clients) == 0 && known.low > clientBase {
+			return false
+		}
+	}
+	return true
+}
+
+// belongs reports whether the clients are those of a file.
+func (k *viewFile) belongs(f File) bool {
+	for h := range k.clients {
+		if _, err := classOf(f, h, h); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// try adds a client if it is one of the file.
+func (k *viewFile) try(f File, h, first Handle) {
+	if _, err := classOf(f, h, h); err == nil {
+		k.clients[h] = &viewClient{next: first, objects: map[Handle]object{}, gpus: map[Handle]gpreempt.GPUID{}}
+	}
+}
+
+// check forgets channels that were freed.
+func (c *viewClient) check(f File, client Handle) {
+	for h, o := range c.objects {
+		if !o.class.IsChannel() {
+			continue
+		}
+		if class, err := classOf(f, client, h); err != nil || class != o.class {
+			delete(c.objects, h)
+		}
+	}
+}
+
+// find finds new objects.
+func (c *viewClient) find(f File, client Handle, allowed int) error {
+	first := c.next
+	for h, misses := c.next, 0; misses < allowed && h-first < objectCount; h++ {
+		class, err := classOf(f, client, h)
+		if errors.As(err, new(Status)) {
+			misses++
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		misses, c.next = 0, h+1
+		if !class.IsChannel() && !class.IsCompute() && class != ClassGroup && class != ClassDevice && class != ClassSubdevice {
+			continue
+		}
+		parent, err := info(f, client, h, IndexParent)
+		if err != nil {
+			continue // freed meanwhile
+		}
+		c.objects[h] = object{class, Handle(parent)}
+		if class == ClassSubdevice {
+			if id, err := gpuOf(f, client, h); err == nil {
+				c.gpus[h] = id
+			}
+		}
+	}
+	return nil
+}
+
+// Channels returns the channels that the last Scan knows, ascending by client and handle. Those
+// whose GPU is not known are not in it; Unknown counts them.
+func (v *View) Channels() (all []Channel, unknown int) {
+	for _, f := range v.files {
+		for client, c := range f.clients {
+			compute := map[Handle]bool{} // groups and channels
+			for _, o := range c.objects {
+				if o.class.IsCompute() {
+					compute[o.parent] = true
+					compute[c.objects[o.parent].parent] = true
+				}
+			}
+			for h, o := range c.objects {
+				if !o.class.IsChannel() {
+					continue
+				}
+				sub, id, found := c.subdevice(o.parent)
+				if !found {
+					unknown++
+					continue
+				}
+				inGroup := c.objects[o.parent].class == ClassGroup && compute[o.parent]
+				all = append(all, Channel{Client: client, Handle: h, Subdevice: sub, GPU: id, Compute: compute[h] || inGroup})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b Channel) int {
+		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Handle, b.Handle))
+	})
+	return all, unknown
+}
+
+// subdevice returns the subdevice on the GPU of an object below a device.
+func (c *viewClient) subdevice(h Handle) (Handle, gpreempt.GPUID, bool) {
+	for range 4 { // channel, group, device
+		o, known := c.objects[h]
+		if !known {
+			return 0, 0, false
+		}
+		if o.class == ClassDevice {
+			break
+		}
+		h = o.parent
+	}
+	for sub, id := range c.gpus {
+		if c.objects[sub].parent == h {
+			return sub, id, true
+		}
+	}
+	return 0, 0, false
+}
+
+// Copies returns copies of the files that have the clients of the channels, by client. The caller
+// closes them.
+func (v *View) Copies() (map[Handle]File, error) {
+	copies := map[Handle]File{}
+	for n, known := range v.files {
+		if len(known.clients) == 0 {
+			continue
+		}
+		f, err := v.process.Copy(n)
+		if err != nil {
+			CloseAll(copies)
+			return nil, err
+		}
+		kept := false
+		for h, c := range known.clients {
+			if len(c.objects) > 0 && copies[h] == nil {
+				copies[h], kept = shared{f, kept}, true
+			}
+		}
+		if !kept {
+			_ = f.Close() // it was only read
+		}
+	}
+	return copies, nil
+}
+
+// shared is a file of several clients; one of them closes it.
+type shared struct {
+	File
+	other bool
+}
+
+func (s shared) Close() error {
+	if s.other {
+		return nil
+	}
+	return s.File.Close()
+}
+
+// CloseAll closes files.
+func CloseAll(files map[Handle]File) {
+	for _, f := range files {
+		_ = f.Close() // nothing is lost
+	}
+}
+
+// Set takes channels off their GPUs, and returns when they are off, or puts them on again. It makes
+// a call for each subdevice and MaxChannels. files are those of their clients. Putting on again is
+// tried for all, whatever fails.
+func Set(files map[Handle]File, channels []Channel, disable bool) error {
+	type place struct{ client, subdevice Handle }
+	places := map[place][]Channel{}
+	var order []place
+	for _, c := range channels {
+		at := place{c.Client, c.Subdevice}
+		if places[at] == nil {
+			order = append(order, at)
+		}
+		places[at] = append(places[at], c)
+	}
+	var errs []error
+	for _, at := range order {
+		for some := range slices.Chunk(places[at], MaxChannels) {
+			err := setSome(files[at.client], at.client, at.subdevice, some, disable)
+			if err == nil {
+				continue
+			}
+			errs = append(errs, &SetError{GPU: some[0].GPU, Disable: disable, Err: err})
+			if disable {
+				return errs[0]
+			}
+			if errors.Is(err, InvalidChannel) { // one was freed; what is done of the others is not known
+				errs = append(errs[:len(errs)-1], enableEach(files[at.client], some)...)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// enableEach puts channels on again one by one, without those that were freed.
+func enableEach(f File, channels []Channel) (errs []error) {
+	for _, c := range channels {
+		err := setSome(f, c.Client, c.Subdevice, []Channel{c}, false)
+		if err != nil && !errors.Is(err, InvalidChannel) {
+			errs = append(errs, &SetError{GPU: c.GPU, Err: err})
+		}
+	}
+	return errs
+}
+
+func setSome(f File, client, subdevice Handle, some []Channel, disable bool) error {
+	if f == nil {
+		return fmt.Errorf("no descriptor of client %v", client)
+	}
+	var list DisableList
+	if disable {
+		list.Disable = 1
+	}
+	list.Number = uint32(len(some))
+	for i, c := range some {
+		list.Clients[i], list.Channels[i] = c.Client, c.Handle
+	}
+	return f.Control(client, subdevice, DisableChannels, Bytes(&list))
+}
+
+// SetError is why channels of a GPU could not be set.
+type SetError struct {
+	GPU     gpreempt.GPUID
+	Disable bool
+	Err     error
+}
+
+func (e *SetError) Error() string {
+	what := "put channels on GPU %v again: %v"
+	if e.Disable {
+		what = "take channels off GPU %v: %v"
+	}
+	return fmt.Sprintf(what, e.GPU, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *SetError) Unwrap() error { return e.Err }
+
+func classOf(f File, client, h Handle) (Class, error) {
+	result, err := info(f, client, h, IndexClass)
+	return Class(result), err
+}
+
+func info(f File, client, h Handle, index uint32) (uint64, error) {
+	p := HandleInfo{Object: h, Index: index}
+	err := f.Control(client, client, GetHandleInfo, Bytes(&p))
+	return p.Result, err
+}
+
+func gpuOf(f File, client, subdevice Handle) (gpreempt.GPUID, error) {
+	var p GPUIDInfo
+	err := f.Control(client, subdevice, GetGPUID, Bytes(&p))
+	return gpreempt.GPUID(p.GPU), err
+}

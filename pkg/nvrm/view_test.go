@@ -1,0 +1,222 @@
+package nvrm_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/emu/nvrmtest"
+	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
+)
+
+const version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\n"
+
+func profile(t *testing.T) nvrm.Profile {
+	t.Helper()
+	p, err := nvrm.ParseVersion(version)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+var key = gpreempt.ProcessKey{PID: 100, Start: 7}
+
+// viewOf returns a view of a process of the machine that was scanned once.
+func viewOf(t *testing.T, m *nvrmtest.Machine) (*nvrm.View, nvrm.Process) {
+	t.Helper()
+	p, err := m.Sys().Open(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	v := nvrm.NewView(m.Sys(), p, profile(t))
+	if err := v.Scan(); err != nil {
+		t.Fatal(err)
+	}
+	return v, p
+}
+
+func compute(channels []nvrm.Channel) (n int) {
+	for _, c := range channels {
+		if c.Compute {
+			n++
+		}
+	}
+	return n
+}
+
+func TestVersionsWhoseSourceWasNotComparedAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		version: "580.159.04",
+		"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04  Release Build\n": "595.45.04",
+		"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  565.57.01  Release Build\n": "",
+		"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  600.10.01  Release Build\n": "",
+		"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23\n":             "",
+		"": "",
+	} {
+		p, err := nvrm.ParseVersion(text)
+		if p.Version != want || (want == "") != errors.Is(err, nvrm.ErrUnknownDriver) {
+			t.Errorf("ParseVersion(%q) = %q, %v; want %q", text, p.Version, err, want)
+		}
+	}
+}
+
+func FuzzParseVersion(f *testing.F) {
+	f.Add(version)
+	f.Fuzz(func(t *testing.T, text string) {
+		if p, err := nvrm.ParseVersion(text); (err == nil) != (p.Version != "") {
+			t.Errorf("%q: version %q, error %v", text, p.Version, err)
+		}
+	})
+}
+
+func TestViewFindsChannelsAndThoseThatAreBornAndFreed(t *testing.T) {
+	m := nvrmtest.New()
+	m.Start(gpreempt.ProcessKey{PID: 99, Start: 1}) // has its own client
+	p := m.Start(key)
+	v, _ := viewOf(t, m)
+	var got [][2]int
+	note := func() {
+		channels, unknown := v.Channels()
+		got = append(got, [2]int{len(channels), compute(channels)})
+		for _, c := range channels {
+			if c.GPU != nvrmtest.GPU {
+				t.Errorf("a channel is on GPU %v", c.GPU)
+			}
+		}
+		if unknown != 0 {
+			t.Errorf("%d channels have an unknown GPU", unknown)
+		}
+		if err := v.Scan(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	note()
+	p.Bear(3)
+	note()
+	note()
+	p.FreeChannel()
+	note()
+	note()
+	want := [][2]int{{20, 8}, {20, 8}, {23, 11}, {23, 11}, {22, 10}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("channels, compute channels (-want +got):\n%s", diff)
+	}
+}
+
+func TestAClientOlderThanTheSearchedHandlesIsFoundByLaterScans(t *testing.T) {
+	m := nvrmtest.New()
+	m.Start(key)
+	for range 10_000 {
+		if _, err := m.Sys().NewestClient(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v, _ := viewOf(t, m)
+	scans := 1
+	for ; scans < 10; scans++ {
+		if channels, _ := v.Channels(); len(channels) == 20 {
+			break
+		}
+		if err := v.Scan(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if scans != 3 {
+		t.Errorf("the channels were found by scan %d, want 3 of 4096 handles each", scans)
+	}
+}
+
+func TestChannelsAreSetThroughCopiesOfTheProcessOnly(t *testing.T) {
+	m := nvrmtest.New()
+	p := m.Start(key)
+	m.Start(gpreempt.ProcessKey{PID: 101, Start: 8})
+	v, _ := viewOf(t, m)
+	channels, _ := v.Channels()
+	files, err := v.Copies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nvrm.Set(files, channels, true); err != nil {
+		t.Fatal(err)
+	}
+	off, all, others, _ := p.State()
+	if err := nvrm.Set(files, channels, false); err != nil {
+		t.Fatal(err)
+	}
+	on, _, _, _ := p.State()
+	if got, want := [4]int{off, all, others, on}, [4]int{8, 8, 12, 0}; got != want {
+		t.Errorf("compute off, all, copy off, compute off after enabling: %v, want %v", got, want)
+	}
+	wrong := channels[:1:1]
+	wrong[0].Client++
+	for h, f := range files {
+		files[h+1] = f
+	}
+	if err := nvrm.Set(files, wrong, true); !errors.Is(err, nvrmtest.WrongClient) {
+		t.Errorf("through another process's file: %v", err)
+	}
+	delete(files, wrong[0].Client)
+	nvrm.CloseAll(files)
+	p.Kill()
+	if n := m.Clients(); n != 1 {
+		t.Errorf("%d clients are left after the process and all copies, want the other process's", n)
+	}
+}
+
+func TestSourceListsProcessesWithTheDriverOpenAndItsGPUs(t *testing.T) {
+	stat := func(pid int32, start uint64) *fstest.MapFile {
+		return &fstest.MapFile{Data: fmt.Appendf(nil, "%d (job) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, start)}
+	}
+	root := fstest.MapFS{
+		"proc/100/stat": stat(100, 7), "proc/101/stat": stat(101, 8), "proc/102/stat": stat(102, 9),
+		"proc/100/status": {Data: []byte("Uid:\t1\t1\t1\t1\nGid:\t1\t1\t1\t1\n")},
+		"proc/driver/nvidia/gpus/0000:01:00.0/information": {Data: []byte("Model: \t\t NVIDIA H100 80GB HBM3\nDevice Minor: \t 0\n")},
+	}
+	m := nvrmtest.New()
+	p := m.Start(key)
+	m.Start(gpreempt.ProcessKey{PID: 102, Start: 9}) // part of the daemon
+	files := discovery.NewFS(root)
+	files.Add(nvrm.NewSource(root, m.Sys(), profile(t), func(pid int32) bool { return pid == 102 }))
+	gpus, err := files.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []gpreempt.GPU{{ID: nvrmtest.GPU, Driver: "nvidia", Name: "NVIDIA H100 80GB HBM3", BDF: "0000:01:00.0", MES: true, XCCs: 1}}
+	if diff := cmp.Diff(want, gpus); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+	scan := func() (all []string) {
+		s, err := files.Scan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range s.Processes {
+			all = append(all, fmt.Sprintf("%v %s %d queues %v", p.Key, p.Driver, len(p.Queues), p.GPUs()))
+		}
+		return append(all, s.Warnings...)
+	}
+	if diff := cmp.Diff([]string{"100@7 nvidia 20 queues [256]"}, scan()); diff != "" {
+		t.Errorf("first scan (-want +got):\n%s", diff)
+	}
+	p.Bear(2)
+	looked, ok := files.Look(key)
+	if !ok || len(looked.Queues) != 22 {
+		t.Errorf("Look found %d queues, %v; want 22", len(looked.Queues), ok)
+	}
+	p.Kill()
+	delete(root, "proc/100/stat")
+	if diff := cmp.Diff([]string(nil), scan()); diff != "" {
+		t.Errorf("after the end (-want +got):\n%s", diff)
+	}
+	if _, err := m.Sys().Open(key); !errors.Is(err, proc.ErrGone) {
+		t.Errorf("Open of an ended process: %v", err)
+	}
+}
