@@ -37,6 +37,7 @@ const (
 type Machine struct {
 	mu        sync.Mutex // guards all below, and what it leads to
 	processes map[gpreempt.ProcessKey]*Process
+	pidfds    map[uint64]*Process  // by the inode number of the pipe, ended ones too
 	files     map[uint64]*openFile // by inode number
 	clients   map[nvrm.Handle]*client
 	newest    nvrm.Handle
@@ -76,7 +77,16 @@ type object struct {
 
 // New returns a machine without processes.
 func New() *Machine {
-	return &Machine{processes: map[gpreempt.ProcessKey]*Process{}, files: map[uint64]*openFile{}, clients: map[nvrm.Handle]*client{}, newest: clientBase}
+	return &Machine{processes: map[gpreempt.ProcessKey]*Process{}, pidfds: map[uint64]*Process{}, files: map[uint64]*openFile{}, clients: map[nvrm.Handle]*client{}, newest: clientBase}
+}
+
+// Close ends all processes.
+func (m *Machine) Close() {
+	for _, p := range m.pidfds {
+		p.Kill()
+		_ = unix.Close(p.alive[0])
+	}
+	clear(m.pidfds)
 }
 
 // Before has f called before each control call with its number, from 1 on. A result other than
@@ -94,7 +104,7 @@ func (m *Machine) Start(key gpreempt.ProcessKey) *Process {
 	defer m.mu.Unlock()
 	p := &Process{m: m, Key: key, files: map[int]*openFile{}}
 	must(unix.Pipe2(p.alive[:], unix.O_CLOEXEC))
-	m.processes[key] = p
+	m.processes[key], m.pidfds[inode(p.alive[0])] = p, p
 	f := p.open()
 	c := m.newClient(f)
 	c.device = c.add(nvrm.ClassDevice, c.handle(m))
@@ -271,14 +281,10 @@ func (s sys) NewestClient() (nvrm.Handle, error) {
 	return s.m.newest - 1, nil
 }
 
-func (s sys) Adopt(fd int) nvrm.File {
+func (s sys) Adopt(pidfd int, _ int32) nvrm.Process {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	f := s.m.files[inode(fd)]
-	if f != nil {
-		f.copies++
-	}
-	return &file{m: s.m, fd: fd, f: f}
+	return &handle{s.m.pidfds[inode(pidfd)], pidfd}
 }
 
 type handle struct {
@@ -323,8 +329,6 @@ type file struct {
 	fd int
 	f  *openFile // nil: not one of the machine
 }
-
-func (f *file) FD() int { return f.fd }
 
 func (f *file) Close() error {
 	f.m.mu.Lock()

@@ -24,23 +24,17 @@ import (
 type rig struct {
 	t        *testing.T
 	sys      nvrm.Sys
+	process  nvrm.Process
 	view     *nvrm.View
-	files    map[nvrm.Handle]nvrm.File
+	file     nvrm.File
+	client   nvrm.Handle
 	channels []nvrm.Channel // for compute
 	// runs reports whether its kernel makes progress.
 	runs func() bool
-	real bool
-}
-
-// file returns the client of the channels, and its file.
-func (r *rig) file() (nvrm.Handle, nvrm.File) {
-	c := r.channels[0].Client
-	return c, r.files[c]
 }
 
 // set makes one call for channels of the rig, after edit.
 func (r *rig) set(disable bool, channels []nvrm.Channel, edit func(*nvrm.DisableList)) error {
-	client, f := r.file()
 	var list nvrm.DisableList
 	if disable {
 		list.Disable = 1
@@ -52,13 +46,12 @@ func (r *rig) set(disable bool, channels []nvrm.Channel, edit func(*nvrm.Disable
 	if edit != nil {
 		edit(&list)
 	}
-	return f.Control(client, r.channels[0].Subdevice, nvrm.DisableChannels, nvrm.Bytes(&list))
+	return r.file.Control(r.client, r.channels[0].Subdevice, nvrm.DisableChannels, nvrm.Bytes(&list))
 }
 
 func (r *rig) class(client, object nvrm.Handle, index uint32) error {
-	_, f := r.file()
 	p := nvrm.HandleInfo{Object: object, Index: index}
-	return f.Control(client, client, nvrm.GetHandleInfo, nvrm.Bytes(&p))
+	return r.file.Control(client, client, nvrm.GetHandleInfo, nvrm.Bytes(&p))
 }
 
 // expectations are in this order, on one process: what each returns, "runs" or "off" after it.
@@ -68,8 +61,8 @@ var expectations = []struct {
 	want string
 }{
 	{"a client that does not exist", func(r *rig) error { return r.class(0xc1dffff0, 0xc1dffff0, 2) }, "RM status INVALID_CLIENT, runs"},
-	{"an object that does not exist", func(r *rig) error { c, _ := r.file(); return r.class(c, 0x5cfffff0, 2) }, "RM status OBJECT_NOT_FOUND, runs"},
-	{"an unknown index", func(r *rig) error { c, _ := r.file(); return r.class(c, c, 9) }, "RM status INVALID_ARGUMENT, runs"},
+	{"an object that does not exist", func(r *rig) error { return r.class(r.client, 0x5cfffff0, 2) }, "RM status OBJECT_NOT_FOUND, runs"},
+	{"an unknown index", func(r *rig) error { return r.class(r.client, r.client, 9) }, "RM status INVALID_ARGUMENT, runs"},
 	{"enable what is on", enable, "ok, runs"},
 	{"enable what is on, again", enable, "ok, runs"},
 	{"an event of the kernel", func(r *rig) error {
@@ -95,9 +88,8 @@ var expectations = []struct {
 	}, "RM status INVALID_CHANNEL, runs"},
 	{"an empty list", func(r *rig) error { return r.set(true, nil, nil) }, "RM status INVALID_PARAMETER, runs"},
 	{"a wrong subdevice", func(r *rig) error {
-		c, f := r.file()
 		var list nvrm.DisableList
-		return f.Control(c, 0x5cfffff0, nvrm.DisableChannels, nvrm.Bytes(&list))
+		return r.file.Control(r.client, 0x5cfffff0, nvrm.DisableChannels, nvrm.Bytes(&list))
 	}, "RM status OBJECT_NOT_FOUND, runs"},
 	{"enable at the end", enable, "ok, runs"},
 }
@@ -141,7 +133,7 @@ func rigOf(t *testing.T, sys nvrm.Sys, key gpreempt.ProcessKey) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	r := &rig{t: t, sys: sys, view: nvrm.NewView(sys, p, profile(t))}
+	r := &rig{t: t, sys: sys, process: p, view: nvrm.NewView(sys, p, profile(t))}
 	begin := time.Now()
 	for range 256 {
 		if err := r.view.Scan(); err != nil {
@@ -165,10 +157,14 @@ func rigOf(t *testing.T, sys nvrm.Sys, key gpreempt.ProcessKey) *rig {
 			r.channels = append(r.channels, c)
 		}
 	}
-	if r.files, err = r.view.Copies(); err != nil || len(r.channels) == 0 {
-		t.Fatal(err, len(r.channels))
+	if len(r.channels) == 0 {
+		t.Fatal("no compute channels")
 	}
-	t.Cleanup(func() { nvrm.CloseAll(r.files) })
+	r.client = r.channels[0].Client
+	if r.file, err = p.Copy(r.channels[0].File); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.file.Close() })
 	return r
 }
 
@@ -179,8 +175,11 @@ func TestTheDriverBehavesAsExpected(t *testing.T) {
 	if !given {
 		t.Skip("needs an NVIDIA GPU and GPREEMPT_NVIDIA=PID:FILE, the pid of test/nvidia/job and its file of counters")
 	}
-	r := rigOf(t, nvrm.Kernel(), keyOf(t, pid))
-	r.real = true
+	sys, recorded := record(t)
+	if recorded != nil {
+		sys = recorded
+	}
+	r := rigOf(t, sys, keyOf(t, pid))
 	counter := counterOf(t, path)
 	r.runs = func() bool {
 		begin := counter()
@@ -192,36 +191,119 @@ func TestTheDriverBehavesAsExpected(t *testing.T) {
 		return false
 	}
 	defer func() { _ = errors.Join(enable(r), enable(r), enable(r)) }()
+	if recorded != nil {
+		recorded.Channels, _ = r.view.Channels()
+		runs := r.runs
+		r.runs = func() bool {
+			answer := runs()
+			recorded.Runs = append(recorded.Runs, answer)
+			return answer
+		}
+	}
 	check(t, r)
-	var off, on time.Duration
-	const cycles = 50
-	for range cycles {
+	if recorded != nil {
+		recorded.save(t)
+	}
+}
+
+// TestFiguresOfTheDriver prints how long calls take, on jobs as above: GPREEMPT_NVIDIA=PID:FILE for
+// one job, and GPREEMPT_NVIDIA_OTHERS=PID,PID for others that are set in the same call.
+func TestFiguresOfTheDriver(t *testing.T) {
+	pid, path, given := strings.Cut(os.Getenv("GPREEMPT_NVIDIA"), ":")
+	if !given {
+		t.Skip("needs an NVIDIA GPU and GPREEMPT_NVIDIA=PID:FILE, the pid of test/nvidia/job and its file of counters")
+	}
+	r := rigOf(t, nvrm.Kernel(), keyOf(t, pid))
+	counter := counterOf(t, path)
+	groups := []nvrm.Group{{Process: r.process, Channels: r.channels}}
+	figures := func(what string, cycles int, beside func()) {
+		var off, on []time.Duration
+		var slow []string
 		begin := time.Now()
-		if err := r.set(true, r.channels, nil); err != nil {
-			t.Fatal(err)
+		for n := range cycles {
+			for was := counter(); counter() == was; {
+			}
+			for until := time.Now().Add(time.Duration(n*7919%5000) * time.Microsecond); time.Now().Before(until); {
+			}
+			first := time.Now()
+			looked := make(chan struct{})
+			if beside != nil {
+				go func() { beside(); close(looked) }()
+			} else {
+				close(looked)
+			}
+			if err := nvrm.Set(groups, true); err != nil {
+				t.Fatal(err)
+			}
+			<-looked
+			middle := time.Now()
+			if err := nvrm.Set(groups, false); err != nil {
+				t.Fatal(err)
+			}
+			off, on = append(off, middle.Sub(first)), append(on, time.Since(middle))
+			if took := middle.Sub(first); took > 1500*time.Microsecond {
+				slow = append(slow, fmt.Sprintf("%v at %v", took, first.Sub(begin).Round(time.Millisecond)))
+			}
 		}
-		middle := time.Now()
-		if err := r.set(false, r.channels, nil); err != nil {
-			t.Fatal(err)
-		}
-		off, on = off+middle.Sub(begin), on+time.Since(middle)
-		for was := counter(); counter() == was; {
-		}
+		slices.Sort(off)
+		slices.Sort(on)
+		at := func(d []time.Duration, per int) time.Duration { return d[min(len(d)-1, len(d)*per/100)] }
+		t.Logf("%s, %d cycles: off p50 %v p90 %v p99 %v max %v; on p50 %v p99 %v max %v; %d slow: %v", what, cycles,
+			at(off, 50), at(off, 90), at(off, 99), at(off, 100), at(on, 50), at(on, 99), at(on, 100), len(slow), slow[:min(len(slow), 24)])
 	}
-	t.Logf("mean of %d cycles: off %v, on %v", cycles, off/cycles, on/cycles)
-	quick := time.Now()
-	if err := r.view.Quick(r.files); err != nil {
-		t.Fatal(err)
+	timed := func(what string, f func() error) {
+		const n = 200
+		begin := time.Now()
+		for range n {
+			if err := f(); err != nil {
+				t.Fatal(what, err)
+			}
+		}
+		t.Logf("%s: %v", what, time.Since(begin)/n)
 	}
-	t.Logf("Quick %v", time.Since(quick))
+	timed("copy a file", func() error {
+		f, err := r.process.Copy(r.channels[0].File)
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	})
+	timed("Quick", r.view.Quick)
+	timed("Scan", r.view.Scan)
+	timed("NewestClient", func() error { _, err := r.sys.NewestClient(); return err })
+	figures("one job", 300, nil)
+	figures("one job, Quick beside it", 300, func() { _ = r.view.Quick() })
+	figures("one job, Scan beside it", 100, func() { _ = r.view.Scan() })
+	figures("one job, NewestClient beside it", 100, func() { _, _ = r.sys.NewestClient() })
+	others := strings.Split(os.Getenv("GPREEMPT_NVIDIA_OTHERS"), ",")
+	for i, other := range others {
+		if other == "" {
+			continue
+		}
+		o := rigOf(t, nvrm.Kernel(), keyOf(t, other))
+		groups = append(groups, nvrm.Group{Process: o.process, Channels: o.channels})
+		figures(fmt.Sprintf("%d jobs in one call", i+2), 150, nil)
+	}
 	fd, err := unix.Open(nvrm.ControlPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := nvrm.Kernel().Adopt(fd)
+	defer unix.Close(fd)
+	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := nvrm.Kernel().Adopt(self, int32(os.Getpid()))
+	defer process.Close()
+	own, err := process.Copy(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer own.Close()
-	p := nvrm.HandleInfo{Object: r.channels[0].Client, Index: nvrm.IndexClass}
-	t.Logf("the job's client through a descriptor of our own: %v", own.Control(r.channels[0].Client, r.channels[0].Client, nvrm.GetHandleInfo, nvrm.Bytes(&p)))
+	p := nvrm.HandleInfo{Object: r.client, Index: nvrm.IndexClass}
+	if err := own.Control(r.client, r.client, nvrm.GetHandleInfo, nvrm.Bytes(&p)); !errors.Is(err, nvrm.InvalidClient) {
+		t.Errorf("the job's client through a descriptor of our own: %v", err)
+	}
 }
 
 func keyOf(t *testing.T, pid string) gpreempt.ProcessKey {

@@ -17,20 +17,19 @@ import (
 // ControlPath is the device of RM's control calls.
 const ControlPath = "/dev/nvidiactl"
 
-// File is an open file of ControlPath. Its methods may be called by several goroutines at once,
-// Close once.
+// File is a copy of an open file of ControlPath. Its methods may be called by several goroutines at
+// once, Close once.
 type File interface {
 	// Control makes a control call, which reads and writes params. Errors: a Status, or that of
 	// the system call.
 	Control(client, object Handle, cmd Command, params []byte) error
-	// FD is its descriptor.
-	FD() int
 	Close() error
 }
 
-// Process is a handle to a process, which a reused pid does not confuse. The caller closes it.
+// Process is a handle to a process, which a reused pid does not confuse. It keeps nothing of the
+// process alive. Its methods may be called by several goroutines at once, Close once, by the caller.
 type Process interface {
-	// Files returns the numbers of its descriptors of ControlPath, ascending.
+	// Files returns the numbers of its descriptors of ControlPath.
 	Files() ([]int, error)
 	// Copy returns a copy of one of them.
 	Copy(number int) (File, error)
@@ -44,8 +43,8 @@ type Process interface {
 type Sys interface {
 	// Open returns a handle to a process; proc.ErrGone when it has exited.
 	Open(gpreempt.ProcessKey) (Process, error)
-	// Adopt returns the file of a descriptor that another process has sent.
-	Adopt(fd int) File
+	// Adopt returns the handle for a pidfd that another program has sent, and owns that.
+	Adopt(pidfd int, pid int32) Process
 	// NewestClient returns the handle of a client that was just created, and freed again.
 	// RM counts handles upwards (serverAllocClient).
 	NewestClient() (Handle, error)
@@ -61,15 +60,12 @@ func (kernel) Open(key gpreempt.ProcessKey) (Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer p.Close()
 	fd, err := p.Pidfd()
-	if err != nil {
-		p.Close()
-		return nil, err
-	}
-	return process{p, key.PID, fd}, nil
+	return process{key.PID, fd}, err
 }
 
-func (kernel) Adopt(fd int) File { return file(fd) }
+func (kernel) Adopt(pidfd int, pid int32) Process { return process{pid, pidfd} }
 
 func (kernel) NewestClient() (Handle, error) {
 	fd, err := unix.Open(ControlPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -88,18 +84,13 @@ func (kernel) NewestClient() (Handle, error) {
 }
 
 type process struct {
-	*proc.Process
 	pid   int32
 	pidfd int
 }
 
-func (p process) FD() int { return p.pidfd }
-
-func (p process) Close() {
-	_ = unix.Close(p.pidfd) // nothing is lost
-	p.Process.Close()
-}
-
+func (p process) FD() int               { return p.pidfd }
+func (p process) Exited() bool          { return proc.Exited(p.pidfd) }
+func (p process) Close()                { _ = unix.Close(p.pidfd) } // nothing is lost
 func (p process) Files() ([]int, error) { return controlFiles(p.pid) }
 
 // controlFiles returns the descriptors of a process that are of ControlPath, by their names: so
@@ -136,9 +127,12 @@ func readNames(dir string) ([]string, error) {
 }
 
 func (p process) Copy(number int) (File, error) {
-	fd, err := p.CopyFD(number)
+	fd, err := unix.PidfdGetfd(p.pidfd, number, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil, proc.ErrGone
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("copy descriptor %d of process %d: %w", number, p.pid, err)
 	}
 	if err := isControl(fd); err != nil { // the number was reused
 		_ = unix.Close(fd)
@@ -162,7 +156,6 @@ func isControl(fd int) error {
 
 type file int
 
-func (f file) FD() int      { return int(f) }
 func (f file) Close() error { return unix.Close(int(f)) }
 func (f file) Control(client, object Handle, cmd Command, params []byte) error {
 	return control(int(f), client, object, cmd, params)

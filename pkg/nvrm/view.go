@@ -12,6 +12,8 @@ import (
 
 // Channel is a channel of a process: a queue of work for an engine of a GPU.
 type Channel struct {
+	// File is the number of the process's descriptor that has the client.
+	File           int
 	Client, Handle Handle
 	// Subdevice is the client's own object of the channel's GPU.
 	Subdevice Handle
@@ -139,16 +141,24 @@ func (v *View) scanFile(number int) error {
 // quickGap is the gap of Quick.
 const quickGap = 32
 
-// Quick looks for channels that were born since the last Scan, through files of Copies, and for
-// nothing else: it takes some ten microseconds.
-func (v *View) Quick(files map[Handle]File) error {
-	for _, known := range v.files {
+// Quick looks for channels that were born since the last Scan, in clients that it knows, and for
+// nothing else: it takes some ten microseconds for each client.
+func (v *View) Quick() error {
+	for n, known := range v.files {
+		if len(known.clients) == 0 {
+			continue
+		}
+		f, err := v.process.Copy(n)
+		if err != nil {
+			return err
+		}
 		for h, c := range known.clients {
-			if f := files[h]; f != nil {
-				if err := c.find(f, h, quickGap); err != nil {
-					return err
-				}
+			if len(c.objects) > 0 && err == nil {
+				err = c.find(f, h, quickGap)
 			}
+		}
+		if _ = f.Close(); err != nil { // it was only read
+			return err
 		}
 	}
 	return nil
@@ -237,7 +247,7 @@ func (c *viewClient) find(f File, client Handle, allowed int) error {
 // Channels returns the channels that the last Scan knows, ascending by client and handle. Those
 // whose GPU is not known are not in it; Unknown counts them.
 func (v *View) Channels() (all []Channel, unknown int) {
-	for _, f := range v.files {
+	for n, f := range v.files {
 		for client, c := range f.clients {
 			compute := map[Handle]bool{} // groups and channels
 			for _, o := range c.objects {
@@ -256,7 +266,7 @@ func (v *View) Channels() (all []Channel, unknown int) {
 					continue
 				}
 				inGroup := c.objects[o.parent].class == ClassGroup && compute[o.parent]
-				all = append(all, Channel{Client: client, Handle: h, Subdevice: sub, GPU: id, Compute: compute[h] || inGroup})
+				all = append(all, Channel{File: n, Client: client, Handle: h, Subdevice: sub, GPU: id, Compute: compute[h] || inGroup})
 			}
 		}
 	}
@@ -286,109 +296,65 @@ func (c *viewClient) subdevice(h Handle) (Handle, gpreempt.GPUID, bool) {
 	return 0, 0, false
 }
 
-// Copies returns copies of the files that have the clients of the channels, by client. The caller
-// closes them.
-func (v *View) Copies() (map[Handle]File, error) {
-	copies := map[Handle]File{}
-	for n, known := range v.files {
-		if len(known.clients) == 0 {
-			continue
-		}
-		f, err := v.process.Copy(n)
-		if err != nil {
-			CloseAll(copies)
-			return nil, err
-		}
-		kept := false
-		for h, c := range known.clients {
-			if len(c.objects) > 0 && copies[h] == nil {
-				copies[h], kept = shared{f, kept}, true
+// Group is channels of one process.
+type Group struct {
+	Process  Process
+	Channels []Channel
+}
+
+// Set takes the channels of all groups off their GPUs, and returns when they are off, or puts them
+// on again. It makes a call for each GPU and MaxChannels, as the client of the first of these
+// channels, through a copy of its file. An error ends it: what was done of that call is not known.
+func Set(groups []Group, disable bool) error {
+	type member struct {
+		Channel
+		process Process
+	}
+	gpus := map[gpreempt.GPUID][]member{}
+	var order []gpreempt.GPUID
+	for _, g := range groups {
+		for _, c := range g.Channels {
+			if gpus[c.GPU] == nil {
+				order = append(order, c.GPU)
 			}
-		}
-		if !kept {
-			_ = f.Close() // it was only read
+			gpus[c.GPU] = append(gpus[c.GPU], member{c, g.Process})
 		}
 	}
-	return copies, nil
-}
-
-// shared is a file of several clients; one of them closes it.
-type shared struct {
-	File
-	other bool
-}
-
-func (s shared) Close() error {
-	if s.other {
-		return nil
-	}
-	return s.File.Close()
-}
-
-// CloseAll closes files.
-func CloseAll(files map[Handle]File) {
-	for _, f := range files {
-		_ = f.Close() // nothing is lost
-	}
-}
-
-// Set takes channels off their GPUs, and returns when they are off, or puts them on again. It makes
-// a call for each subdevice and MaxChannels. files are those of their clients. Putting on again is
-// tried for all, whatever fails.
-func Set(files map[Handle]File, channels []Channel, disable bool) error {
-	type place struct{ client, subdevice Handle }
-	places := map[place][]Channel{}
-	var order []place
-	for _, c := range channels {
-		at := place{c.Client, c.Subdevice}
-		if places[at] == nil {
-			order = append(order, at)
-		}
-		places[at] = append(places[at], c)
-	}
-	var errs []error
-	for _, at := range order {
-		for some := range slices.Chunk(places[at], MaxChannels) {
-			err := setSome(files[at.client], at.client, at.subdevice, some, disable)
-			if err == nil {
-				continue
-			}
-			errs = append(errs, &SetError{GPU: some[0].GPU, Disable: disable, Err: err})
+	for _, gpu := range order {
+		for some := range slices.Chunk(gpus[gpu], MaxChannels) {
+			var list DisableList
 			if disable {
-				return errs[0]
+				list.Disable = 1
 			}
-			if errors.Is(err, InvalidChannel) { // one was freed; what is done of the others is not known
-				errs = append(errs[:len(errs)-1], enableEach(files[at.client], some)...)
+			list.Number = uint32(len(some))
+			for i, c := range some {
+				list.Clients[i], list.Channels[i] = c.Client, c.Handle
 			}
+			first := some[0]
+			f, err := first.process.Copy(first.File)
+			if err == nil {
+				err = f.Control(first.Client, first.Subdevice, DisableChannels, Bytes(&list))
+				_ = f.Close() // the call is over
+			}
+			if err != nil {
+				return &SetError{GPU: gpu, Disable: disable, Err: err}
+			}
+		}
+	}
+	return nil
+}
+
+// EnableEach puts channels of a process on again one by one, whatever fails. Those that were freed
+// are no failures.
+func EnableEach(p Process, channels []Channel) error {
+	var errs []error
+	for _, c := range channels {
+		err := Set([]Group{{p, []Channel{c}}}, false)
+		if err != nil && !errors.Is(err, InvalidChannel) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// enableEach puts channels on again one by one, without those that were freed.
-func enableEach(f File, channels []Channel) (errs []error) {
-	for _, c := range channels {
-		err := setSome(f, c.Client, c.Subdevice, []Channel{c}, false)
-		if err != nil && !errors.Is(err, InvalidChannel) {
-			errs = append(errs, &SetError{GPU: c.GPU, Err: err})
-		}
-	}
-	return errs
-}
-
-func setSome(f File, client, subdevice Handle, some []Channel, disable bool) error {
-	if f == nil {
-		return fmt.Errorf("no descriptor of client %v", client)
-	}
-	var list DisableList
-	if disable {
-		list.Disable = 1
-	}
-	list.Number = uint32(len(some))
-	for i, c := range some {
-		list.Clients[i], list.Channels[i] = c.Client, c.Handle
-	}
-	return f.Control(client, subdevice, DisableChannels, Bytes(&list))
 }
 
 // SetError is why channels of a GPU could not be set.

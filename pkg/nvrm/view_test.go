@@ -138,17 +138,14 @@ func TestChannelsAreSetThroughCopiesOfTheProcessOnly(t *testing.T) {
 	m := nvrmtest.New()
 	p := m.Start(key)
 	m.Start(gpreempt.ProcessKey{PID: 101, Start: 8})
-	v, _ := viewOf(t, m)
+	v, process := viewOf(t, m)
 	channels, _ := v.Channels()
-	files, err := v.Copies()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := nvrm.Set(files, channels, true); err != nil {
+	group := []nvrm.Group{{Process: process, Channels: channels}}
+	if err := nvrm.Set(group, true); err != nil {
 		t.Fatal(err)
 	}
 	off, all, others, _ := p.State()
-	if err := nvrm.Set(files, channels, false); err != nil {
+	if err := nvrm.Set(group, false); err != nil {
 		t.Fatal(err)
 	}
 	on, _, _, _ := p.State()
@@ -157,17 +154,12 @@ func TestChannelsAreSetThroughCopiesOfTheProcessOnly(t *testing.T) {
 	}
 	wrong := channels[:1:1]
 	wrong[0].Client++
-	for h, f := range files {
-		files[h+1] = f
-	}
-	if err := nvrm.Set(files, wrong, true); !errors.Is(err, nvrmtest.WrongClient) {
+	if err := nvrm.Set(group, true); !errors.Is(err, nvrmtest.WrongClient) {
 		t.Errorf("through another process's file: %v", err)
 	}
-	delete(files, wrong[0].Client)
-	nvrm.CloseAll(files)
 	p.Kill()
 	if n := m.Clients(); n != 1 {
-		t.Errorf("%d clients are left after the process and all copies, want the other process's", n)
+		t.Errorf("%d clients are left after the process, want the other process's", n)
 	}
 }
 

@@ -3,11 +3,9 @@ package nvchannels
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"os"
 	"os/exec"
-	"slices"
 	"sync"
 	"time"
 
@@ -98,14 +96,14 @@ func (g *guard) hasEnded() bool {
 }
 
 // ask sends a message and waits for the answer.
-func (g *guard) ask(m message, descriptors []int) error {
+func (g *guard) ask(m message, descriptors ...int) error {
 	done := make(chan struct{})
 	g.mu.Lock()
 	g.number++
 	m.Number = g.number
 	g.waiting[m.Number] = done
 	g.mu.Unlock()
-	if err := send(g.fd, m, descriptors, 0); err != nil {
+	if err := send(g.fd, m, 0, descriptors...); err != nil {
 		return fmt.Errorf("tell the supervisor: %w", err)
 	}
 	late := time.NewTimer(answerTime)
@@ -120,23 +118,18 @@ func (g *guard) ask(m message, descriptors []int) error {
 	}
 }
 
-// hold tells the supervisor which channels will be off.
-func (g *guard) hold(target gpreempt.ProcessKey, files map[nvrm.Handle]nvrm.File, pidfd int, channels []nvrm.Channel) error {
-	clients := slices.Sorted(maps.Keys(files))
-	fds := make([]int, 0, len(clients)+1)
-	for _, c := range clients {
-		fds = append(fds, files[c].FD())
-	}
-	return g.ask(message{Kind: kindHold, Target: target, Clients: clients, Channels: channels}, append(fds, pidfd))
+// arm tells the supervisor which channels of a process to put on. It replaces an earlier list.
+func (g *guard) arm(target gpreempt.ProcessKey, pidfd int, channels []nvrm.Channel) error {
+	return g.ask(message{Kind: kindArm, Target: target, Channels: channels}, pidfd)
 }
 
-// release tells the supervisor that they are on.
-func (g *guard) release(target gpreempt.ProcessKey) error {
-	return g.ask(message{Kind: kindRelease, Target: target}, nil)
+// disarm has the supervisor forget a process that runs.
+func (g *guard) disarm(target gpreempt.ProcessKey) error {
+	return g.ask(message{Kind: kindDisarm, Target: target})
 }
 
 // beat does not block.
-func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, nil, unix.MSG_DONTWAIT) } // a full socket has others
+func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, unix.MSG_DONTWAIT) } // a full socket has others
 
 // close has the supervisor end, and waits for that a moment.
 func (g *guard) close() {

@@ -1,20 +1,24 @@
 // Package nvchannels implements an experimental mechanism for NVIDIA's GPUs: it takes the compute
-// channels of a process off its GPUs, in the middle of kernels, and puts them on again, as the
-// process's own RM client (see pkg/nvrm).
+// channels of processes off their GPUs, in the middle of kernels, and puts them on again, as the
+// processes' own RM clients (see pkg/nvrm).
 //
-// The driver does not undo that when the daemon dies. So each pause is in the journal first, and a
-// supervisor process, which has copies of the descriptors, puts everything on again within a second
-// of the daemon's death or silence.
+// The driver does not undo that when the daemon dies. So everything that may be taken off is known
+// to others first: each process with a session is in the journal, and a supervisor process has the
+// list of its channels. That puts them on within a second of the daemon's death or silence. Both
+// are brought up to date when channels are born, not at each Suspend: enabling what is on has no
+// effect.
 //
-// A copy of a descriptor keeps the process's memory on the GPU after its death. Copies exist only
-// while the process is suspended, and are closed within PollEvery of its end.
+// A copy of a process's descriptor would keep its memory on the GPU after its death. Copies exist
+// only during a call; what is kept are pidfds.
 package nvchannels
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -29,12 +33,12 @@ import (
 const Name = "nvchannels"
 
 const (
-	// PollEvery is how often a suspended process is examined: its end, and channels that were
-	// born. Those are off within it, and the time of two calls.
+	// PollEvery is how often suspended processes are examined for channels that were born. Those
+	// are off within it, and the time of two calls.
 	PollEvery = 20 * time.Millisecond
-	// idleEvery is how often one that runs is.
+	// idleEvery is how often processes that run are.
 	idleEvery = 500 * time.Millisecond
-	// fullEvery is how often a suspended process is examined as a running one.
+	// fullEvery is how often a suspended process is examined as a running one: new clients, too.
 	fullEvery = time.Second
 	// searchScans is how many scans may be needed to find the clients of a process: every handle
 	// is tried then.
@@ -58,19 +62,26 @@ type Config struct {
 	start func() (*guard, error)
 }
 
-// Mechanism is a mechanism.Mechanism.
+// Mechanism is a mechanism.Batcher.
 type Mechanism struct {
 	cfg      Config
 	pauses   mechanism.Pauses
 	sessions mechanism.Sessions[*session]
+	guard    atomic.Pointer[guard] // nil before the first
+	wake     chan struct{}         // examine sooner
+	stop     chan struct{}
+	examiner sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
-	guard   *guard     // nil before the first
+	// calls is held through calls of the driver, and guards all below and in sessions: the driver
+	// makes such calls one at a time.
+	calls   sync.Mutex
 	closed  bool
-	members map[*session]bool
+	members []*session
+	// single is set once the driver has refused to set channels of several processes in one call.
+	single bool
 }
 
-var _ mechanism.Mechanism = (*Mechanism)(nil)
+var _ mechanism.Batcher = (*Mechanism)(nil)
 
 // New returns the mechanism. It starts the supervisor when it is first needed.
 func New(cfg Config) *Mechanism {
@@ -80,7 +91,10 @@ func New(cfg Config) *Mechanism {
 	if cfg.Refused == nil {
 		cfg.Refused = func() (string, string) { return "", "" }
 	}
-	m := &Mechanism{cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: Name, Log: cfg.Log}, members: map[*session]bool{}}
+	m := &Mechanism{
+		cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: Name, Log: cfg.Log},
+		wake: make(chan struct{}, 1), stop: make(chan struct{}),
+	}
 	if cfg.start == nil {
 		m.cfg.start = func() (*guard, error) {
 			file, pid, err := start()
@@ -98,82 +112,77 @@ func (*Mechanism) Name() string { return Name }
 
 // Owns reports whether a process is the supervisor.
 func (m *Mechanism) Owns(pid int32) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.guard != nil && int32(m.guard.pid) == pid
+	g := m.guard.Load()
+	return g != nil && int32(g.pid) == pid
 }
 
 // Beat shows that the daemon works. It is called at least every BeatEvery, and does not block.
 func (m *Mechanism) Beat() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.guard != nil {
-		m.guard.beat()
+	if g := m.guard.Load(); g != nil {
+		g.beat()
 	}
 }
 
-// supervisor returns the supervisor, and starts one if it does not run.
+// supervisor returns the supervisor, and starts one if it does not run. It needs calls.
 func (m *Mechanism) supervisor() (*guard, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case m.closed:
-		return nil, errors.New("the mechanism has been closed")
-	case m.guard != nil && !m.guard.hasEnded():
-		return m.guard, nil
+	if g := m.guard.Load(); g != nil && !g.hasEnded() && !m.closed {
+		return g, nil
+	}
+	if m.closed {
+		return nil, errClosed
 	}
 	g, err := m.cfg.start()
 	if err != nil {
 		return nil, fmt.Errorf("start the supervisor: %w", err)
 	}
-	m.guard = g
-	go m.watch(g)
+	m.guard.Store(g)
+	for _, s := range m.members { // what an earlier one knew
+		s.armed = nil
+	}
+	go func() {
+		<-g.ended
+		m.unguarded()
+	}()
 	return g, nil
 }
 
-// watch puts everything on again when the supervisor ends before the daemon: nobody would do so
-// at the daemon's death.
-func (m *Mechanism) watch(g *guard) {
-	<-g.ended
-	m.mu.Lock()
-	closed := m.closed
-	members := m.list()
-	m.mu.Unlock()
-	if closed {
+// unguarded puts everything on, because the supervisor has ended before the daemon: nobody would
+// do so at the daemon's death.
+func (m *Mechanism) unguarded() {
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	if m.closed {
 		return
 	}
 	m.cfg.Log.Error("the supervisor of nvchannels has ended; what was suspended runs, and is suspended again with another one", log.Mechanism(Name))
-	for _, s := range members {
-		s.unguarded()
+	for _, s := range m.members {
+		s.runAgain()
 	}
 }
 
 // lapsed takes in that the supervisor has put everything on.
 func (m *Mechanism) lapsed() {
-	m.cfg.Log.Warn("gpreemptd was silent, and the supervisor of nvchannels has resumed everything; it is suspended again", log.Mechanism(Name))
-	m.mu.Lock()
-	members := m.list()
-	m.mu.Unlock()
-	for _, s := range members {
-		go s.ranMeanwhile() // not in the goroutine that takes the supervisor's answers
-	}
-}
-
-// list needs mu.
-func (m *Mechanism) list() (all []*session) {
-	for s := range m.members {
-		all = append(all, s)
-	}
-	return all
+	go func() { // not in the goroutine that takes the supervisor's answers
+		m.calls.Lock()
+		defer m.calls.Unlock()
+		m.cfg.Log.Warn("gpreemptd was silent, and the supervisor of nvchannels has resumed everything; it is suspended again", log.Mechanism(Name))
+		for _, s := range m.members {
+			s.runAgain()
+		}
+	}()
 }
 
 // Close ends the supervisor, which puts on what may still be off.
 func (m *Mechanism) Close() error {
-	m.mu.Lock()
-	g := m.guard
+	m.calls.Lock()
+	first := !m.closed
 	m.closed = true
-	m.mu.Unlock()
-	if g != nil {
+	m.calls.Unlock()
+	if first {
+		close(m.stop)
+	}
+	m.examiner.Wait()
+	if g := m.guard.Load(); g != nil && first {
 		g.close()
 	}
 	return nil
@@ -204,25 +213,208 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if err != nil {
 		return nil, err
 	}
-	s := &session{m: m, target: target, process: p, events: make(chan struct{}, 1), wake: make(chan struct{}, 1), stop: make(chan struct{}), ended: make(chan struct{})}
-	if s.view, err = search(ctx, m.cfg, p); err == nil {
+	s := &session{m: m, target: target, process: p, events: make(chan struct{}, 1)}
+	if s.view, err = search(ctx, m.cfg.Sys, m.cfg.Profile, p); err == nil {
 		err = m.sessions.Add(target, s)
 	}
 	if err != nil {
 		p.Close()
 		return nil, err
 	}
-	_, _ = s.channels() // Suspend reports it
-	m.mu.Lock()
-	m.members[s] = true
-	m.mu.Unlock()
-	go s.run()
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	if err = m.pauses.Begin(mechanism.JournalEntry{Target: target}); err == nil {
+		if err = s.arm(); err != nil {
+			m.pauses.End(target)
+		}
+	}
+	if err != nil {
+		m.sessions.Remove(target, s)
+		p.Close()
+		return nil, err
+	}
+	if m.members == nil {
+		m.examiner.Go(m.examine)
+	}
+	m.members = append(m.members, s)
 	return s, nil
 }
 
+// SuspendAll implements mechanism.Batcher.
+func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
+	return m.suspend(ctx, ours(sessions), func() {})
+}
+
+func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []error {
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	errs := make([]error, len(all))
+	var ready []*session
+	for i, s := range all {
+		if errs[i] = s.ready(ctx); errs[i] == nil {
+			ready = append(ready, s)
+		}
+	}
+	if !m.several(ready, m.off) {
+		for i, s := range all {
+			if errs[i] == nil {
+				errs[i] = s.offAlone()
+			}
+		}
+	}
+	for i, s := range all {
+		if errs[i] == nil && ctx.Err() != nil {
+			errs[i] = s.failure(context.Cause(ctx))
+		}
+		if errs[i] == nil {
+			s.suspended, s.ran = true, false
+		}
+	}
+	done()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+	return errs
+}
+
+// several does something with several sessions by calls for all of them, and reports whether it
+// was done. It needs calls.
+func (m *Mechanism) several(all []*session, do func([]*session) error) bool {
+	if len(all) < 2 || m.single {
+		return false
+	}
+	err := do(all)
+	if err != nil {
+		m.cfg.Log.Info("channels of several processes were not set by one call; each is set by a call of its own", log.Err(err))
+		m.single = errors.Is(err, nvrm.NotPermitted) || errors.Is(err, nvrm.InvalidClient)
+	}
+	return err == nil
+}
+
+// off takes every channel of sessions off. After an error some may be. It needs calls.
+func (m *Mechanism) off(all []*session) error {
+	if slices.ContainsFunc(all, func(s *session) bool { return s.unsure }) {
+		return errAlone
+	}
+	for range 10 { // channels may be born all the time
+		var groups []nvrm.Group
+		for _, s := range all {
+			born, err := s.born()
+			if err != nil {
+				return err
+			}
+			if len(born) > 0 {
+				s.unsure = true
+				groups = append(groups, nvrm.Group{Process: s.process, Channels: born})
+			}
+		}
+		// The look for channels that are not known yet takes no lock that the call holds.
+		looked := make(chan error, 1)
+		go func() { looked <- quick(all) }()
+		err := nvrm.Set(groups, true)
+		if err := errors.Join(err, <-looked); err != nil {
+			return err
+		}
+		more := false
+		for _, s := range all {
+			s.unsure = false
+			s.off = s.armed
+			born, err := s.born()
+			if err != nil {
+				return err
+			}
+			more = more || len(born) > 0
+		}
+		if !more {
+			return nil
+		}
+	}
+	return errors.New("channels are created faster than they are taken off")
+}
+
+var errAlone = errors.New("what is off of a process is not known")
+
+func quick(all []*session) error {
+	for _, s := range all {
+		if err := s.view.Quick(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ResumeAll implements mechanism.Batcher.
+func (m *Mechanism) ResumeAll(_ context.Context, sessions []mechanism.Session) []error {
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	all := ours(sessions)
+	errs := make([]error, len(all))
+	if m.several(all, m.on) {
+		return errs
+	}
+	for i, s := range all {
+		errs[i] = s.resume()
+	}
+	return errs
+}
+
+// on puts every channel of sessions on. It needs calls.
+func (m *Mechanism) on(all []*session) error {
+	var groups []nvrm.Group
+	for _, s := range all {
+		if s.closed || s.unsure {
+			return errAlone
+		}
+		groups = append(groups, nvrm.Group{Process: s.process, Channels: s.off})
+	}
+	if err := nvrm.Set(groups, false); err != nil {
+		return err
+	}
+	for _, s := range all {
+		s.off, s.suspended = nil, false
+	}
+	return nil
+}
+
+func ours(sessions []mechanism.Session) []*session {
+	own := make([]*session, len(sessions))
+	for i, s := range sessions {
+		own[i] = s.(*session)
+	}
+	return own
+}
+
+// examine examines the processes from time to time.
+func (m *Mechanism) examine() {
+	tick := time.NewTimer(idleEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.stop:
+			return
+		case <-m.wake:
+		case <-tick.C:
+		}
+		every := idleEvery
+		m.calls.Lock()
+		members := slices.Clone(m.members)
+		m.calls.Unlock()
+		for _, s := range members { // a Suspend need not wait for all of them
+			m.calls.Lock()
+			if s.suspended {
+				every = PollEvery
+			}
+			s.examine()
+			m.calls.Unlock()
+		}
+		tick.Reset(every)
+	}
+}
+
 // search returns a view of a process whose clients were looked for among all handles.
-func search(ctx context.Context, cfg Config, p nvrm.Process) (*nvrm.View, error) {
-	v := nvrm.NewView(cfg.Sys, p, cfg.Profile)
+func search(ctx context.Context, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process) (*nvrm.View, error) {
+	v := nvrm.NewView(sys, p, profile)
 	for range searchScans {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -237,8 +429,27 @@ func search(ctx context.Context, cfg Config, p nvrm.Process) (*nvrm.View, error)
 	return v, nil
 }
 
+// restore puts channels of a process on: those that are known, and after a failure all that a
+// search finds. It returns nil for a process that has exited.
+func restore(ctx context.Context, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel) error {
+	if len(known) > 0 && nvrm.Set([]nvrm.Group{{Process: p, Channels: known}}, false) == nil {
+		return nil
+	}
+	v, err := search(ctx, sys, profile, p)
+	if err == nil {
+		channels, unknown := v.Channels()
+		if err = nvrm.EnableEach(p, channels); err == nil && unknown > 0 {
+			err = fmt.Errorf("the GPUs of %d channels are not known", unknown)
+		}
+	}
+	if p.Exited() || errors.Is(err, mechanism.ErrGone) {
+		return nil
+	}
+	return err
+}
+
 // Undo puts the channels of a process on that an earlier daemon may have left off, and removes the
-// entry. That has no effect on channels that are on. Errors: others than that it has exited.
+// entry. That has no effect on channels that are on.
 func (m *Mechanism) Undo(ctx context.Context, e mechanism.JournalEntry) error {
 	return m.pauses.Undo(e, func() error {
 		p, err := m.cfg.Sys.Open(e.Target)
@@ -246,19 +457,6 @@ func (m *Mechanism) Undo(ctx context.Context, e mechanism.JournalEntry) error {
 			return err
 		}
 		defer p.Close()
-		v, err := search(ctx, m.cfg, p)
-		if err != nil {
-			return err
-		}
-		files, err := v.Copies()
-		if err != nil {
-			return err
-		}
-		defer nvrm.CloseAll(files)
-		channels, unknown := v.Channels()
-		if err := nvrm.Set(files, channels, false); err != nil || unknown == 0 {
-			return err
-		}
-		return fmt.Errorf("the GPUs of %d channels of process %d are not known", unknown, e.Target.PID)
+		return restore(ctx, m.cfg.Sys, m.cfg.Profile, p, nil)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/gpreempt/gpreempt/emu/nvrmtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
@@ -35,7 +36,7 @@ func TestSuspendTakesComputeChannelsOffAndResumePutsThemOn(t *testing.T) {
 			must(t, s.Suspend(t.Context()))
 			got = append(got, stateOf(p))
 		}
-		entries := len(w.journal.list())
+		entries := len(w.journal.list()) // before anything is off, until Close
 		must(t, s.Resume(t.Context()))
 		must(t, s.Resume(t.Context()))
 		got = append(got, stateOf(p))
@@ -51,7 +52,7 @@ func TestSuspendTakesComputeChannelsOffAndResumePutsThemOn(t *testing.T) {
 			t.Errorf("copy engines %v: (-want +got):\n%s", copies, diff)
 		}
 		if n := len(w.journal.list()); entries != 1 || n != 0 {
-			t.Errorf("%d journal entries while suspended, %d after; want 1 and 0", entries, n)
+			t.Errorf("%d journal entries with a session, %d after; want 1 and 0", entries, n)
 		}
 	}
 }
@@ -112,7 +113,7 @@ func TestEveryChannelIsOnAgainAfterADeathAtAnyCall(t *testing.T) {
 			}
 		}
 		if s.Suspend(context.Background()) == nil {
-			w.kill()
+			w.die()
 		}
 	}
 	counted := newWorld(t)
@@ -224,51 +225,86 @@ func TestAGPUThatFailsIsNamed(t *testing.T) {
 	must(t, s.Close())
 }
 
-func TestSuspendWithoutASupervisorFailsAndTheProcessRuns(t *testing.T) {
-	w := newWorld(t)
-	p := w.machine.Start(target)
-	s := w.attach()
+func TestWithoutASupervisorOrAJournalNothingIsSuspended(t *testing.T) {
 	none := errors.New("no processes left")
-	w.m.cfg.start = func() (*guard, error) { return nil, none }
-	if err := s.Suspend(t.Context()); !errors.Is(err, none) {
-		t.Errorf("Suspend: %v", err)
+	for _, breakIt := range []func(*world){
+		func(w *world) { w.m.cfg.start = func() (*guard, error) { return nil, none } },
+		func(w *world) { w.journal.err = none },
+	} {
+		w := newWorld(t)
+		p := w.machine.Start(target)
+		breakIt(w)
+		if _, err := w.m.Attach(t.Context(), target); !errors.Is(err, none) {
+			t.Errorf("Attach: %v", err)
+		}
+		w.m.cfg.start, w.journal.err = w.start, nil
+		s := w.attach()
+		w.m.cfg.start = func() (*guard, error) { return nil, none }
+		w.kill()
+		<-w.m.guard.Load().ended
+		if err := s.Suspend(t.Context()); !errors.Is(err, none) {
+			t.Errorf("Suspend: %v", err)
+		}
+		if got := stateOf(p); got.Off != 0 {
+			t.Errorf("after that: %v", got)
+		}
+		must(t, s.Close())
+		if n := len(w.journal.list()); n != 0 {
+			t.Errorf("%d entries are left", n)
+		}
 	}
-	if got := stateOf(p); got.Off != 0 || len(w.journal.list()) != 0 {
-		t.Errorf("after that: %v, %d entries", got, len(w.journal.list()))
-	}
-	must(t, s.Close())
 }
 
-// TestAnyHistory compares the mechanism with what was asked for, with faults of any call.
+// TestAnyHistory compares the mechanism with what was asked for, with two processes and faults of
+// any call.
 func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(t)
-		p := w.machine.Start(target)
-		s := w.attach()
-		wanted := false
-		step := func(err error, suspend bool) {
-			if err == nil {
-				wanted = suspend
+		processes := []*nvrmtest.Process{w.machine.Start(target), w.machine.Start(other)}
+		sessions := []mechanism.Session{w.attachTo(target), w.attachTo(other)}
+		// The look for newborn channels may be what a fault strikes. It then has the owner suspend
+		// the process again.
+		check := func(errs []error, which []int, off bool) {
+			w.m.calls.Lock()
+			defer w.m.calls.Unlock()
+			for n, i := range which {
+				got, s := stateOf(processes[i]), sessions[i].(*session)
+				switch {
+				case errs[n] == nil && off && !s.ran && got.Off != got.All, errs[n] == nil && !off && got.Off != 0:
+					rt.Fatalf("process %d: suspended %v without an error: %v", i, off, got)
+				case errs[n] != nil && got.Off > 0 && !s.unsure && len(s.off) == 0:
+					rt.Fatalf("process %d: %v is not known after %v", i, got, errs[n])
+				}
 			}
-			// A fault may strike the look for newborn channels instead, which then reports that the process runs.
-			inner := s.(*session)
-			inner.mu.Lock()
-			got, ran := stateOf(p), inner.ran
-			inner.mu.Unlock()
-			switch {
-			case err == nil && suspend && !ran && got.Off != got.All, err == nil && !suspend && got.Off != 0:
-				rt.Fatalf("suspended %v without an error: %v", suspend, got)
-			case got.Off > 0 && len(w.journal.list()) == 0:
-				rt.Fatalf("%v without a journal entry", got)
+			if n := len(w.journal.list()); n != 2 {
+				rt.Fatalf("%d journal entries for two sessions", n)
 			}
 		}
+		some := func(rt *rapid.T) (which []int, chosen []mechanism.Session) {
+			which = rapid.SampledFrom([][]int{{0}, {1}, {0, 1}}).Draw(rt, "processes")
+			for _, i := range which {
+				chosen = append(chosen, sessions[i])
+			}
+			return which, chosen
+		}
+		suspend := func(rt *rapid.T) {
+			which, chosen := some(rt)
+			check(w.m.SuspendAll(t.Context(), chosen), which, true)
+		}
+		resume := func(rt *rapid.T) {
+			which, chosen := some(rt)
+			check(w.m.ResumeAll(t.Context(), chosen), which, false)
+		}
 		rt.Repeat(map[string]func(*rapid.T){
-			"suspend": func(*rapid.T) { step(s.Suspend(context.Background()), true) },
-			"resume":  func(*rapid.T) { step(s.Resume(context.Background()), false) },
-			"bear":    func(rt *rapid.T) { p.Bear(rapid.IntRange(1, 3).Draw(rt, "channels")) },
-			"free":    func(*rapid.T) { p.FreeChannel() },
+			"suspend": suspend,
+			"resume":  resume,
+			"bear": func(rt *rapid.T) {
+				processes[rapid.IntRange(0, 1).Draw(rt, "process")].Bear(rapid.IntRange(1, 3).Draw(rt, "channels"))
+			},
+			"free":  func(rt *rapid.T) { processes[rapid.IntRange(0, 1).Draw(rt, "process")].FreeChannel() },
+			"lapse": func(*rapid.T) { w.m.lapsed() },
 			"fault": func(rt *rapid.T) {
-				at, status := rapid.IntRange(1, 40).Draw(rt, "call"), rapid.SampledFrom([]nvrm.Status{nvrm.GPUIsLost, nvrm.InvalidChannel, nvrm.NotPermitted}).Draw(rt, "status")
+				at, status := rapid.IntRange(1, 60).Draw(rt, "call"), rapid.SampledFrom([]nvrm.Status{nvrm.GPUIsLost, nvrm.InvalidChannel, nvrm.NotPermitted, nvrm.InvalidClient}).Draw(rt, "status")
 				w.machine.Before(func(n int, cmd nvrm.Command) error {
 					if n == at && cmd == nvrm.DisableChannels {
 						return status
@@ -276,13 +312,17 @@ func TestAnyHistory(t *testing.T) {
 					return nil
 				})
 				defer w.machine.Before(nil)
-				step(s.Suspend(context.Background()), true)
+				rapid.SampledFrom([]func(*rapid.T){suspend, resume}).Draw(rt, "during")(rt)
 			},
 		})
-		_ = wanted
-		must(t, s.Close())
-		if got := stateOf(p); got.Off != 0 || len(w.journal.list()) != 0 {
-			rt.Fatalf("after Close: %v, %d entries", got, len(w.journal.list()))
+		for i, s := range sessions {
+			must(t, s.Close())
+			if got := stateOf(processes[i]); got.Off != 0 {
+				rt.Fatalf("process %d after Close: %v", i, got)
+			}
+		}
+		if n := len(w.journal.list()); n != 0 {
+			rt.Fatalf("%d entries after Close", n)
 		}
 		must(t, w.m.Close())
 		w.supervisors.Wait()
@@ -296,7 +336,7 @@ func TestASuspensionThatIsMadeAgainIsUndoneByOneResume(t *testing.T) {
 	p := w.machine.Start(target)
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
-	s.(*session).ranMeanwhile()
+	w.m.lapsed()
 	must(t, s.Suspend(t.Context()))
 	if got := stateOf(p); got.Off != 8 {
 		t.Errorf("suspended again: %v", got)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/log"
@@ -14,36 +13,34 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// session is a process whose channels may be off. It implements mechanism.Watcher.
+// session is a process whose channels may be off. It implements mechanism.Watcher. The mechanism's
+// lock guards its fields.
 type session struct {
 	m       *Mechanism
 	target  gpreempt.ProcessKey
 	process nvrm.Process
 	events  chan struct{}
-	wake    chan struct{} // examine it sooner
-	stop    chan struct{}
-	ended   chan struct{} // run has
-
-	mu   sync.Mutex // guards what follows; held through calls of the driver
-	view *nvrm.View
-	// held are the channels that may be off, and files those of their clients; nil files: nothing
-	// is off.
-	held  []nvrm.Channel
-	files map[nvrm.Handle]nvrm.File
-	// suspended: Suspend has succeeded last.
+	view    *nvrm.View
+	full    time.Time // of the last full scan
+	total   int       // channels, for changed
+	// armed are the channels that the supervisor would put on.
+	armed []nvrm.Channel
+	// off are those that are off, each disabled once: the driver counts. unsure is set while some
+	// others of armed may be off, or some of off on.
+	off    []nvrm.Channel
+	unsure bool
+	// suspended: the last Suspend has succeeded, and no Resume since.
 	suspended bool
-	full      time.Time // of the last full scan
-	total     int
-	// ran: it was resumed, and not by Resume. lost is why it cannot be suspended any more.
+	// ran: a suspended process runs. lost is why it cannot be suspended any more.
 	ran, changed, closed bool
 	lost                 error
 }
 
 var _ mechanism.Watcher = (*session)(nil)
 
-var errClosed = errors.New("the session with the process has been closed")
+var errClosed = errors.New("the mechanism, or the session with the process, has been closed")
 
-// channels returns those to take off. It needs mu.
+// channels returns those to take off.
 func (s *session) channels() (all []nvrm.Channel, err error) {
 	all, unknown := s.view.Channels()
 	s.changed = s.changed || len(all) != s.total
@@ -57,287 +54,210 @@ func (s *session) channels() (all []nvrm.Channel, err error) {
 	return slices.DeleteFunc(all, func(c nvrm.Channel) bool { return !c.Compute }), nil
 }
 
-// Suspend implements mechanism.Session.
-func (s *session) Suspend(ctx context.Context) error { return s.SuspendThen(ctx, func() {}) }
+// arm has the supervisor know the channels, before any of them is taken off.
+func (s *session) arm() error {
+	all, err := s.channels()
+	if err != nil {
+		return err
+	}
+	g, err := s.m.supervisor()
+	if err != nil || s.armed != nil && slices.Equal(all, s.armed) {
+		return err
+	}
+	if err := g.arm(s.target, s.process.FD(), all); err != nil {
+		return err
+	}
+	s.armed = append([]nvrm.Channel{}, all...)
+	return nil
+}
 
-// SuspendThen implements mechanism.Watcher.
-func (s *session) SuspendThen(ctx context.Context, done func()) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// born returns the channels that are not off. They are armed.
+func (s *session) born() ([]nvrm.Channel, error) {
+	if err := s.arm(); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(s.armed), func(c nvrm.Channel) bool { return slices.Contains(s.off, c) }), nil
+}
+
+// ready reports why the process cannot be suspended.
+func (s *session) ready(ctx context.Context) error {
 	switch {
 	case s.closed:
 		return errClosed
 	case s.lost != nil:
 		return s.lost
 	case ctx.Err() != nil:
-		return errors.Join(context.Cause(ctx), s.on())
+		return s.failure(context.Cause(ctx))
 	}
-	// A channel may have been born in the place of a freed one, where a quick look does not see it.
-	err := s.scan()
-	if err == nil {
-		err = s.off()
-	}
-	if stale(err) { // a channel was freed: the list is another one now
-		if err = s.on(); err == nil {
+	return nil
+}
+
+// offAlone takes every channel of this process off.
+func (s *session) offAlone() error {
+	var err error
+	for try := range 2 {
+		err = nil
+		if s.unsure {
+			err = s.on()
+		}
+		if err == nil && try > 0 { // a channel was freed, say: the list is another one now
 			err = s.scan()
 		}
 		if err == nil {
-			err = s.off()
+			err = s.m.off([]*session{s})
 		}
-	}
-	if err == nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
+		if err == nil || hardware(err) != nil {
+			break
+		}
 	}
 	if err != nil {
-		return s.failure(err, s.on())
-	}
-	s.suspended, s.ran = true, false
-	done()
-	select {
-	case s.wake <- struct{}{}:
-	default:
+		return s.failure(err)
 	}
 	return nil
 }
 
-// stale reports whether an error says that channels or clients were freed.
-func stale(err error) bool {
-	status, ok := errors.AsType[nvrm.Status](err)
-	return ok && !status.Hardware()
+// hardware returns the error of a GPU that has failed.
+func hardware(err error) *nvrm.SetError {
+	var status nvrm.Status
+	if set, ok := errors.AsType[*nvrm.SetError](err); ok && errors.As(set, &status) && status.Hardware() {
+		return set
+	}
+	return nil
 }
 
-// off takes every channel off. It needs mu.
-func (s *session) off() error {
-	if s.process.Exited() {
-		return mechanism.ErrGone
-	}
-	if s.files == nil {
-		files, err := s.view.Copies()
-		if err != nil {
-			return err
-		}
-		if err := s.m.pauses.Begin(mechanism.JournalEntry{Target: s.target}); err != nil {
-			nvrm.CloseAll(files)
-			return err
-		}
-		s.files, s.held = files, nil
-	}
-	// The driver counts: what was disabled twice has to be enabled twice.
-	already := s.held
-	if len(already) > 0 && (!s.suspended || s.ran) {
-		if err := nvrm.Set(s.files, already, false); err != nil {
-			return err
-		}
-		already = nil
-	}
-	for range 10 { // channels may be born all the time
-		if err := s.view.Quick(s.files); err != nil {
-			return err
-		}
-		all, err := s.channels()
-		if err != nil {
-			return err
-		}
-		born := slices.DeleteFunc(slices.Clone(all), func(c nvrm.Channel) bool { return slices.Contains(already, c) })
-		if len(born) == 0 && len(already) == len(all) {
-			return nil
-		}
-		if err := s.hold(all); err != nil {
-			return err
-		}
-		if err := nvrm.Set(s.files, born, true); err != nil {
-			return err
-		}
-		already = all
-	}
-	return fmt.Errorf("process %d creates channels faster than they are taken off", s.target.PID)
-}
-
-// hold tells the supervisor what will be off. It needs mu.
-func (s *session) hold(all []nvrm.Channel) error {
-	g, err := s.m.supervisor()
-	if err == nil {
-		err = g.hold(s.target, s.files, s.process.FD(), all)
-	}
-	if err == nil {
-		s.held = all
-	}
-	return err
-}
-
-// on puts every channel on. It needs mu.
+// on puts every channel on.
 func (s *session) on() error {
-	if s.files == nil {
-		s.suspended = false
+	known := s.off
+	if s.unsure {
+		known = s.armed
+	}
+	if len(known) > 0 {
+		if err := restore(context.Background(), s.m.cfg.Sys, s.m.cfg.Profile, s.process, known); err != nil {
+			s.unsure = true
+			return err
+		}
+	}
+	s.off, s.unsure, s.suspended = nil, false, false
+	return nil
+}
+
+// failure puts every channel on, and returns the error of an action.
+func (s *session) failure(err error) error {
+	undo := s.on()
+	if s.process.Exited() || errors.Is(err, mechanism.ErrGone) {
+		return fmt.Errorf("process %d: %w", s.target.PID, mechanism.ErrGone)
+	}
+	if undo != nil {
+		err = errors.Join(err, fmt.Errorf("channels may stay off until gpreemptd resumes the process or ends: %w", undo))
+	}
+	if set := hardware(err); set != nil {
+		return &mechanism.HardwareError{GPUs: []gpreempt.GPUID{set.GPU}, Err: err}
+	}
+	return fmt.Errorf("process %d: %w", s.target.PID, err)
+}
+
+func (s *session) resume() error {
+	if s.closed {
+		return errClosed
+	}
+	if err := s.on(); err != nil {
+		return s.failure(err)
+	}
+	return nil
+}
+
+// Suspend implements mechanism.Session.
+func (s *session) Suspend(ctx context.Context) error { return s.SuspendThen(ctx, func() {}) }
+
+// SuspendThen implements mechanism.Watcher.
+func (s *session) SuspendThen(ctx context.Context, done func()) error {
+	return s.m.suspend(ctx, []*session{s}, done)[0]
+}
+
+// Resume implements mechanism.Session.
+func (s *session) Resume(ctx context.Context) error {
+	return s.m.ResumeAll(ctx, []mechanism.Session{s})[0]
+}
+
+// Close implements mechanism.Session.
+func (s *session) Close() error {
+	s.m.calls.Lock()
+	defer s.m.calls.Unlock()
+	if s.closed {
 		return nil
 	}
-	if err := nvrm.Set(s.files, s.held, false); err != nil && !s.process.Exited() {
-		return err
+	if err := s.on(); err != nil {
+		return s.failure(err)
 	}
 	s.release()
+	s.closed = true
+	s.m.members = slices.DeleteFunc(s.m.members, func(other *session) bool { return other == s })
+	s.process.Close()
+	s.m.sessions.Remove(s.target, s)
 	return nil
 }
 
-// release forgets what is on, or belongs to a process that has ended. It needs mu.
+// release has the supervisor and the journal forget a process that runs, or has ended.
 func (s *session) release() {
-	nvrm.CloseAll(s.files)
-	s.suspended, s.files, s.held = false, nil, nil
-	s.m.mu.Lock()
-	g := s.m.guard
-	s.m.mu.Unlock()
-	if g != nil && !g.hasEnded() {
-		if err := g.release(s.target); err != nil {
+	s.suspended, s.unsure, s.off, s.armed = false, false, nil, nil
+	if g := s.m.guard.Load(); g != nil && !g.hasEnded() {
+		if err := g.disarm(s.target); err != nil {
 			s.m.cfg.Log.Warn("the supervisor keeps a process that runs", log.Target(s.target), log.Err(err))
 		}
 	}
 	s.m.pauses.End(s.target)
 }
 
-// failure returns the error of an action, with that of what was done about it.
-func (s *session) failure(err, undo error) error {
-	if s.process.Exited() {
-		return fmt.Errorf("process %d: %w", s.target.PID, mechanism.ErrGone)
-	}
-	if undo != nil {
-		err = errors.Join(err, fmt.Errorf("channels may stay off until gpreemptd resumes the process or ends: %w", undo))
-	}
-	var status nvrm.Status
-	if set, ok := errors.AsType[*nvrm.SetError](err); ok && errors.As(set, &status) && status.Hardware() {
-		return &mechanism.HardwareError{GPUs: []gpreempt.GPUID{set.GPU}, Err: err}
-	}
-	return fmt.Errorf("process %d: %w", s.target.PID, err)
-}
-
-// Resume implements mechanism.Session.
-func (s *session) Resume(context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return errClosed
-	}
-	if err := s.on(); err != nil {
-		return s.failure(err, nil)
-	}
-	return nil
-}
-
-// Close implements mechanism.Session.
-func (s *session) Close() error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return nil
-	}
-	if err := s.on(); err != nil {
-		s.mu.Unlock()
-		return s.failure(err, nil)
-	}
-	s.closed = true
-	s.mu.Unlock()
-	s.m.mu.Lock()
-	delete(s.m.members, s)
-	s.m.mu.Unlock()
-	close(s.stop)
-	<-s.ended
-	s.process.Close()
-	s.m.sessions.Remove(s.target, s)
-	return nil
-}
-
-// run examines the process from time to time.
-func (s *session) run() {
-	defer close(s.ended)
-	tick := time.NewTimer(idleEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-s.stop:
-			return
-		case <-s.wake:
-		case <-tick.C:
-		}
-		tick.Reset(s.examine())
-	}
-}
-
-// examine looks for the end of the process, and for channels that were born. It returns when to do
-// so again.
-func (s *session) examine() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// examine looks for the end of the process, and for channels that were born.
+func (s *session) examine() {
 	switch {
 	case s.closed, s.lost != nil:
-		return time.Hour
+		return
 	case s.process.Exited():
 		s.lose(mechanism.ErrGone)
-		return time.Hour
-	case s.files == nil:
-		_ = s.scan() // Suspend reports it
-		return idleEvery
-	case !s.suspended: // Resume has failed, and is called again
-		return PollEvery
+		return
+	case !s.suspended:
+		if s.scan() == nil {
+			_ = s.arm() // Suspend reports it
+		}
+		return
+	case s.unsure: // the owner suspends it again
+		return
 	}
 	if time.Since(s.full) >= fullEvery {
-		if err := s.scan(); err == nil && len(s.held) > 0 && !s.view.Has(s.held[0].Client) {
+		if err := s.scan(); err == nil && len(s.off) > 0 && !s.view.Has(s.off[0].Client) {
 			s.lose(mechanism.ErrReplaced) // the files were closed: it runs another program, or has ended its use of the GPU
-			return time.Hour
+			return
 		}
 	}
-	before := len(s.held)
-	if err := s.view.Quick(s.files); err != nil {
-		return PollEvery
-	}
-	all, err := s.channels()
-	if err == nil && len(all) == before {
-		return PollEvery
-	}
-	if err == nil && len(all) > before {
-		err = s.off()
-	}
-	if err != nil { // the owner suspends it again, and learns why that fails
-		s.ran = true
+	if err := s.m.off([]*session{s}); err != nil { // the owner suspends it again, and learns why that fails
+		s.unsure, s.ran = true, true
 		s.notify()
 	}
-	return PollEvery
 }
 
-// scan needs mu.
 func (s *session) scan() error {
 	s.full = time.Now()
 	return s.view.Scan()
 }
 
-// lose ends the use of the process. It needs mu.
+// lose ends the use of the process.
 func (s *session) lose(why error) {
 	s.lost = fmt.Errorf("process %d: %w", s.target.PID, why)
-	if s.files != nil {
-		s.release()
-	}
+	s.release()
 	s.notify()
 }
 
-// ranMeanwhile takes in that the supervisor has put the channels on.
-func (s *session) ranMeanwhile() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.suspended {
-		s.ran = true
-		s.notify()
-	}
-}
-
-// unguarded puts the channels on, because there is no supervisor any more.
-func (s *session) unguarded() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.files == nil {
+// runAgain takes in that nobody holds the process, or that nobody would put it on: it runs until
+// the owner suspends it again.
+func (s *session) runAgain() {
+	if !s.suspended && !s.unsure {
 		return
 	}
-	wanted := s.suspended
+	s.ran = s.suspended
 	if err := s.on(); err != nil {
 		s.m.cfg.Log.Error("a process could not be resumed", log.Target(s.target), log.Err(err))
 	}
-	s.ran = wanted
 	s.notify()
 }
 
@@ -354,8 +274,8 @@ func (s *session) Events() <-chan struct{} { return s.events }
 
 // Handle implements mechanism.Watcher.
 func (s *session) Handle(context.Context) (running bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.m.calls.Lock()
+	defer s.m.calls.Unlock()
 	running, err = s.ran, s.lost
 	s.ran = false
 	return running, err
@@ -363,8 +283,8 @@ func (s *session) Handle(context.Context) (running bool, err error) {
 
 // Changed implements mechanism.Watcher.
 func (s *session) Changed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.m.calls.Lock()
+	defer s.m.calls.Unlock()
 	changed := s.changed
 	s.changed = false
 	return changed

@@ -1,6 +1,7 @@
 package nvchannels
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
@@ -46,36 +46,35 @@ func Main() int {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	unix.CloseOnExec(socketFD)
 	_ = os.WriteFile("/proc/self/comm", []byte("gpreempt-nvsup"), 0) // for people only
-	if err := supervise(socketFD, nvrm.Kernel(), silence); err != nil {
+	profile, err := nvrm.ReadProfile(os.DirFS("/"))
+	if err == nil {
+		err = supervise(socketFD, nvrm.Kernel(), profile, silence)
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "gpreemptd: %s: %v\n", Argument, err)
 		return 1
 	}
 	return 0
 }
 
-// guarded is a process whose channels may be off.
+// guarded is a process with channels that may be off.
 type guarded struct {
-	files    map[nvrm.Handle]nvrm.File
-	pidfd    int
+	process  nvrm.Process
 	channels []nvrm.Channel
-}
-
-func (g *guarded) close() {
-	nvrm.CloseAll(g.files)
-	_ = unix.Close(g.pidfd) // nothing is lost
 }
 
 // supervisor is the state of the program.
 type supervisor struct {
-	fd     int
-	sys    nvrm.Sys
-	held   map[gpreempt.ProcessKey]*guarded
-	lapsed bool
+	fd      int
+	sys     nvrm.Sys
+	profile nvrm.Profile
+	armed   map[gpreempt.ProcessKey]guarded
+	lapsed  bool
 }
 
 // supervise serves a daemon until that closes its end, and puts everything on again then.
-func supervise(fd int, sys nvrm.Sys, silence time.Duration) error {
-	s := &supervisor{fd: fd, sys: sys, held: map[gpreempt.ProcessKey]*guarded{}}
+func supervise(fd int, sys nvrm.Sys, profile nvrm.Profile, silence time.Duration) error {
+	s := &supervisor{fd: fd, sys: sys, profile: profile, armed: map[gpreempt.ProcessKey]guarded{}}
 	buf := make([]byte, maxPacket)
 	limit := time.Now().Add(silence)
 	for {
@@ -87,7 +86,7 @@ func supervise(fd int, sys nvrm.Sys, silence time.Duration) error {
 			if time.Now().Before(limit) { // a process has ended
 				continue
 			}
-			if len(s.held) > 0 {
+			if len(s.armed) > 0 {
 				s.lapsed = true
 				_ = s.enable() // it is tried again
 			}
@@ -103,13 +102,12 @@ func supervise(fd int, sys nvrm.Sys, silence time.Duration) error {
 	}
 }
 
-// wait waits for a packet, at most for a time. It forgets processes that end meanwhile: its copies
-// would keep their memory on the GPU.
+// wait waits for a packet, at most for a time. It forgets processes that end meanwhile.
 func (s *supervisor) wait(most time.Duration) (ready bool, err error) {
-	keys := slices.SortedFunc(maps.Keys(s.held), gpreempt.ProcessKey.Compare)
+	keys := slices.SortedFunc(maps.Keys(s.armed), gpreempt.ProcessKey.Compare)
 	fds := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
 	for _, key := range keys {
-		fds = append(fds, unix.PollFd{Fd: int32(s.held[key].pidfd), Events: unix.POLLIN})
+		fds = append(fds, unix.PollFd{Fd: int32(s.armed[key].process.FD()), Events: unix.POLLIN})
 	}
 	_, err = unix.Poll(fds, int(max(most, 0)/time.Millisecond)+1)
 	if errors.Is(err, unix.EINTR) {
@@ -127,9 +125,9 @@ func (s *supervisor) wait(most time.Duration) (ready bool, err error) {
 }
 
 func (s *supervisor) forget(key gpreempt.ProcessKey) {
-	if g := s.held[key]; g != nil {
-		g.close()
-		delete(s.held, key)
+	if g, known := s.armed[key]; known {
+		g.process.Close()
+		delete(s.armed, key)
 	}
 }
 
@@ -141,48 +139,42 @@ func (s *supervisor) serve(buf []byte) error {
 	}
 	if s.lapsed { // before the answer: the daemon knows then
 		s.lapsed = false
-		if err := send(s.fd, message{Kind: kindLapsed}, nil, 0); err != nil {
+		if err := send(s.fd, message{Kind: kindLapsed}, 0); err != nil {
 			return err
 		}
 	}
 	switch m.Kind {
 	case kindBeat:
 		return nil
-	case kindRelease:
+	case kindDisarm:
 		s.forget(m.Target)
-	case kindHold:
+	case kindArm:
 		s.forget(m.Target)
-		if len(descriptors) != len(m.Clients)+1 {
-			return fmt.Errorf("%d descriptors for %d clients", len(descriptors), len(m.Clients))
+		if len(descriptors) != 1 {
+			return fmt.Errorf("%d descriptors for one process", len(descriptors))
 		}
-		g := &guarded{files: map[nvrm.Handle]nvrm.File{}, pidfd: descriptors[len(m.Clients)], channels: m.Channels}
-		for i, client := range m.Clients {
-			g.files[client] = s.sys.Adopt(descriptors[i])
-		}
-		s.held[m.Target] = g
+		s.armed[m.Target] = guarded{s.sys.Adopt(descriptors[0], m.Target.PID), m.Channels}
 	default:
 		return fmt.Errorf("unknown message %q", m.Kind)
 	}
-	return send(s.fd, message{Kind: kindDone, Number: m.Number}, nil, 0)
+	return send(s.fd, message{Kind: kindDone, Number: m.Number}, 0)
 }
 
-// enable puts on everything that is held, all processes at once: a GPU that hangs holds up only
-// its own.
+// enable puts on everything that may be off, all processes at once: one that hangs holds up only
+// itself.
 func (s *supervisor) enable() error {
 	var all sync.WaitGroup
-	var mu sync.Mutex
-	var errs []error
-	for _, g := range s.held {
-		all.Go(func() {
-			if err := nvrm.Set(g.files, g.channels, false); err != nil && !proc.Exited(g.pidfd) {
-				mu.Lock()
-				errs = append(errs, err)
-				mu.Unlock()
-			}
-		})
+	errs := make(chan error, len(s.armed))
+	for _, g := range s.armed {
+		all.Go(func() { errs <- restore(context.Background(), s.sys, s.profile, g.process, g.channels) })
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	close(errs)
+	var joined []error
+	for err := range errs {
+		joined = append(joined, err)
+	}
+	return errors.Join(joined...)
 }
 
 // end puts everything on again after the daemon has ended.
@@ -192,7 +184,7 @@ func (s *supervisor) end() error {
 		time.Sleep(again)
 		err = s.enable()
 	}
-	for key := range s.held {
+	for key := range s.armed {
 		s.forget(key)
 	}
 	return err

@@ -15,14 +15,14 @@ import (
 
 // Kinds of messages.
 const (
-	// kindHold: the channels may be taken off from now on. With the descriptors of their clients'
-	// files and the pidfd last. It replaces an earlier one of the process.
-	kindHold = "hold"
-	// kindRelease: the channels of the process are on.
-	kindRelease = "release"
+	// kindArm: the channels are to be put on at the daemon's end or silence. With a pidfd. It
+	// replaces an earlier one of the process.
+	kindArm = "arm"
+	// kindDisarm: the process needs that no longer.
+	kindDisarm = "disarm"
 	// kindBeat: the daemon works.
 	kindBeat = "beat"
-	// kindDone answers hold and release.
+	// kindDone answers arm and disarm.
 	kindDone = "done"
 	// kindLapsed: the daemon was silent, and everything was put on again. From the supervisor.
 	kindLapsed = "lapsed"
@@ -33,14 +33,10 @@ type message struct {
 	Kind     string              `json:"kind"`
 	Number   uint64              `json:"number,omitempty"`
 	Target   gpreempt.ProcessKey `json:"target"`
-	Clients  []nvrm.Handle       `json:"clients,omitempty"` // of the descriptors
 	Channels []nvrm.Channel      `json:"channels,omitempty"`
 }
 
-const (
-	maxPacket      = 128 << 10
-	maxDescriptors = 64
-)
+const maxPacket = 128 << 10
 
 // newPair returns two ends of a socket that keeps the bounds of packets.
 func newPair() (daemon, supervisor *os.File, err error) {
@@ -52,13 +48,13 @@ func newPair() (daemon, supervisor *os.File, err error) {
 }
 
 // send sends a packet. It waits for room unless flags have MSG_DONTWAIT.
-func send(fd int, m message, descriptors []int, flags int) error {
+func send(fd int, m message, flags int, descriptors ...int) error {
 	text, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	if len(text) > maxPacket || len(descriptors) > maxDescriptors {
-		return fmt.Errorf("process %d has too many channels or files for the supervisor: %d, %d", m.Target.PID, len(m.Channels), len(descriptors))
+	if len(text) > maxPacket {
+		return fmt.Errorf("process %d has too many channels for the supervisor: %d", m.Target.PID, len(m.Channels))
 	}
 	var rights []byte
 	if len(descriptors) > 0 {
@@ -74,7 +70,7 @@ func send(fd int, m message, descriptors []int, flags int) error {
 
 // receive receives a packet; io.EOF when the other end has closed.
 func receive(fd int, buf []byte) (m message, descriptors []int, err error) {
-	room := make([]byte, unix.CmsgSpace(maxDescriptors*4))
+	room := make([]byte, unix.CmsgSpace(4))
 	var n, controlled int
 	for {
 		n, controlled, _, _, err = unix.Recvmsg(fd, buf, room, unix.MSG_CMSG_CLOEXEC)

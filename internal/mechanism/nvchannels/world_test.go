@@ -19,7 +19,10 @@ import (
 
 func TestMain(m *testing.M) { testutil.VerifyMain(m) }
 
-var target = gpreempt.ProcessKey{PID: 4242, Start: 77}
+var (
+	target = gpreempt.ProcessKey{PID: 4242, Start: 77}
+	other  = gpreempt.ProcessKey{PID: 4243, Start: 78}
+)
 
 // world is a fake machine with a mechanism and its supervisors, which are goroutines here.
 type world struct {
@@ -30,19 +33,26 @@ type world struct {
 	// daemon counts and ends the daemon's calls.
 	daemon      *mortal
 	supervisors sync.WaitGroup
-	ends        []int // descriptors of the supervisors' sockets
 	silence     time.Duration
+
+	mu   sync.Mutex // guards what follows
+	dead bool       // the daemon
+	ends []int      // descriptors of the supervisors' sockets
 }
 
 // journal is a mechanism.Store in memory.
 type journal struct {
 	mu      sync.Mutex
 	entries map[gpreempt.ProcessKey]mechanism.JournalEntry
+	err     error
 }
 
 func (j *journal) Begin(e mechanism.JournalEntry) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.err != nil {
+		return j.err
+	}
 	if j.entries == nil {
 		j.entries = map[gpreempt.ProcessKey]mechanism.JournalEntry{}
 	}
@@ -114,7 +124,7 @@ func (f mortalFile) Control(client, object nvrm.Handle, cmd nvrm.Command, params
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, machine: nvrmtest.New(), silence: time.Hour}
-	w.daemon = &mortal{Sys: w.machine.Sys(), died: w.kill}
+	w.daemon = &mortal{Sys: w.machine.Sys(), died: w.die}
 	profile, err := nvrm.ParseVersion("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
 	if err != nil {
 		t.Fatal(err)
@@ -123,11 +133,17 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(func() {
 		_ = w.m.Close()
 		w.supervisors.Wait()
+		w.machine.Close()
 	})
 	return w
 }
 
 func (w *world) start() (*guard, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dead {
+		return nil, errDead
+	}
 	daemon, supervisor, err := newPair()
 	if err != nil {
 		return nil, err
@@ -135,7 +151,7 @@ func (w *world) start() (*guard, error) {
 	fd := int(supervisor.Fd())
 	w.supervisors.Go(func() {
 		defer supervisor.Close()
-		if err := supervise(fd, w.machine.Sys(), w.silence); err != nil {
+		if err := supervise(fd, w.machine.Sys(), w.m.cfg.Profile, w.silence); err != nil {
 			w.t.Error(err)
 		}
 	})
@@ -144,17 +160,29 @@ func (w *world) start() (*guard, error) {
 	return g, nil
 }
 
-// kill closes what the kernel closes when the daemon dies: its ends of the sockets.
+// kill ends the supervisors.
 func (w *world) kill() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, end := range w.ends {
 		_ = shutdown(end)
 	}
 }
 
+// die closes what the kernel closes when the daemon dies: its ends of the sockets.
+func (w *world) die() {
+	w.mu.Lock()
+	w.dead = true
+	w.mu.Unlock()
+	w.kill()
+}
+
 // attach returns a session with the target.
-func (w *world) attach() mechanism.Watcher {
+func (w *world) attach() mechanism.Watcher { return w.attachTo(target) }
+
+func (w *world) attachTo(key gpreempt.ProcessKey) mechanism.Watcher {
 	w.t.Helper()
-	s, err := w.m.Attach(w.t.Context(), target)
+	s, err := w.m.Attach(w.t.Context(), key)
 	if err != nil {
 		w.t.Fatal(err)
 	}
