@@ -56,6 +56,8 @@ func (r *recording) NewestClient() (h nvrm.Handle, err error) {
 	return r.Newest, err
 }
 
+func (r *recording) Confidential() (nvrm.Confidential, error) { return r.real.Confidential() }
+
 type recordedProcess struct {
 	nvrm.Process
 	r *recording
