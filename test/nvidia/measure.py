@@ -175,9 +175,6 @@ class Job:
         finally:
             self.path.unlink(missing_ok=True)
 
-    def command(self, line):
-        return ask(self.process, line)
-
 
 def cuda(ms=100, *mode):
     return Job("job", ms, *mode)
@@ -401,8 +398,7 @@ def requests(budget):
             for arm in list(raw)[turn % 3 :] + list(raw)[: turn % 3]:
                 for job in jobs:
                     job.pause(arm == "alone")
-                server_warm = ask(server, "50")  # the GPU's clocks, and the jobs, are as in a long run
-                del server_warm
+                ask(server, "50")  # the clocks of the GPU are those of a long run
                 before, since = sum(j.counters.total() for j in jobs), now()
                 for kernels in lengths:
                     for _ in range(each):
@@ -567,7 +563,7 @@ def deaths(budget):
     time.sleep(1)
     answer = {
         "runs_after_ms": quantiles(runs), "over_1s": sum(r is None or r > 1000 for r in runs), "left_off": off,
-        "daemon_start_ms": quantiles(starts), "held_again_ms": quantiles(again), "processes_left": len(gpreemptds()) - 2,
+        "daemon_start_ms": quantiles(starts), "held_again_ms": quantiles(again), "daemon_processes": len(gpreemptds()),
         "job_failed": job.counters[3], "raw_runs_after_ms": rounded(runs, 3), "raw_daemon_start_ms": rounded(starts),
     }  # fmt: skip
     job.end()
@@ -577,19 +573,20 @@ def deaths(budget):
 def stops(budget):
     """SIGSTOP of the daemon: the supervisor has the job run; when the daemon goes on, it suspends the job again."""
     job = cuda(20).started().attached()
-    runs, again, after = [], [], []
+    runs, again, lost, after = [], [], [], []
     for _ in range(2 if QUICK else 5):
         lease = held([job])
         daemon().process.send_signal(signal.SIGSTOP)
         runs.append(job.counters.moves_within(3))
         daemon().process.send_signal(signal.SIGCONT)
         time.sleep(0.1)
-        again.append(job.counters.moves_within(0.1) is None and not lease.lost)
+        again.append(job.counters.moves_within(0.1) is None)
+        lost.append(lease.lost)
         lease.release()
         after.append(job.counters.moves_within(2))
         time.sleep(0.3)
     job.end()
-    return {"runs_after_s": rounded(runs, 4), "off_again_after_cont": again, "runs_after_complete_s": rounded(after, 4)}
+    return {"runs_after_s": rounded(runs, 4), "off_again_after_cont": again, "lease_lost": lost, "runs_after_complete_s": rounded(after, 4)}
 
 
 def newborn(budget):
@@ -617,27 +614,33 @@ def newborn(budget):
     return answer
 
 
+def kill_both():
+    """Kill the daemon and its supervisor, so that neither sees the other's death."""
+    pids = gpreemptds()
+    daemon().process.send_signal(signal.SIGSTOP)
+    for pid in pids:
+        if pid != daemon().process.pid:
+            os.kill(pid, signal.SIGKILL)
+    daemon().end(signal.SIGKILL)
+    daemon().client.close()
+    time.sleep(0.2)
+    return len(pids)
+
+
 def cleanup(budget):
     """SIGKILL of the daemon and of the supervisor: the job stays off until --cleanup."""
     job = cuda().started().attached()
     held([job])
-    pids = gpreemptds()
-    for pid in sorted(pids, key=lambda p: p == daemon().process.pid):  # the daemon last: it would start another supervisor
-        os.kill(pid, signal.SIGKILL)
-    daemon().process.wait()
-    time.sleep(0.2)
+    killed = kill_both()
     stays = job.counters.moves_within(1.5) is None
     text = out(DAEMON, "--cleanup", check=False)
     runs = job.counters.moves_within(2)
     state["daemon"] = Daemon()
-    answer = {"killed": len(pids), "stays_off_without_both": stays, "cleanup": text, "runs_after_s": runs}
+    answer = {"killed": killed, "stays_off_without_both": stays, "cleanup": text, "runs_after_s": runs}
     # The next daemon alone does it, too.
     job.attached()
     held([job])
-    for pid in sorted(gpreemptds(), key=lambda p: p == daemon().process.pid):
-        os.kill(pid, signal.SIGKILL)
-    daemon().process.wait()
-    time.sleep(0.2)
+    kill_both()
     answer["stays_off_again"] = job.counters.moves_within(0.5) is None
     state["daemon"] = Daemon()
     answer["runs_after_a_start_s"] = job.counters.moves_within(3)
