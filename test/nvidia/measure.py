@@ -1,59 +1,90 @@
-"""Measure gpreemptd with the mechanism nvchannels on this machine's NVIDIA GPU.
+"""Measure gpreemptd with the mechanism nvchannels on this machine's NVIDIA GPUs.
 
-measure.py GPREEMPTD GPCTL OUT [quick] runs as root on a machine with CUDA and PyTorch. It builds the
-CUDA programs, starts the daemon, and writes what it measured to OUT/measure.json: raw values, and
-a summary. Each part says what failed, and the others go on.
+measure.py GPREEMPTD GPCTL OUT [quick] runs as root on a machine with CUDA and PyTorch, and the client package gpreempt.
+It builds the CUDA programs, starts the daemon, runs parts, and writes OUT/measure.json after each: raw values, and a
+summary. PARTS="holds kinds" selects parts; all of them together take longer than 10 minutes. quick takes a tenth of the
+values. A part that fails, or takes far longer than its budget, says so, and the others go on with a new daemon.
+
+Times are of time.perf_counter. While it waits for a counter this program is busy on one core, and on none otherwise.
 """
 
+import contextlib
 import json
 import mmap
 import os
 import pathlib
+import random
 import signal
+import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 import traceback
+
+import arrivals
 
 HERE = pathlib.Path(__file__).resolve().parent
 DAEMON, GPCTL, OUT = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
 QUICK = "quick" in sys.argv[4:]
 # On a tmpfs, as /run is under systemd: the journal is written before each suspension.
 RUN = pathlib.Path("/dev/shm/gpreempt")
-os.environ["RUNTIME_DIRECTORY"] = str(RUN)
-SOCKET = RUN / "gpreemptd.sock"
 WORK = pathlib.Path("/tmp/gpreempt-measure")
+SOCKET = RUN / "gpreemptd.sock"
+os.environ["RUNTIME_DIRECTORY"] = str(RUN)
 os.environ["GPREEMPT_SOCKET"] = str(SOCKET)
-result = {"mechanism": "nvchannels", "hardware": "real", "parts": {}}
+# The client of this tree, unless one is installed.
+BINDINGS = HERE.parent.parent / "bindings" / "python"
+sys.path.append(str(BINDINGS))
+os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(BINDINGS)) if p)
+
+import gpreempt  # noqa: E402
+
 CONFIG = """
 mechanisms: [nvchannels]
 access: {online_groups: [root], admin_groups: [root]}
-policy: {preset: balanced, linger: none, share_floor: 0, max_suspend: 60s, max_wait: 200ms, attach_after: 0s}
+policy: {preset: balanced, linger: none, share_floor: 0, max_suspend: %s, max_wait: 200ms, attach_after: 0s}
 rules:
   - {name: job, match: {comm: "job*"}, class: offline, priority: 0}
+  - {name: check, match: {comm: "check*"}, class: offline, priority: 0}
   - {name: train, match: {cmdline: "*train.py*"}, class: offline, priority: 0}
+  - {name: nccl, match: {cmdline: "*nccl.py*"}, class: offline, priority: 0}
 """
+result = {"mechanism": "nvchannels", "hardware": "real", "quick": QUICK, "parts": {}}
+now = time.perf_counter
 
 
-def now():
-    return time.perf_counter()
+def amount(n):
+    return max(3, n // 10) if QUICK else n
 
 
 def quantiles(values):
-    v = sorted(values)
+    v = sorted(x for x in values if x is not None)
     if not v:
         return {"n": 0}
-    at = lambda q: round(v[min(len(v) - 1, int(len(v) * q))], 1)
-    return {"n": len(v), "p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": round(v[-1], 1)}
+    at = lambda q: round(v[min(len(v) - 1, int(len(v) * q))], 2)
+    return {"n": len(v), "p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": round(v[-1], 2)}
 
 
-def out(*command, check=True):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=60)
+def rounded(values, digits=1):
+    return [None if v is None else round(v, digits) for v in values]
+
+
+def out(*command, check=True, timeout=60):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout)
     if check and done.returncode:
         raise RuntimeError(f"{command}: {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout + done.stderr
+
+
+def smi(fields):
+    return out("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", check=False).strip()
+
+
+def xids():
+    """The driver's reports of errors in the kernel's log; None if it cannot be read."""
+    done = subprocess.run(["dmesg"], capture_output=True, text=True, errors="replace")
+    return None if done.returncode else [line for line in done.stdout.splitlines() if "Xid" in line]
 
 
 class Counters:
@@ -69,6 +100,10 @@ class Counters:
     def __setitem__(self, i, value):
         struct.pack_into("<Q", self.memory, 8 * i, value)
 
+    def total(self):
+        """The counts of all contexts."""
+        return sum(struct.unpack_from("<48Q", self.memory, 8 * 16), self[0])
+
     def moves_within(self, seconds, i=0):
         """The seconds until the counter moves; None if it does not."""
         begin, was = now(), self[i]
@@ -78,262 +113,119 @@ class Counters:
         return None
 
 
+spawned = []
+
+
+def spawn(command, **options):
+    with open(OUT / "jobs.log", "a") as log:
+        process = subprocess.Popen([str(c) for c in command], stderr=log, **options)
+    spawned.append(process)
+    return process
+
+
 class Job:
-    def __init__(self, kind="cuda", ms=100, wait=60):
+    def __init__(self, *command, wait=90):
         # CUDA can register memory of tmpfs, and not of a file on a disk.
         self.path = pathlib.Path(f"/dev/shm/gpreempt-job-{time.monotonic_ns()}")
         self.path.write_bytes(bytes(4096))
-        command = [WORK / "job", self.path, str(ms)] if kind == "cuda" else [sys.executable, HERE / "train.py", self.path]
-        self.process = subprocess.Popen(command, stderr=open(OUT / "jobs.log", "a"))
+        program = [WORK / command[0]] if command[0] in ("job", "check") else [sys.executable, HERE / command[0]]
+        self.name = " ".join(str(c) for c in command)
+        self.process = spawn([*program, self.path, *command[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.counters = Counters(self.path)
+        self.wait = wait
+
+    def started(self):
         begin = now()
         while self.counters[0] == 0:
-            if self.process.poll() is not None or now() - begin > wait:
-                raise RuntimeError(f"{kind} job did not start")
+            if self.process.poll() is not None or now() - begin > self.wait:
+                raise RuntimeError(f"{self.name} did not start: exit status {self.process.poll()}")
             time.sleep(0.01)
+        return self
+
+    def attached(self):
+        """Wait until the daemon can suspend it."""
+        begin = now()
+        while now() - begin < 20:
+            text = out(GPCTL, "target", "list", "-o", "json", check=False)
+            if f'"{self.process.pid}@' in text and "nvchannels" in text:
+                return self
+            time.sleep(0.1)
+        raise RuntimeError(f"{self.name} did not become a target: {out(GPCTL, 'target', 'explain', self.process.pid, check=False)}")
+
+    def pause(self, wanted):
+        """Have it leave the GPU idle, or go on."""
+        contexts = self.counters[12] or 1
+        self.counters[7] = int(wanted)
+        begin = now()
+        while self.counters[8] != (contexts if wanted else 0):
+            if now() - begin > 20 or self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} does not {'pause' if wanted else 'go on'}")
+            time.sleep(0.001)
 
     def end(self):
         self.counters[1] = 1
+        if self.process.stdin:
+            self.process.stdin.close()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(20)
-            raise RuntimeError("the job did not end") from None
+            raise RuntimeError(f"{self.name} did not end") from None
+        finally:
+            self.path.unlink(missing_ok=True)
+
+
+def cuda(ms=100, *mode):
+    return Job("job", ms, *mode)
+
+
+def ask(process, line):
+    """Give a command to a server, and read its answer of one line."""
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    text = process.stdout.readline()
+    if not text:
+        raise RuntimeError(f"{process.args[1]} ended: see jobs.log")
+    return text
+
+
+def answered(text):
+    answer = json.loads(text)
+    if "failed" in answer:
+        raise RuntimeError(answer["failed"])
+    return answer
 
 
 class Daemon:
-    def __init__(self):
-        (WORK / "config.yaml").write_text(CONFIG)
-        self.log = open(OUT / "gpreemptd.log", "a")
-        self.process = subprocess.Popen([DAEMON, "serve", "--config", WORK / "config.yaml", "--socket", SOCKET], stderr=self.log, stdout=self.log)
+    def __init__(self, max_suspend="60s"):
+        (WORK / "config.yaml").write_text(CONFIG % max_suspend)
+        with open(OUT / "gpreemptd.log", "a") as log:
+            self.process = subprocess.Popen([DAEMON, "serve", "--config", WORK / "config.yaml", "--socket", SOCKET], stderr=log, stdout=log)
         begin = now()
-        while "gpreemptd" not in (out(GPCTL, "version", check=False) + "gpreemptd") or not self.serves():
+        while not self.serves():
             if self.process.poll() is not None or now() - begin > 20:
                 raise RuntimeError("gpreemptd did not start")
-            time.sleep(0.05)
+            time.sleep(0.002)
+        self.started_s = now() - begin
+        # A client that met a dead daemon does not try again at once; each daemon gets a new one.
+        self.client = gpreempt.Client(str(SOCKET))
 
-    def serves(self):
-        return SOCKET.exists() and "rror" not in out(GPCTL, "status", check=False)
+    @staticmethod
+    def serves():
+        with socket.socket(socket.AF_UNIX) as s:
+            try:
+                s.connect(str(SOCKET))
+            except OSError:
+                return False
+        return True
 
-    def end(self):
-        self.process.terminate()
+    def online(self):
+        return gpreempt.online(gpus=gpreempt.ALL, label="measure", client=self.client)
+
+    def end(self, how=signal.SIGTERM):
+        self.process.send_signal(how)
         self.process.wait(20)
-
-
-def target(pid, attached=True):
-    begin = now()
-    while now() - begin < 20:
-        text = out(GPCTL, "target", "list", "-o", "json", check=False)
-        if f'"{pid}@' in text and (not attached or "nvchannels" in text):
-            return text
-        time.sleep(0.1)
-    raise RuntimeError(f"process {pid} did not become a target: {text}{out(GPCTL, 'target', 'explain', pid, check=False)}")
-
-
-def online():
-    import gpreempt
-
-    return gpreempt.online(gpus=gpreempt.ALL, label="measure")
-
-
-def holds():
-    """Announce to quiet, nothing moves meanwhile, and on again after Complete."""
-    job, announce, moved, back, unquiet = Job(), [], 0, [], 0
-    text = target(job.process.pid)
-    (OUT / "target.json").write_text(text)
-    chat = online()
-    try:
-        for _ in range(20 if QUICK else 150):
-            time.sleep(0.004)
-            begin = now()
-            lease = chat.__enter__()
-            announce.append((now() - begin) * 1e6)
-            unquiet += not lease.quiet
-            moved += job.counters.moves_within(0.01) is not None
-            begin = now()
-            chat.__exit__(None, None, None)
-            again = job.counters.moves_within(2)
-            back.append((again if again is not None else 2) * 1e6 + 0)
-        stats = out(GPCTL, "stats", "-o", "json", check=False)
-    finally:
-        job.end()
-    return {"announce_us": quantiles(announce), "not_quiet": unquiet, "moved_while_quiet": moved, "runs_after_complete_us": quantiles(back), "raw_announce_us": announce, "raw_back_us": back, "stats": stats}
-
-
-def requests():
-    """Request latency: alone, beside jobs, and with announcements."""
-    answer = {}
-    chat = online()
-    for kernels, ms in [(5, 0.2), (20, 0.2)] if QUICK else [(5, 0.2), (20, 0.2), (80, 0.2)]:
-        server = subprocess.Popen([WORK / "requests", str(kernels), str(ms)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        server.stdout.readline()
-
-        def serve(n, announced):
-            times = []
-            for _ in range(n):
-                time.sleep(0.03)
-                begin = now()
-                if announced:
-                    chat.__enter__()
-                server.stdin.write("r\n")
-                server.stdin.flush()
-                server.stdout.readline()
-                times.append((now() - begin) * 1e6)
-                if announced:
-                    chat.__exit__(None, None, None)
-            return times
-
-        n = 20 if QUICK else 60
-        arms = {"alone": serve(n, False)}
-        for count in (1, 4):
-            jobs = [Job() for _ in range(count)]
-            for job in jobs:
-                target(job.process.pid)
-            arms[f"shared_{count}"] = serve(n, False)
-            before, begin = [j.counters[0] for j in jobs], now()
-            arms[f"gpreempt_{count}"] = serve(n, True)
-            arms[f"progress_{count}"] = [j.counters[0] - b for j, b in zip(jobs, before)] + [now() - begin]
-            for job in jobs:
-                job.end()
-        server.stdin.close()
-        server.wait(20)
-        answer[f"{kernels}x{ms}ms"] = {"raw": arms, "summary_us": {k: quantiles(v) for k, v in arms.items() if "progress" not in k}}
-    return answer
-
-
-def death():
-    """SIGKILL of the daemon while a job is suspended, and SIGSTOP."""
-    answer = {"killed_s": [], "stopped_s": [], "off_again_after_cont": []}
-    for how in ["kill", "stop"] * (1 if QUICK else 3):
-        job = Job()
-        target(job.process.pid)
-        lease = online()
-        lease.__enter__()
-        if job.counters.moves_within(0.05) is not None:
-            raise RuntimeError("the job runs")
-        os.kill(daemon().process.pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        answer[how + ("ed_s" if how == "kill" else "ped_s")].append(job.counters.moves_within(5))
-        if how == "stop":
-            os.kill(daemon().process.pid, signal.SIGCONT)
-            time.sleep(0.5)
-            answer["off_again_after_cont"].append("see log")
-        lease.__exit__(None, None, None)
-        if how == "kill":
-            daemon().process.wait()
-            state["daemon"] = Daemon()
-        runs = job.counters.moves_within(2)
-        answer.setdefault("runs_afterwards", []).append(runs is not None)
-        job.end()
-    return answer
-
-
-def cleanup():
-    """SIGKILL of the daemon and of the supervisor: what --cleanup does."""
-    job = Job()
-    target(job.process.pid)
-    lease = online()
-    lease.__enter__()
-    children = out("pgrep", "-P", daemon().process.pid, check=False).split()
-    for pid in children:
-        os.kill(int(pid), signal.SIGKILL)
-    os.kill(daemon().process.pid, signal.SIGKILL)
-    daemon().process.wait()
-    time.sleep(0.2)
-    stays = job.counters.moves_within(1.5) is None
-    text = out(DAEMON, "--cleanup", check=False)
-    runs = job.counters.moves_within(2)
-    lease.__exit__(None, None, None)
-    state["daemon"] = Daemon()
-    job.end()
-    return {"stays_off_without_both": stays, "cleanup": text, "runs_after_s": runs, "children": children}
-
-
-def newborn():
-    """A context that is created while the job is suspended."""
-    job = Job()
-    target(job.process.pid)
-    lease = online()
-    lease.__enter__()
-    job.counters[4] = 1
-    begin, ran, at = now(), 0, None
-    while now() - begin < 3:
-        if job.counters[6] and at is None:
-            at = now() - begin
-        if job.counters[5]:
-            ran = job.counters[5]
-            break
-    first = now() - begin
-    time.sleep(0.2)
-    moves = job.counters.moves_within(0.5, 5) is not None
-    moves_old = job.counters.moves_within(0.2) is not None
-    lease.__exit__(None, None, None)
-    after = job.counters.moves_within(3, 5)
-    state6 = job.counters[6]
-    job.end()
-    return {"context_created_s": at, "state": state6, "first_count_s": first if ran else None, "still_counts_0.2s_later": moves, "old_counts": moves_old, "runs_after_resume_s": after}
-
-
-def kill_while_off():
-    """A job that is killed while it is off: its memory is free again."""
-    used = lambda: int(out("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()[0])
-    before = used()
-    job = Job()
-    target(job.process.pid)
-    during = used()
-    lease = online()
-    lease.__enter__()
-    job.process.kill()
-    job.process.wait()
-    begin = now()
-    while used() > before + 50 and now() - begin < 10:
-        pass
-    took = now() - begin
-    lease.__exit__(None, None, None)
-    return {"memory_before": before, "during": during, "after": used(), "freed_within_s": took}
-
-
-def serving():
-    """PyTorch serving beside PyTorch training."""
-    answer = {}
-
-    def serve(announce):
-        p = subprocess.Popen([sys.executable, HERE / "serve.py", str(6 if QUICK else 25), announce], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        p.stdout.readline()
-        return p
-
-    def run(p):
-        p.stdin.write("go\n")
-        p.stdin.flush()
-        text = p.stdout.readline()
-        p.wait(60)
-        return json.loads(text)
-
-    def summary(answers):
-        tpot = [t for a in answers for t in a["tpot"]]
-        return {"ttft_ms": quantiles([a["ttft"] for a in answers]), "tpot_ms": quantiles(tpot), "tpot_mean_ms": sum(tpot) / len(tpot),
-                "announce_ms": quantiles([a["announce"] for a in answers]), "not_quiet": sum(not a["quiet"] for a in answers)}
-
-    for arm in ("alone", "shared", "gpreempt", "shared again"):
-        p = serve("announce" if arm == "gpreempt" else "plain")
-        train = Job("torch") if arm != "alone" else None
-        if train:
-            target(train.process.pid)
-            time.sleep(1)
-        begin, steps = now(), train.counters[0] if train else 0
-        answers = run(p)
-        took = now() - begin
-        answer[arm] = {"summary": summary(answers), "raw": answers}
-        if train:
-            answer[arm]["train_steps_per_s"] = (train.counters[0] - steps) / took
-            train.end()
-    train = Job("torch")
-    time.sleep(1)
-    begin, steps = now(), train.counters[0]
-    time.sleep(4)
-    answer["training alone"] = {"train_steps_per_s": (train.counters[0] - steps) / (now() - begin)}
-    train.end()
-    return answer
 
 
 state = {}
@@ -343,41 +235,634 @@ def daemon():
     return state["daemon"]
 
 
-def part(f):
+def restart(how=signal.SIGTERM, **options):
+    if daemon().process.poll() is None:
+        daemon().process.send_signal(signal.SIGCONT)
+        daemon().end(how)
+    state["daemon"] = Daemon(**options)
+
+
+def gpreemptds():
+    """The processes of the daemon's program: itself and its supervisor."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.path.realpath(entry / "exe") == os.path.realpath(DAEMON):
+                    found.append(int(entry.name))
+    return found
+
+
+def held(jobs, online=None, seconds=20):
+    """A lease under which all jobs are off. It may take a few: a daemon that has just started looks for processes."""
+    online = online or daemon().online()
     begin = now()
+    while now() - begin < seconds:
+        lease = online.acquire()
+        if lease.quiet:
+            before = [j.counters.total() for j in jobs]
+            time.sleep(0.005)
+            if before == [j.counters.total() for j in jobs]:
+                return lease
+        lease.release()
+        time.sleep(0.01)
+    raise RuntimeError("the jobs were not suspended")
+
+
+def all_move_within(jobs, seconds):
+    """The seconds until the first and until the last job counts; None for later ones."""
+    begin, first = now(), None
+    waiting = {j: j.counters.total() for j in jobs}
+    while waiting and now() - begin < seconds:
+        for j, was in list(waiting.items()):
+            if j.counters.total() != was:
+                first = first if first is not None else now() - begin
+                del waiting[j]
+    return first, None if waiting else now() - begin
+
+
+def hold_often(jobs, n, budget, still=0.01, gap=0.004):
+    """Announce to quiet, nothing moves meanwhile, and Complete until the jobs run."""
+    online, begin = daemon().online(), now()
+    announce, first, last, moved, unquiet = [], [], [], 0, 0
+    for _ in range(n):
+        if now() - begin > budget:
+            break
+        time.sleep(gap)
+        at = now()
+        lease = online.acquire()
+        announce.append((now() - at) * 1e6)
+        unquiet += not lease.quiet
+        before = [j.counters.total() for j in jobs]
+        time.sleep(still)
+        moved += before != [j.counters.total() for j in jobs]
+        lease.release()
+        if jobs:
+            one, every = all_move_within(jobs, 2)
+            first.append(None if one is None else one * 1e6)
+            last.append(None if every is None else every * 1e6)
+    return {
+        "announce_us": quantiles(announce), "first_runs_us": quantiles(first), "all_run_us": quantiles(last), "not_quiet": unquiet,
+        "moved_while_quiet": moved, "not_back_in_2s": last.count(None), "raw_announce_us": rounded(announce),
+        "raw_first_runs_us": rounded(first), "raw_all_run_us": rounded(last),
+    }  # fmt: skip
+
+
+def clients(budget):
+    """What the client, gRPC and the scheduler take: announcements with no job, and with a job that has no work."""
+    answer = {"no job": hold_often([], amount(300), budget / 2, still=0.001)}
+    job = cuda().started().attached()
+    job.pause(True)
+    idle = hold_often([], amount(300), budget / 2, still=0.001)
+    job.end()
+    answer["idle job"] = idle
+    return answer
+
+
+def holds(budget):
+    """1 and 4 jobs whose kernels fill the GPU."""
+    answer, jobs = {}, []
+    for count in (1, 4):
+        while len(jobs) < count:
+            jobs.append(cuda())
+        for job in jobs:
+            job.started().attached()
+        answer[f"{count} jobs"] = hold_often(jobs, amount(300), budget / 2)
+    answer["stats"] = json.loads(out(GPCTL, "stats", "-o", "json"))
+    for job in jobs:
+        job.end()
+    return answer
+
+
+def kind(n, budget, *mode, still=0.01):
+    job = cuda(*mode).started().attached()
+    time.sleep(0.5)  # the other contexts start
+    answer = {"queues": queues(job.process.pid), **hold_often([job], n, budget, still=still)}
+    answer["job_failed"] = job.counters[3]
+    job.end()
+    return answer
+
+
+def queues(pid):
+    """How many channels the daemon sees, with those of copy engines."""
+
+    def find(value):
+        if isinstance(value, dict):
+            if value.get("pid") == pid and "queue_count" in value:
+                return value["queue_count"]
+            value = list(value.values())
+        if isinstance(value, list):
+            return next((found for found in map(find, value) if found is not None), None)
+
     try:
-        value = f()
+        return find(json.loads(out(GPCTL, "target", "list", "-o", "json")))
+    except ValueError:
+        return None
+
+
+def kinds(budget):
+    """Latency by the number of channels and by the kind of kernel."""
+    modes = {f"long, {n} contexts": (100, "long", "--contexts", n) for n in (1, 2, 4)}
+    modes |= {name: (100, name) for name in ("coop", "tensor", "graph")}
+    answer = {}
+    for name, mode in modes.items():
+        try:
+            answer[name] = kind(amount(60), budget / len(modes), *mode)
+        except RuntimeError as e:
+            answer[name] = {"failed": str(e)}
+    return answer
+
+
+def managed(budget):
+    """Kernels on managed memory that faults. It is a part of its own, after most others."""
+    return {"managed": kind(amount(60), budget, 100, "managed", still=0.05)}
+
+
+def requests(budget):
+    """Latency of requests by length: alone, beside jobs, and with announcements."""
+    kernel_ms, lengths, rounds, each = 0.2, (5, 20, 50, 80, 150), 2 if QUICK else 10, 6
+    server = spawn([WORK / "requests", kernel_ms], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server.stdout.readline()
+    online, begin = daemon().online(), now()
+    answer, jobs = {}, []
+    for number, count in enumerate((1, 2, 4)):
+        while len(jobs) < count:
+            jobs.append(cuda())
+        for job in jobs:
+            job.started().attached()
+        raw = {arm: {f"{k * kernel_ms:g} ms": [] for k in lengths} for arm in ("alone", "shared", "gpreempt")}
+        progress, unquiet = {arm: [0, 0.0] for arm in raw}, 0
+        for turn in range(rounds):
+            if now() - begin > budget * (0.28, 0.58, 1)[number]:
+                break
+            for arm in list(raw)[turn % 3 :] + list(raw)[: turn % 3]:
+                for job in jobs:
+                    job.pause(arm == "alone")
+                ask(server, "50")  # the clocks of the GPU are those of a long run
+                before, since = sum(j.counters.total() for j in jobs), now()
+                for kernels in lengths:
+                    for _ in range(each):
+                        time.sleep(0.01)
+                        at = now()
+                        lease = online.acquire() if arm == "gpreempt" else None
+                        ask(server, str(kernels))
+                        raw[arm][f"{kernels * kernel_ms:g} ms"].append((now() - at) * 1e3)
+                        if lease is not None:
+                            unquiet += not lease.quiet
+                            lease.release()
+                progress[arm][0] += sum(j.counters.total() for j in jobs) - before
+                progress[arm][1] += now() - since
+        ratio = lambda arm, length: quantiles(raw[arm][length]).get("p50", 0) / max(quantiles(raw["alone"][length]).get("p50", 0), 1e-9)
+        answer[f"{count} jobs"] = {
+            "summary_ms": {arm: {length: quantiles(v) for length, v in of.items()} for arm, of in raw.items()},
+            "p50_to_alone": {arm: {length: round(ratio(arm, length), 3) for length in raw[arm]} for arm in ("shared", "gpreempt")},
+            "counts_per_s": {arm: round(n / s, 1) for arm, (n, s) in progress.items() if s},
+            "not_quiet": unquiet, "raw_ms": {arm: {length: rounded(v, 3) for length, v in of.items()} for arm, of in raw.items()},
+        }  # fmt: skip
+    server.stdin.close()
+    server.wait(20)
+    for job in jobs:
+        job.end()
+    return answer
+
+
+def serving(budget):
+    """A language model is served beside training. Arms: alone; shared (time slices); gpreempt; priority (streams in one process)."""
+    size = os.environ.get("SERVING_SIZE", "7b")
+    seconds, repeats = (6.0, 1) if QUICK else (float(os.environ.get("SERVING_SECONDS", 16)), int(os.environ.get("SERVING_REPEATS", 3)))
+    begin = now()
+    server = spawn([sys.executable, HERE / "serve.py", size], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    if not server.stdout.readline():
+        raise RuntimeError("serve.py did not start: see jobs.log")
+    cost = answered(ask(server, "cost"))  # before anything else uses the GPU
+    train = Job("train.py")
+    both = Job("priority.py", size)
+    train.started().attached()
+    if not both.process.stdout.readline():
+        raise RuntimeError("priority.py did not start: see jobs.log")
+    both.started()
+    plan = arrivals.schedule(
+        arrivals.read(), seconds, 0.4, lambda prompt, generated: (prompt / 1024 * cost["prefill_1024_ms"] + generated * cost["tpot_ms"]) / 1e3
+    )
+    (WORK / "arrivals.json").write_text(json.dumps(plan))
+    ready = now() - begin
+    arms = {
+        "alone": (server, "plain", None), "shared": (server, "plain", train),
+        "gpreempt": (server, "announce", train), "priority": (both.process, "plain", both),
+    }  # fmt: skip
+    raw, training_alone = {arm: [] for arm in arms}, {"train.py": [], "priority.py": []}
+    for turn in range(repeats):
+        # What the training does alone, in each repeat: clocks may change.
+        for name, job in (("train.py", train), ("priority.py", both)):
+            train.pause(job is not train)
+            both.pause(job is not both)
+            time.sleep(0.3)
+            steps, since = job.counters[0], now()
+            time.sleep(3)
+            training_alone[name].append((job.counters[0] - steps) / (now() - since))
+        for arm in list(arms)[turn % 4 :] + list(arms)[: turn % 4]:
+            if now() - begin + seconds * 1.3 > budget and raw[arm]:
+                continue  # at least one of each
+            process, mode, job = arms[arm]
+            train.pause(job is not train)
+            both.pause(job is not both)
+            time.sleep(0.3)
+            steps, since = job.counters[0] if job else 0, now()
+            answer = answered(ask(process, f"run {mode} {WORK / 'arrivals.json'}"))
+            answer["train_steps_per_s"] = (job.counters[0] - steps) / (now() - since) if job else None
+            raw[arm].append(answer)
+    both.pause(False)
+    train.pause(False)
+    server.stdin.close()
+    server.wait(20)
+    train.end()
+    both.end()
+
+    def summary(arm):
+        runs = raw[arm]
+        requests = [r for a in runs for r in a["requests"]]
+        span = sum(a["span_s"] for a in runs)
+        duty = sum(a["leased_s" if arm == "gpreempt" else "busy_s"] for a in runs) / span
+        answer = {
+            "ttft_ms": quantiles([r["ttft_ms"] for r in requests]),
+            "tpot_ms": quantiles([t for r in requests for t in r["tpot_ms"]]),
+            "queue_ms": quantiles([r["queue_ms"] for r in requests]), "total_ms": quantiles([r["total_ms"] for r in requests]),
+            "announce_ms": quantiles([r["announce_ms"] for r in requests if r["announced"]]),
+            "not_quiet": sum(r["quiet"] is False for r in requests),
+            "duty": round(duty, 3), "repeats": len(runs),
+            "same_tokens": sum(r["digest"] == a["digest"] for run in runs for r, a in zip(run["requests"], raw["alone"][0]["requests"])),
+        }  # fmt: skip
+        if arm != "alone":
+            alone = training_alone["priority.py" if arm == "priority" else "train.py"]
+            rate = sum(a["train_steps_per_s"] for a in runs) / len(runs)
+            answer["train_steps_per_s"] = round(rate, 2)
+            answer["training_share"] = round(rate / (sum(alone) / len(alone)), 3)
+            answer["duty_leaves"] = round(1 - duty, 3)
+        return answer
+
+    return {
+        "size": size, "cost": cost, "start_up_s": round(ready, 1), "training_alone_steps_per_s": training_alone,
+        "arms": {arm: summary(arm) for arm in raw}, "raw_arrivals": plan, "raw_arms": raw,
+    }  # fmt: skip
+
+
+def identical(budget):
+    """Results of a job that is held ten thousand times, in the midst of its kernels."""
+    job = Job("check", 30).started().attached()
+    while job.counters[2] < 1:  # the round that the others are compared with
+        time.sleep(0.01)
+    online, begin, rounds = daemon().online(), now(), job.counters[2]
+    announce, moved, unquiet, lost, n = [], 0, 0, 0, amount(10000)
+    chance = random.Random(1)
+    while len(announce) < n and now() - begin < budget:
+        at = now()
+        lease = online.acquire()
+        announce.append((now() - at) * 1e6)
+        unquiet += not lease.quiet
+        before = job.counters[0]
+        time.sleep(0.001)
+        moved += job.counters[0] != before
+        lease.release()
+        lost += job.counters.moves_within(2) is None
+        time.sleep(chance.uniform(0, 0.003))  # where in a kernel the next begins
+    took, rounds = now() - begin, job.counters[2] - rounds
+    time.sleep(0.5)
+    mismatches = job.counters[9]
+    job.counters[14] = 1  # a wrong bit must be found
+    at = now()
+    while job.counters[9] == mismatches and now() - at < 10:
+        time.sleep(0.01)
+    answer = {
+        "holds": len(announce), "seconds": round(took, 1), "rounds": rounds, "mismatches": mismatches, "planted_found": job.counters[9] == mismatches + 1,
+        "moved_while_quiet": moved, "not_quiet": unquiet, "not_back_in_2s": lost, "job_failed": job.counters[3],
+        "checksum": f"{job.counters[10]:016x}", "announce_us": quantiles(announce), "raw_announce_us": rounded(announce),
+    }  # fmt: skip
+    job.end()
+    return answer
+
+
+def deaths(budget):
+    """SIGKILL of the daemon while the job is held; the supervisor must have it run within a second."""
+    job = cuda(20).started().attached()
+    begin, runs, starts, off, again = now(), [], [], 0, []
+    for _ in range(amount(200)):
+        if now() - begin > budget:
+            break
+        at = now()
+        lease = held([job])
+        again.append((now() - at) * 1e3)
+        daemon().process.send_signal(signal.SIGKILL)
+        moved = job.counters.moves_within(3)
+        runs.append(None if moved is None else moved * 1e3)
+        daemon().process.wait()
+        daemon().client.close()
+        del lease
+        state["daemon"] = Daemon()
+        starts.append(daemon().started_s * 1e3)
+        off += job.counters.moves_within(1) is None
+    time.sleep(1)
+    answer = {
+        "runs_after_ms": quantiles(runs), "over_1s": sum(r is None or r > 1000 for r in runs), "left_off": off,
+        "daemon_start_ms": quantiles(starts), "held_again_ms": quantiles(again), "daemon_processes": len(gpreemptds()),
+        "job_failed": job.counters[3], "raw_runs_after_ms": rounded(runs, 3), "raw_daemon_start_ms": rounded(starts),
+    }  # fmt: skip
+    job.end()
+    return answer
+
+
+def stops(budget):
+    """SIGSTOP of the daemon: the supervisor has the job run; when the daemon goes on, it suspends the job again."""
+    job = cuda(20).started().attached()
+    runs, again, lost, after = [], [], [], []
+    for _ in range(2 if QUICK else 5):
+        lease = held([job])
+        daemon().process.send_signal(signal.SIGSTOP)
+        runs.append(job.counters.moves_within(3))
+        daemon().process.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
+        again.append(job.counters.moves_within(0.1) is None)
+        lost.append(lease.lost)
+        lease.release()
+        after.append(job.counters.moves_within(2))
+        time.sleep(0.3)
+    job.end()
+    return {"runs_after_s": rounded(runs, 4), "off_again_after_cont": again, "lease_lost": lost, "runs_after_complete_s": rounded(after, 4)}
+
+
+def newborn(budget):
+    """A context that is created while the job is suspended."""
+    job = cuda().started().attached()
+    lease = held([job])
+    job.counters[4] = 1
+    begin, created = now(), None
+    while now() - begin < 3 and not job.counters[5]:
+        if job.counters[6] and created is None:
+            created = now() - begin
+        time.sleep(0.001)
+    first = now() - begin if job.counters[5] else None
+    time.sleep(0.2)
+    moves, old = job.counters.moves_within(0.5, 5) is not None, job.counters.moves_within(0.2) is not None
+    lease.release()
+    answer = {"context_created_s": created, "first_count_s": first, "still_counts_0.2s_later": moves, "old_counts": old,
+              "runs_after_resume_s": job.counters.moves_within(5, 5), "state": job.counters[6]}  # fmt: skip
+    lease = held([job])
+    before = job.counters[5]
+    time.sleep(0.1)
+    answer["both_off_in_the_next_hold"] = job.counters[5] == before
+    lease.release()
+    job.end()
+    return answer
+
+
+def kill_both():
+    """Kill the daemon and its supervisor, so that neither sees the other's death."""
+    pids = gpreemptds()
+    daemon().process.send_signal(signal.SIGSTOP)
+    for pid in pids:
+        if pid != daemon().process.pid:
+            os.kill(pid, signal.SIGKILL)
+    daemon().end(signal.SIGKILL)
+    daemon().client.close()
+    time.sleep(0.2)
+    return len(pids)
+
+
+def cleanup(budget):
+    """SIGKILL of the daemon and of the supervisor: the job stays off until --cleanup."""
+    job = cuda().started().attached()
+    held([job])
+    killed = kill_both()
+    stays = job.counters.moves_within(1.5) is None
+    text = out(DAEMON, "--cleanup", check=False)
+    runs = job.counters.moves_within(2)
+    state["daemon"] = Daemon()
+    answer = {"killed": killed, "stays_off_without_both": stays, "cleanup": text, "runs_after_s": runs}
+    # The next daemon alone does it, too.
+    job.attached()
+    held([job])
+    kill_both()
+    answer["stays_off_again"] = job.counters.moves_within(0.5) is None
+    state["daemon"] = Daemon()
+    answer["runs_after_a_start_s"] = job.counters.moves_within(3)
+    job.end()
+    return answer
+
+
+def kill_while_off(budget):
+    """A job that is killed while it is off: its memory is free again."""
+    used = lambda: int(smi("memory.used").split()[0])
+    before, freed, during = used(), [], None
+    for _ in range(1 if QUICK else 5):
+        job = cuda().started().attached()
+        during = used()
+        lease = held([job])
+        job.process.kill()
+        job.process.wait()
+        begin = now()
+        while used() > before + 50 and now() - begin < 10:
+            pass
+        freed.append(now() - begin)
+        lease.release()
+        job.path.unlink(missing_ok=True)
+    return {"memory_before_mib": before, "during_mib": during, "after_mib": used(), "freed_within_s": rounded(freed, 3)}
+
+
+def forked(budget):
+    """A job with a forked child that has its descriptors, as a data loader's worker; the child ends while the job is off."""
+    answer = {}
+    job = cuda(100, "long", "--child").started().attached()
+    time.sleep(1)
+    answer["child_is_a_target"] = f'"{job.counters[10]}@' in out(GPCTL, "target", "list", "-o", "json", check=False)
+    answer["with_child"] = hold_often([job], amount(60), budget / 2)
+    lease = held([job])
+    job.counters[11] = 1
+    time.sleep(0.2)
+    answer["off_after_the_childs_end"] = job.counters.moves_within(0.1) is None
+    lease.release()
+    answer["runs_after_complete_s"] = job.counters.moves_within(3)
+    if answer["runs_after_complete_s"] is None:
+        restart()
+        answer["runs_after_a_restart_s"] = job.counters.moves_within(3)
+    answer["then"] = hold_often([job.attached()], 5, 10)
+    job.end()
+    train = Job("train.py", "late").started().attached()
+    train_holds = hold_often([], 10, 10, still=0.02, gap=0.1)
+    answer["train.py late"] = {"announce_us": train_holds["announce_us"], "not_quiet": train_holds["not_quiet"], "runs_after_s": train.counters.moves_within(3)}
+    train.end()
+    return answer
+
+
+def long_hold(budget):
+    """One hold of a minute; then the results are the same."""
+    seconds = 5 if QUICK else 60
+    restart(max_suspend="5m")
+    before = xids()
+    job = Job("check", 30).started().attached()
+    while job.counters[2] < 3:
+        time.sleep(0.01)
+    lease = held([job])
+    count, begin = job.counters[0], now()
+    time.sleep(seconds)
+    moved, took, lost = job.counters[0] - count, now() - begin, lease.lost
+    lease.release()
+    runs, rounds = job.counters.moves_within(3), job.counters[2]
+    while job.counters[2] < rounds + 5 and now() - begin < seconds + 15:
+        time.sleep(0.01)
+    answer = {"held_s": round(took, 2), "lease_lost": lost, "counts_while_held": moved, "runs_after_s": runs, "rounds_after": job.counters[2] - rounds,
+              "mismatches": job.counters[9], "job_failed": job.counters[3], "new_xids": None if before is None else len(xids()) - len(before)}  # fmt: skip
+    job.end()
+    restart()
+    return answer
+
+
+def nccl(budget):
+    """All-reduce over two GPUs, held often and once for long."""
+    restart(max_suspend="5m")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    ranks = [Job("nccl.py", rank, 2, port) for rank in range(2)]
+    for rank in ranks:
+        rank.started().attached()
+    online, begin = daemon().online(), now()
+    announce, first, moved, unquiet, late = [], [], 0, 0, 0
+
+    def hold(seconds):
+        nonlocal moved, unquiet, late
+        at = now()
+        lease = online.acquire()
+        announce.append((now() - at) * 1e6)
+        unquiet += not lease.quiet
+        time.sleep(0.01)  # the CPU counts what the GPU had ended before
+        before = [r.counters[0] for r in ranks]
+        time.sleep(seconds)
+        moved += before != [r.counters[0] for r in ranks]
+        lease.release()
+        one, every = all_move_within(ranks, 5)
+        first.append(None if every is None else every * 1e3)
+        late += every is None
+
+    for _ in range(amount(100)):
+        if now() - begin > budget / 2:
+            break
+        time.sleep(0.02)
+        hold(0.03)
+    often = {"holds": len(announce), "announce_us": quantiles(announce), "both_count_after_ms": quantiles(first), "not_quiet": unquiet,
+             "moved_while_quiet": moved, "not_back_in_5s": late, "raw_announce_us": rounded(announce), "raw_both_count_after_ms": rounded(first, 3)}  # fmt: skip
+    rate, since = ranks[0].counters[0], now()
+    time.sleep(1)
+    rate = (ranks[0].counters[0] - rate) / (now() - since)
+    moved = unquiet = late = 0
+    hold(5 if QUICK else 20)
+    time.sleep(1)
+    answer = {**often, "long": {"moved_while_quiet": moved, "not_quiet": unquiet, "not_back_in_5s": late}, "all_reduces_per_s": round(rate, 1),
+              "wrong_sums": [r.counters[9] for r in ranks], "failed": [r.counters[3] for r in ranks],
+              "all_reduces": [r.counters[0] for r in ranks], "ended": [r.process.poll() for r in ranks]}  # fmt: skip
+    if any(answer["failed"]) or any(e is not None for e in answer["ended"]):
+        answer["failed_ranks"] = answer["failed"]
+    del answer["failed"]  # part() would take it for a failure of the part
+    for rank in ranks:
+        rank.counters[1] = 1
+    for rank in ranks:
+        rank.end()
+    restart()
+    return answer
+
+
+# The parts in their order, and the seconds that each may take. The riskiest are last.
+PARTS = {
+    clients: 10, holds: 40, kinds: 50, requests: 120, identical: 100, stops: 15, newborn: 10, cleanup: 20, kill_while_off: 15, forked: 50,
+    long_hold: 85, deaths: 150, serving: 330, managed: 25, nccl: 90,
+}  # fmt: skip
+
+
+class Overdue(Exception):
+    pass
+
+
+def overdue(*_):
+    raise Overdue("the part took too long")
+
+
+def part(function, budget):
+    begin, failed = now(), False
+    signal.signal(signal.SIGALRM, overdue)
+    # A part ends itself by its budget; starts and ends are not counted, and get half as much again.
+    signal.alarm(int(budget * 1.5) + 30)
+    try:
+        value = function(budget / 10 if QUICK and function is not serving else budget)
     except Exception:
+        failed = True
         value = {"failed": traceback.format_exc()}
-        print(value["failed"], flush=True)
-        if daemon().process.poll() is not None:
-            state["daemon"] = Daemon()
-    result["parts"][f.__name__] = value
-    result["parts"][f.__name__]["took_s"] = round(now() - begin, 1)
-    (OUT / "measure.json").write_text(json.dumps(result, indent=1))
-    brief = {k: v for k, v in value.items() if not k.startswith("raw") and k != "stats"}
-    print(f.__name__, json.dumps(brief, default=str)[:1500], flush=True)
+    finally:
+        signal.alarm(0)
+    for process in spawned:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    spawned.clear()
+    for path in pathlib.Path("/dev/shm").glob("gpreempt-job-*"):
+        path.unlink(missing_ok=True)
+    try:
+        if failed:
+            restart(signal.SIGKILL)
+        elif daemon().process.poll() is not None:
+            value["daemon_died"] = daemon().process.poll()
+            restart()
+    except Exception:
+        value.setdefault("failed", traceback.format_exc())
+    value["took_s"], value["clocks"] = round(now() - begin, 1), smi("clocks.sm,clocks.mem,temperature.gpu,power.draw")
+    result["parts"][function.__name__] = value
+    write()
+    print(function.__name__, json.dumps(brief(value), default=str)[:1800], flush=True)
+
+
+def brief(value):
+    if isinstance(value, dict):
+        return {k: brief(v) for k, v in value.items() if not k.startswith("raw") and k not in ("stats", "clocks")}
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def write():
+    result["xids"] = xids()
+    (OUT / "measure.json").write_text(json.dumps(result, separators=(",", ":"), default=str))
+
+
+def build():
+    builds = [
+        subprocess.Popen(["nvcc", "-std=c++17", "-O2", "-arch=native", "-o", WORK / name, HERE / f"{name}.cu", "-lcuda"])
+        for name in ("job", "requests", "check")
+    ]
+    # Each program that was built is used, and a part without its program fails alone.
+    for b in builds:
+        if b.wait():
+            print("nvcc failed:", b.args[5], flush=True)
 
 
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
     WORK.mkdir(exist_ok=True)
     RUN.mkdir(mode=0o755, exist_ok=True)
-    builds = [subprocess.Popen(["nvcc", "-O2", "-arch=native", "-o", WORK / name, HERE / f"{name}.cu", "-lcuda"]) for name in ("job", "requests")]
-    if any(b.wait() for b in builds):
-        raise SystemExit("nvcc failed")
-    result["gpu"] = out("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").strip()
+    build()
+    gpus = smi("name,driver_version").splitlines()
+    result["gpu"], result["gpus"] = (gpus or ["unknown"])[0], len(gpus)
     result["version"] = out(DAEMON, "version").strip()
+    result["xids_before"] = xids()
     state["daemon"] = Daemon()
     result["doctor"] = out(GPCTL, "doctor", check=False)
-    print(result["gpu"], result["doctor"], sep="\n", flush=True)
-    only = os.environ.get("PARTS", "").split() or None
-    for f in (holds, death, newborn, cleanup, kill_while_off, requests, serving):
-        if only is None or f.__name__ in only:
-            part(f)
+    only = os.environ.get("PARTS", "").split()
+    unknown = set(only) - {f.__name__ for f in PARTS}
+    if unknown:
+        raise SystemExit(f"no such parts: {unknown}")
+    chosen = {f: s for f, s in PARTS.items() if f.__name__ in only or (not only and (f is not nccl or len(gpus) > 1))}
+    print(result["gpu"], f"{len(gpus)} GPUs", result["version"], f"{sum(chosen.values())} s at most as planned", sep="; ", flush=True)
+    print(result["doctor"], flush=True)
+    for function, budget in chosen.items():
+        part(function, budget)
     daemon().end()
-    result["left"] = [str(p) for p in (RUN / "journal").glob("*")]
-    (OUT / "measure.json").write_text(json.dumps(result, indent=1))
+    result["journal_left"] = [p.name for p in (RUN / "journal").glob("*")]
+    result["processes_left"] = len(gpreemptds())
+    write()
 
 
 main()

@@ -1,6 +1,10 @@
-// Online requests: for each line on standard input it runs N kernels of a given length and answers
-// with the microseconds that took.
-//   requests KERNELS KERNEL_MS
+// Online requests: for each line N on standard input it runs N kernels and answers with the
+// microseconds that took.
+//   requests KERNEL_MS
+//
+// A kernel is a fixed amount of work, and not of time: a clock runs on while a kernel is off the
+// GPU, so that kernels that wait for it would get shorter beside others. The amount is found at the
+// start, when the GPU must be free.
 #include <cstdio>
 #include <cstdlib>
 #include <time.h>
@@ -11,30 +15,38 @@ static double now() {
     return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
 }
 
-__global__ void work(long long clocks) {
-    long long begin = clock64();
-    while (clock64() - begin < clocks) {
-    }
+__global__ void work(long long steps, float *sink) {
+    float x = threadIdx.x;
+    for (long long i = 0; i < steps; i++)
+        x = fmaf(x, 0.999f, 1.0f);
+    if (x < 0) // never, but the compiler does not know that
+        *sink = x;
+}
+
+static float *sink;
+
+static double run(int kernels, long long steps) {
+    double begin = now();
+    for (int i = 0; i < kernels; i++)
+        work<<<528, 256>>>(steps, sink);
+    if (cudaDeviceSynchronize())
+        exit(1);
+    return now() - begin;
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3)
+    if (argc != 2 || cudaMalloc(&sink, 4))
         return 2;
-    int kernels = atoi(argv[1]);
-    long long clocks = (long long)(atof(argv[2]) * 1e-3 * 1.7e9);
-    work<<<528, 256>>>(1000);
-    if (cudaDeviceSynchronize())
-        return 1;
-    puts("ready");
+    double wanted = atof(argv[1]) * 1e3;
+    long long steps = 100000;
+    run(200, steps); // the clocks of the GPU rise
+    for (int i = 0; i < 3; i++)
+        steps = (long long)(steps * wanted * 100 / run(100, steps)) + 1;
+    printf("%lld\n", steps);
     fflush(stdout);
     char line[64];
     while (fgets(line, sizeof line, stdin)) {
-        double begin = now();
-        for (int i = 0; i < kernels; i++)
-            work<<<528, 256>>>(clocks);
-        if (cudaDeviceSynchronize())
-            return 1;
-        printf("%.1f\n", now() - begin);
+        printf("%.1f\n", run(atoi(line), steps));
         fflush(stdout);
     }
     return 0;
