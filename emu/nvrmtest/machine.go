@@ -41,6 +41,8 @@ type Machine struct {
 	clients   map[nvrm.Handle]*client
 	newest    nvrm.Handle
 	calls     int
+	cc        nvrm.Confidential
+	ccErr     error
 	// before is called before each control call, without mu. An error is its result.
 	before func(call int, cmd nvrm.Command) error
 }
@@ -271,6 +273,19 @@ func (s sys) NewestClient() (nvrm.Handle, error) {
 	return s.m.newest - 1, nil
 }
 
+// SetConfidential sets what RM answers about confidential computing.
+func (m *Machine) SetConfidential(state nvrm.Confidential, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cc, m.ccErr = state, err
+}
+
+func (s sys) Confidential() (nvrm.Confidential, error) {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	return s.m.cc, s.m.ccErr
+}
+
 func (s sys) Adopt(fd int) nvrm.File {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
@@ -397,7 +412,7 @@ func (m *Machine) disable(p *nvrm.DisableList) error {
 		return nvrm.NotPermitted
 	}
 	if p.Number == 0 {
-		return nvrm.InvalidParameter
+		return nvrm.InvalidStruct
 	}
 	if p.OnlyScheduling != 0 {
 		panic(errors.New("OnlyScheduling leaves a state that nothing undoes"))

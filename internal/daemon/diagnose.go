@@ -106,7 +106,7 @@ func Diagnose(ctx context.Context, opts Options) (*gpreemptv1.DiagnoseResponse, 
 	}
 	// An error of GPUs is found by the checks.
 	if gpus, err := files.GPUs(); err == nil && len(gpus) > 0 {
-		hazards, _ := targets.NewHazards(c.Root, ofKFD(gpus), cfg.Safety.Hazards)
+		hazards, _ := targets.NewHazards(c.Root, gpus, cfg.Safety.Hazards)
 		c.Hazards = hazards.Results("dbgtrap")
 		c.Processes = func(ctx context.Context) []*gpreemptv1.DiagnosedProcess {
 			return previewProcesses(ctx, cfg.Mechanisms, rules, files, gpus, hazards)
@@ -192,12 +192,12 @@ func (o Options) examination(cfg config.Config) safety.Config {
 	if slices.Contains(cfg.Mechanisms, "kmap") {
 		examineKmap = kmap.Examine
 	}
-	var examineNVIDIA func() (string, string, bool)
+	var nvidia func() (string, string, bool)
 	if slices.Contains(cfg.Mechanisms, nvchannels.Name) {
-		examineNVIDIA = examineNVIDIAOf(o.Host.files())
+		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), nvrm.Kernel(), cfg.Safety.Hazards) }
 	}
 	return safety.Config{
-		NVIDIA: examineNVIDIA, Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
+		NVIDIA: nvidia, Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
 		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups), PrivateKey: keyWarnings(cfg.TCP),
 	}

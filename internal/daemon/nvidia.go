@@ -4,13 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
+	"os"
 	"strings"
 
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
+	"github.com/gpreempt/gpreempt/internal/safety"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
@@ -37,40 +39,39 @@ func noNVIDIA(err error) string {
 // newNVIDIA returns the mechanism for this host's driver. The journal is nil for one that only
 // probes.
 func newNVIDIA(profile nvrm.Profile, journal mechanism.Store, log *zap.Logger) *nvchannels.Mechanism {
-	return nvchannels.New(nvchannels.Config{Sys: nvrm.Kernel(), Profile: profile, Journal: journal, Refused: nvrm.Refused, Log: log.Named(nvchannels.Name)})
+	sys := nvrm.Kernel()
+	refused := func() (why, remedy string) { return nvrm.Refused(os.DirFS("/"), sys) }
+	return nvchannels.New(nvchannels.Config{Sys: sys, Profile: profile, Journal: journal, Refused: refused, Log: log.Named(nvchannels.Name)})
 }
 
-// examineNVIDIAOf returns what the doctor says of a host's NVIDIA driver.
-func examineNVIDIAOf(root fs.FS) func() (found, remedy string, usable bool) {
-	return func() (string, string, bool) {
-		profile, err := nvrm.ReadProfile(root)
-		if err != nil {
-			return noNVIDIA(err), "load a known version of NVIDIA's open kernel module, or remove nvchannels from the config key mechanisms", false
-		}
-		gpus, err := nvrm.GPUs(root)
-		if err != nil {
-			return err.Error(), "", false
-		}
-		if why, remedy := nvrm.RefusedBy(root); why != "" {
-			return why, remedy, false
-		}
-		if _, err := nvrm.Kernel().NewestClient(); err != nil {
-			return err.Error(), "run as root, and allow the device " + nvrm.ControlPath, false
-		}
-		measured := "read in its source, not measured"
-		if profile.Measured {
-			measured = "measured on a GPU of this branch"
-		}
-		var names []string
-		for _, g := range gpus {
-			names = append(names, g.Name)
-		}
-		return fmt.Sprintf("driver %s (%s), GPUs: %s. If gpreemptd and its supervisor both die, processes stay suspended until gpreemptd --cleanup",
-			profile.Version, measured, strings.Join(names, ", ")), "", true
+// examineNVIDIA returns what the doctor says of a host's NVIDIA driver, with the site's rows of the
+// hazard table.
+func examineNVIDIA(root fs.FS, sys nvrm.Sys, rows []safety.Row) (found, remedy string, usable bool) {
+	profile, err := nvrm.ReadProfile(root)
+	if err != nil {
+		return noNVIDIA(err), "load a known version of NVIDIA's open kernel module, or remove nvchannels from the config key mechanisms", false
 	}
-}
-
-// ofKFD returns the GPUs of KFD: the hazard table is about them.
-func ofKFD(gpus []gpreempt.GPU) []gpreempt.GPU {
-	return slices.DeleteFunc(slices.Clone(gpus), func(g gpreempt.GPU) bool { return g.Driver != "" })
+	gpus, err := nvrm.GPUs(root)
+	if err != nil {
+		return err.Error(), "", false
+	}
+	if len(gpus) == 0 {
+		return "the NVIDIA driver has no GPU", "see dmesg | grep NVRM", false
+	}
+	if why, remedy := nvrm.Refused(root, sys); why != "" {
+		return why, remedy, false
+	}
+	hazards, _ := targets.NewHazards(root, gpus, rows)
+	results := hazards.Results(nvchannels.Name)
+	var names []string
+	for _, g := range gpus {
+		result := results[g.ID]
+		if result.Action == safety.Deny {
+			names, remedy = append(names, g.Name+" (denied: "+result.Reason+")"), result.Row.Remedy
+			continue
+		}
+		names, usable = append(names, g.Name), true
+	}
+	return fmt.Sprintf("driver %s, GPUs: %s. If gpreemptd and its supervisor both die, processes stay suspended until gpreemptd --cleanup",
+		profile.Version, strings.Join(names, ", ")), remedy, usable
 }

@@ -145,7 +145,7 @@ func (d *daemon) findGPUs() error {
 	d.warnings.set("gpus")
 	d.inventory.SetGPUs(gpus)
 	if d.backend.simulated == "" {
-		hazards, unknown := targets.NewHazards(d.backend.root, ofKFD(gpus), d.config.Load().Safety.Hazards)
+		hazards, unknown := targets.NewHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
 		d.hazards.Store(hazards)
 		for _, text := range unknown {
 			d.log.Warn("facts for the hazard table are unknown", log.Text(text))

@@ -51,7 +51,8 @@ type Config struct {
 	// Kmap opens the extension of the kernel that the mechanism kmap uses, and says what it
 	// found, and what to do if that cannot be used; nil if the mechanism is not enabled.
 	Kmap func() (found, remedy string, usable bool)
-	// NVIDIA is the same for the NVIDIA driver and the mechanism nvchannels.
+	// NVIDIA is the same for the NVIDIA driver and the mechanism nvchannels. A remedy may be about
+	// some GPUs only.
 	NVIDIA func() (found, remedy string, usable bool)
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
@@ -189,7 +190,7 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 	if cfg.NVIDIA != nil && cfg.Simulated == "" {
 		found, remedy, usable := cfg.NVIDIA()
 		f := ok("%s", found)
-		if !usable {
+		if !usable || remedy != "" {
 			f = warn(remedy, "%s", found)
 		}
 		add("nvidia", "NVIDIA (experimental)", f)

@@ -2,6 +2,7 @@ package safety
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -41,6 +42,13 @@ func Read(fsys fs.FS, gpus []gpreempt.GPU) (Host, []GPU, []string) {
 	}
 	var facts []GPU
 	for _, gpu := range gpus {
+		if gpu.Driver == "nvidia" {
+			if h.NVIDIA, err = line(fsys, "sys/module/nvidia/version"); err != nil {
+				warn("the version of the NVIDIA driver", err)
+			}
+			facts = append(facts, GPU{ID: gpu.ID, NVIDIA: cmp.Or(gpu.Name, "NVIDIA")})
+			continue
+		}
 		g := GPU{ID: gpu.ID, GFX: gpu.GFX, APU: slices.Contains(apus, gpu.GFX)}
 		if g.MEC, g.SDMA, err = topologyFirmware(fsys, gpu.Node); err != nil {
 			warn(fmt.Sprintf("the MEC and SDMA firmware of GPU %s", gpu.ID), err)

@@ -30,7 +30,7 @@ var actionNames = []string{"deny", "limit", "allow"}
 
 func (a Action) String() string { return gpreempt.Word(a, "action", actionNames...) }
 
-// Mechanisms returns the mechanisms that a row can be about.
+// Mechanisms returns the mechanisms that a row about GPUs of AMD can be about.
 func Mechanisms() []string { return []string{"dbgtrap", "criu", "freezer", "kmap"} }
 
 // defaultMechanisms are those that unmap queues. The freezer only stops the program, and
@@ -44,11 +44,16 @@ type Host struct {
 	// Driver is the version of the amdgpu module; "" for the kernel's own driver, which has
 	// no version.
 	Driver string
+	// NVIDIA is the version of the nvidia module; "" if it is unknown, or without its GPUs.
+	NVIDIA string
 }
 
 // GPU has the facts of a GPU that rows use. An unknown firmware version is 0.
 type GPU struct {
 	ID gpreempt.GPUID
+	// NVIDIA is the name of a GPU of the NVIDIA driver, such as "NVIDIA H200"; "" for others. It
+	// has no other facts.
+	NVIDIA string
 	// GFX is gfx_target_version: major*10000 + minor*100 + step; 0 if unknown.
 	GFX uint32
 	// APU reports whether the GPU shares the die and the memory of a CPU.
@@ -59,12 +64,16 @@ type GPU struct {
 	MEC, SDMA, MES, MESKIQ uint32
 }
 
-// Row is one row of the table. A missing condition holds for every GPU; a condition on
-// firmware does not hold for an unknown version.
+// Row is one row of the table, about GPUs of AMD (GFX) or of NVIDIA (NVIDIA). A missing condition
+// holds for every GPU; a condition on firmware does not hold for an unknown version.
 type Row struct {
 	// ID is unique among the rows of a file.
-	ID  string
-	GFX []GFXRange
+	ID string
+	// NVIDIA is compared with the version of the NVIDIA driver.
+	NVIDIA Range
+	// Models are words of the names of GPUs of NVIDIA; none for all.
+	Models []string
+	GFX    []GFXRange
 	// APU reports whether the GPU must be an APU or must not; nil for both.
 	APU *bool
 	// Kernel is compared with the kernel version of the driver's code: that of the running
@@ -99,11 +108,15 @@ const GPUWithoutVM = "gpu-without-vm"
 
 // holds reports whether all conditions of the row hold for a GPU.
 func (r Row) holds(h Host, g GPU) bool {
+	if len(r.NVIDIA) > 0 && g.NVIDIA != "" {
+		named := func(word string) bool { return slices.Contains(r.Models, word) }
+		return r.NVIDIA.hasKernel(h.NVIDIA) && (len(r.Models) == 0 || slices.ContainsFunc(strings.Fields(g.NVIDIA), named))
+	}
 	kernel, driver := h.Kernel, InTree
 	if h.Driver != "" {
 		kernel, driver = h.Driver, DKMS
 	}
-	return slices.ContainsFunc(r.GFX, func(x GFXRange) bool { return x.Contains(g.GFX) }) &&
+	return g.NVIDIA == "" && slices.ContainsFunc(r.GFX, func(x GFXRange) bool { return x.Contains(g.GFX) }) &&
 		(r.APU == nil || *r.APU == g.APU) &&
 		(r.Driver == "" || r.Driver == driver) &&
 		r.Kernel.hasKernel(kernel) &&
@@ -116,11 +129,16 @@ func (r Row) Conditions() string {
 	for _, x := range r.GFX {
 		gfx = append(gfx, x.String())
 	}
-	parts := []string{"gfx [" + strings.Join(gfx, ", ") + "]"}
+	var parts []string
+	if len(gfx) > 0 {
+		parts = append(parts, "gfx ["+strings.Join(gfx, ", ")+"]")
+	}
 	if r.APU != nil {
 		parts = append(parts, fmt.Sprintf("apu %t", *r.APU))
 	}
 	for _, c := range []struct{ key, text string }{
+		{"nvidia", r.NVIDIA.String()},
+		{"model", strings.Join(r.Models, " or ")},
 		{"process", r.Process},
 		{"driver", r.Driver},
 		{"kernel", r.Kernel.String()},
@@ -176,7 +194,7 @@ var defaultTable = sync.OnceValue(func() *Table {
 	return &Table{rows: rows}
 })
 
-// Default returns the built-in table. Its last row denies dbgtrap and criu on every GPU
+// Default returns the built-in table. Its last rows deny dbgtrap, criu and nvchannels on every GPU
 // without another row.
 func Default() *Table { return defaultTable() }
 
@@ -208,6 +226,9 @@ func reason(h Host, g GPU, r Row) string {
 	}
 	if s += " on kernel " + h.Kernel; h.Driver != "" {
 		s += " with the DKMS driver " + h.Driver
+	}
+	if g.NVIDIA != "" {
+		s = g.NVIDIA + " with driver " + h.NVIDIA
 	}
 	s += ", hazard " + r.ID + ": " + r.Why
 	if len(r.Issues) > 0 {

@@ -113,6 +113,7 @@ func TestProcessWithoutAVMHasRowsOfItsOwn(t *testing.T) {
 func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	table := Default()
 	hosts, gpus := machines(table)
+	hosts, gpus = append(hosts, Host{NVIDIA: "580.159.04"}), append(gpus, GPU{NVIDIA: "NVIDIA H200"}, GPU{NVIDIA: "NVIDIA A100"})
 	for _, row := range table.rows {
 		for _, mechanism := range row.Mechanisms {
 			if !slices.ContainsFunc(hosts, func(h Host) bool {

@@ -56,10 +56,12 @@ var (
 	issueForm = regexp.MustCompile(`^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]{1,9}$`)
 )
 
-// rowKeys are the keys of a row, in the order the documentation has them.
-var rowKeys = []string{
-	"id", "gfx", "apu", "kernel", "driver", "process", "mes", "mes_kiq", "mec", "sdma", "mechanisms", "action", "why", "issues", "remedy",
-}
+// rowKeys are the keys of a row, in the order the documentation has them. Rows with nvidia have
+// none of amdKeys.
+var (
+	amdKeys = []string{"gfx", "apu", "kernel", "driver", "process", "mes", "mes_kiq", "mec", "sdma", "mechanisms"}
+	rowKeys = slices.Concat([]string{"id"}, amdKeys, []string{"nvidia", "model", "action", "why", "issues", "remedy"})
+)
 
 // required are the keys that every row must have.
 var required = []struct{ key, remedy string }{
@@ -71,11 +73,24 @@ var required = []struct{ key, remedy string }{
 
 func (d *decoder) row(n *yaml.Node, path string) Row {
 	r := Row{Mechanisms: slices.Clone(defaultMechanisms)}
-	for _, e := range d.Mapping(n, path, rowKeys) {
-		d.value(&r, e.Name, e.Value, yamlfile.Join(path, e.Name))
+	entries := d.Mapping(n, path, rowKeys)
+	nvidia := d.Given(yamlfile.Join(path, "nvidia"))
+	for _, e := range entries {
+		key := yamlfile.Join(path, e.Name)
+		switch {
+		case nvidia && slices.Contains(amdKeys, e.Name):
+			d.Fail(e.Value, key, "is about GPUs of AMD, and nvidia about others", "remove one of them")
+		case !nvidia && e.Name == "model":
+			d.Fail(e.Value, key, "is for GPUs of NVIDIA", `add the driver's version, such as nvidia: "=580"`)
+		default:
+			d.value(&r, e.Name, e.Value, key)
+		}
+	}
+	if nvidia {
+		r.Mechanisms = []string{"nvchannels"}
 	}
 	for _, need := range required {
-		if key := yamlfile.Join(path, need.key); (n.Kind == yaml.MappingNode || yamlfile.IsNull(n)) && !d.Given(key) {
+		if key := yamlfile.Join(path, need.key); !(nvidia && need.key == "gfx") && (n.Kind == yaml.MappingNode || yamlfile.IsNull(n)) && !d.Given(key) {
 			d.Fail(n, key, "is missing", need.remedy)
 		}
 	}
@@ -111,6 +126,12 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 		}
 	case "kernel":
 		r.Kernel = ranged(d, n, key, parseKernel, `write comparisons such as ">=6.5 <7.0"`)
+	case "nvidia":
+		r.NVIDIA = ranged(d, n, key, parseKernel, `write comparisons such as "=580" or ">=590.48 <600"`)
+	case "model":
+		for _, item := range d.list(n, key, "write words of the GPU's name, such as [H100, H200]") {
+			r.Models = append(r.Models, item.Value)
+		}
 	case "mes", "mes_kiq", "mec", "sdma":
 		*map[string]*Range{"mes": &r.MES, "mes_kiq": &r.MESKIQ, "mec": &r.MEC, "sdma": &r.SDMA}[name] = ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`)
 	case "driver":

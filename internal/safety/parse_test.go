@@ -68,7 +68,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		{"not a row", "- 5\n", `1:3: [0]: is the number 5: write keys and values, one ` + "`key: value` a line"},
 		{
 			"unknown key", "- {id: a, gfx: [gfx900], because: x" + rest,
-			"1:26: [0].because: unknown key: the keys here are id, gfx, apu, kernel, driver, process, mes, mes_kiq, mec, sdma, mechanisms, action, why, issues, remedy",
+			"1:26: [0].because: unknown key: the keys here are id, gfx, apu, kernel, driver, process, mes, mes_kiq, mec, sdma, mechanisms, nvidia, model, action, why, issues, remedy",
 		},
 		{"given twice", "- {id: a, gfx: [gfx900], id: b" + rest, "1:26: [0].id: is given twice, first on line 1: keep one of them"},
 		{"no action", "- id: a\n  gfx: [gfx900]\n  why: W.\n", "1:3: [0].action: is missing: write allow, limit or deny"},
@@ -97,6 +97,11 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		{"why is a number", "- {id: a, gfx: [gfx900], why: 5, action: deny}\n", `1:31: [0].why: is the number 5: write a text; put it in quotes if it looks like a number`},
 		{"empty why", "- {id: a, gfx: [gfx900], why: \" \", action: deny}\n", "1:31: [0].why: is not a sentence: write 1 to 600 printable bytes in one line; `>-` folds lines into one"},
 		{"issue", "- {id: a, gfx: [gfx900], issues: [\"#5\"]" + rest, `1:35: [0].issues: "#5" is not a public issue: write OWNER/REPOSITORY#NUMBER`},
+		{"nvidia and gfx", "- {id: a, gfx: [gfx900], nvidia: \"=580\"" + rest, "1:16: [0].gfx: is about GPUs of AMD, and nvidia about others: remove one of them"},
+		{"nvidia and mechanisms", "- {id: a, nvidia: \"=580\", mechanisms: [criu]" + rest, "1:39: [0].mechanisms: is about GPUs of AMD, and nvidia about others: remove one of them"},
+		{"nvidia number", "- {id: a, nvidia: 580" + rest, `1:19: [0].nvidia: is the number 580: write comparisons such as "=580" or ">=590.48 <600"`},
+		{"model of AMD", "- {id: a, gfx: [gfx900], model: [MI300X]" + rest, `1:33: [0].model: is for GPUs of NVIDIA: add the driver's version, such as nvidia: "=580"`},
+		{"no model", "- {id: a, nvidia: \"=580\", model: []" + rest, "1:34: [0].model: is empty: write words of the GPU's name, such as [H100, H200]"},
 		{"alias", "- {id: &x a, gfx: [gfx900], remedy: *x" + rest, "1:37: [0].remedy: is an alias (*x), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		{"second document", "[]\n---\n[]\n", "2:1: a second YAML document begins here: keep one document in the file"},
 		{"not YAML", "- [\n", "1: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above"},
@@ -134,6 +139,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("- id: a\n  gfx: [gfx10xx]\n  apu: true\n  mes: \"=0x83\"\n  driver: dkms\n  mechanisms: [criu]\n  action: limit\n  why: >-\n    W.\n  issues: [a/b#1]\n"))
 	f.Add([]byte("- {id: a, gfx: [gfx1100-gfx1103, gfx9xx], kernel: \">=6 <7.0-rc1\", action: allow, why: W.}\n"))
 	f.Add([]byte("- &a {id: a, gfx: [*a], mes: \"=0x83\"}\n---\n"))
+	f.Add([]byte("- {id: a, nvidia: \">=575 <600\", model: [H100], action: allow, why: W.}\n"))
 	f.Add([]byte("\"")) // the library names no line
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rows, err := Parse("f", data)
@@ -144,7 +150,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for _, row := range rows {
-			if row.ID == "" || row.Why == "" || len(row.GFX) == 0 || len(row.Mechanisms) == 0 || row.Action > Allow {
+			if row.ID == "" || row.Why == "" || len(row.GFX)+len(row.NVIDIA) == 0 || len(row.Mechanisms) == 0 || row.Action > Allow {
 				t.Fatalf("an incomplete row: %+v", row)
 			}
 			for _, x := range row.GFX {
@@ -152,7 +158,11 @@ func FuzzParse(f *testing.F) {
 					t.Fatalf("%v is written %s, read as %v, %v", x, x, again, err)
 				}
 			}
-			Default().With([]Row{row}).Check(Host{Kernel: "6.12"}, GPU{GFX: row.GFX[0].First, MES: 1}, row.Mechanisms[0])
+			gpu := GPU{NVIDIA: "NVIDIA H200"}
+			if len(row.NVIDIA) == 0 {
+				gpu = GPU{GFX: row.GFX[0].First, MES: 1}
+			}
+			Default().With([]Row{row}).Check(Host{Kernel: "6.12", NVIDIA: "580"}, gpu, row.Mechanisms[0])
 		}
 	})
 }

@@ -25,10 +25,11 @@ type Class uint32
 // Classes of objects (src/common/sdk/nvidia/inc/class). The classes of channels, compute engines
 // and copy engines change with the architecture; IsChannel, IsCompute and IsCopy know them.
 const (
-	ClassRoot      Class = 0x41   // NV01_ROOT_CLIENT
-	ClassDevice    Class = 0x80   // NV01_DEVICE_0
-	ClassSubdevice Class = 0x2080 // NV20_SUBDEVICE_0
-	ClassGroup     Class = 0xa06c // KEPLER_CHANNEL_GROUP_A
+	ClassRoot         Class = 0x41   // NV01_ROOT_CLIENT
+	ClassDevice       Class = 0x80   // NV01_DEVICE_0
+	ClassSubdevice    Class = 0x2080 // NV20_SUBDEVICE_0
+	ClassGroup        Class = 0xa06c // KEPLER_CHANNEL_GROUP_A
+	ClassConfidential Class = 0xcb33 // NV_CONFIDENTIAL_COMPUTE, below a client
 )
 
 // IsChannel reports whether c is a channel: VOLTA_CHANNEL_GPFIFO_A to BLACKWELL_CHANNEL_GPFIFO_B.
@@ -48,6 +49,7 @@ const (
 	GetHandleInfo   Command = 0xd02      // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, ctrl0000client.h
 	GetGPUID        Command = 0x20800142 // NV2080_CTRL_CMD_GPU_GET_ID, ctrl2080gpu.h
 	DisableChannels Command = 0x2080110b // NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, ctrl2080fifo.h
+	GetConfidential Command = 0xcb330101 // NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES, ctrlcb33.h
 )
 
 // Status is NV_STATUS: 0 is success. It is an error.
@@ -57,8 +59,9 @@ type Status uint32
 const (
 	OK               Status = 0
 	NotPermitted     Status = 0x1b // NV_ERR_INSUFFICIENT_PERMISSIONS
-	InvalidParameter Status = 0x3a // NV_ERR_INVALID_PARAMETER
+	InvalidStruct    Status = 0x3a // NV_ERR_INVALID_PARAM_STRUCT
 	InvalidChannel   Status = 0x21 // NV_ERR_INVALID_CHANNEL
+	InvalidClass     Status = 0x22 // NV_ERR_INVALID_CLASS
 	InvalidClient    Status = 0x23 // NV_ERR_INVALID_CLIENT
 	InvalidObject    Status = 0x33 // NV_ERR_INVALID_OBJECT_HANDLE
 	InvalidObjectOld Status = 0x35 // NV_ERR_INVALID_OBJECT_OLD
@@ -72,9 +75,9 @@ const (
 )
 
 var statusNames = map[Status]string{
-	NotPermitted: "INSUFFICIENT_PERMISSIONS", InvalidChannel: "INVALID_CHANNEL", InvalidClient: "INVALID_CLIENT",
+	NotPermitted: "INSUFFICIENT_PERMISSIONS", InvalidChannel: "INVALID_CHANNEL", InvalidClass: "INVALID_CLASS", InvalidClient: "INVALID_CLIENT",
 	InvalidObject: "INVALID_OBJECT_HANDLE", InvalidObjectOld: "INVALID_OBJECT_OLD", NotSupported: "NOT_SUPPORTED", ObjectNotFound: "OBJECT_NOT_FOUND",
-	InvalidArgument: "INVALID_ARGUMENT", InvalidParameter: "INVALID_PARAMETER", GPUIsLost: "GPU_IS_LOST", Timeout: "TIMEOUT", ResetRequired: "RESET_REQUIRED",
+	InvalidArgument: "INVALID_ARGUMENT", InvalidStruct: "INVALID_PARAM_STRUCT", GPUIsLost: "GPU_IS_LOST", Timeout: "TIMEOUT", ResetRequired: "RESET_REQUIRED",
 }
 
 func (s Status) Error() string {
@@ -160,4 +163,12 @@ type DisableList struct {
 	PreemptEvent uint64
 	Clients      [MaxChannels]Handle
 	Channels     [MaxChannels]Handle
+}
+
+// Confidential is NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES_PARAMS (ctrlcb33.h). The last
+// three are 0 for off.
+type Confidential struct {
+	_                           structs.HostLayout
+	CPU, GPUs, Environment      uint8
+	Feature, DevTools, MultiGPU uint8
 }

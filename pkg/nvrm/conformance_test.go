@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -93,7 +94,7 @@ var expectations = []struct {
 	{"enable with a wrong channel behind", func(r *rig) error {
 		return r.set(false, append(slices.Clip(r.channels), nvrm.Channel{Client: r.channels[0].Client, Handle: 0x5cfffff0}), nil)
 	}, "RM status INVALID_CHANNEL, runs"},
-	{"an empty list", func(r *rig) error { return r.set(true, nil, nil) }, "RM status INVALID_PARAMETER, runs"},
+	{"an empty list", func(r *rig) error { return r.set(true, nil, nil) }, "RM status INVALID_PARAM_STRUCT, runs"},
 	{"a wrong subdevice", func(r *rig) error {
 		c, f := r.file()
 		var list nvrm.DisableList
@@ -128,6 +129,9 @@ func check(t *testing.T, r *rig) {
 
 func TestTheFakeBehavesAsExpected(t *testing.T) {
 	m := nvrmtest.New()
+	if why, _ := nvrm.Refused(fstest.MapFS{}, m.Sys()); why != "" {
+		t.Errorf("refused: %s", why)
+	}
 	p := m.Start(key)
 	r := rigOf(t, m.Sys(), key)
 	r.runs = func() bool { off, all, _, _ := p.State(); return off < all }
@@ -178,6 +182,9 @@ func TestTheDriverBehavesAsExpected(t *testing.T) {
 	pid, path, given := strings.Cut(os.Getenv("GPREEMPT_NVIDIA"), ":")
 	if !given {
 		t.Skip("needs an NVIDIA GPU and GPREEMPT_NVIDIA=PID:FILE, the pid of test/nvidia/job and its file of counters")
+	}
+	if why, _ := nvrm.Refused(os.DirFS("/"), nvrm.Kernel()); why != "" {
+		t.Errorf("refused: %s", why)
 	}
 	r := rigOf(t, nvrm.Kernel(), keyOf(t, pid))
 	r.real = true

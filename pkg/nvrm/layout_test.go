@@ -36,10 +36,12 @@ func layoutOf(types map[string]any, fields map[string][]string) string {
 var names = []string{
 	"NVOS54_PARAMETERS", "NVOS64_PARAMETERS", "NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS",
 	"NV2080_CTRL_GPU_GET_ID_PARAMS", "NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS",
+	"NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES_PARAMS",
 }
 
 var structures = map[string]any{
 	names[0]: nvos54{}, names[1]: nvos64{}, names[2]: HandleInfo{}, names[3]: GPUIDInfo{}, names[4]: DisableList{},
+	names[5]: Confidential{},
 }
 
 var cFields = map[string][]string{
@@ -48,6 +50,7 @@ var cFields = map[string][]string{
 	names[2]: {"hObject", "index", "data"},
 	names[3]: {"gpuId"},
 	names[4]: {"bDisable", "numChannels", "bOnlyDisableScheduling", "bRewindGpPut", "pRunlistPreemptEvent", "hClientList", "hChannelList"},
+	names[5]: {"cpuCapability", "gpusCapability", "environment", "ccFeature", "devToolsMode", "multiGpuMode"},
 }
 
 // constants are checked against the headers, too.
@@ -55,11 +58,14 @@ var constants = map[string]uint64{
 	"NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO": uint64(GetHandleInfo), "NV2080_CTRL_CMD_GPU_GET_ID": uint64(GetGPUID),
 	"NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS": uint64(DisableChannels), "NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES": MaxChannels,
 	"NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT": IndexParent, "NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID": IndexClass,
-	"NV_ESC_RM_CONTROL": escControl, "NV_ESC_RM_ALLOC": escAlloc, "KEPLER_CHANNEL_GROUP_A": uint64(ClassGroup),
+	"NV_CONFIDENTIAL_COMPUTE": uint64(ClassConfidential), "NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES": uint64(GetConfidential),
+	"NV_CONF_COMPUTE_SYSTEM_FEATURE_DISABLED": 0, "NV_CONF_COMPUTE_SYSTEM_DEVTOOLS_MODE_DISABLED": 0, "NV_CONF_COMPUTE_SYSTEM_MULTI_GPU_MODE_NONE": 0,
+	"NV_ERR_INVALID_CLASS": uint64(InvalidClass),
+	"NV_ESC_RM_CONTROL":    escControl, "NV_ESC_RM_ALLOC": escAlloc, "KEPLER_CHANNEL_GROUP_A": uint64(ClassGroup),
 	"NV01_DEVICE_0": uint64(ClassDevice), "NV20_SUBDEVICE_0": uint64(ClassSubdevice), "NV01_ROOT_CLIENT": uint64(ClassRoot),
 	"NV_ERR_INSUFFICIENT_PERMISSIONS": uint64(NotPermitted), "NV_ERR_INVALID_CHANNEL": uint64(InvalidChannel), "NV_ERR_INVALID_CLIENT": uint64(InvalidClient),
 	"NV_ERR_INVALID_OBJECT_HANDLE": uint64(InvalidObject), "NV_ERR_INVALID_OBJECT_OLD": uint64(InvalidObjectOld), "NV_ERR_NOT_SUPPORTED": uint64(NotSupported),
-	"NV_ERR_OBJECT_NOT_FOUND": uint64(ObjectNotFound), "NV_ERR_INVALID_ARGUMENT": uint64(InvalidArgument), "NV_ERR_INVALID_PARAMETER": uint64(InvalidParameter), "NV_ERR_GPU_IS_LOST": uint64(GPUIsLost),
+	"NV_ERR_OBJECT_NOT_FOUND": uint64(ObjectNotFound), "NV_ERR_INVALID_ARGUMENT": uint64(InvalidArgument), "NV_ERR_INVALID_PARAM_STRUCT": uint64(InvalidStruct), "NV_ERR_GPU_IS_LOST": uint64(GPUIsLost),
 	"NV_ERR_TIMEOUT": uint64(Timeout), "NV_ERR_RESET_REQUIRED": uint64(ResetRequired), "NV_ERR_GPU_IN_FULLCHIP_RESET": uint64(GPUInReset),
 }
 
@@ -70,7 +76,7 @@ func TestStructuresAreThoseOfTheHeaders(t *testing.T) {
 	}
 	var c strings.Builder
 	c.WriteString("#include <stdio.h>\n#include <stddef.h>\n")
-	for _, h := range []string{"nvtypes.h", "nvos.h", "nvstatus.h", "ctrl/ctrl0000/ctrl0000client.h", "ctrl/ctrl2080/ctrl2080gpu.h", "ctrl/ctrl2080/ctrl2080fifo.h", "class/cl0000.h", "class/cl0080.h", "class/cl2080.h", "class/cla06c.h", "nv_escape.h"} {
+	for _, h := range []string{"nvtypes.h", "nvos.h", "nvstatus.h", "ctrl/ctrl0000/ctrl0000client.h", "ctrl/ctrl2080/ctrl2080gpu.h", "ctrl/ctrl2080/ctrl2080fifo.h", "ctrl/ctrlcb33.h", "class/clcb33.h", "class/cl0000.h", "class/cl0080.h", "class/cl2080.h", "class/cla06c.h", "nv_escape.h"} {
 		fmt.Fprintf(&c, "#if __has_include(\"%s\")\n#include \"%s\"\n#endif\n", h, h)
 	}
 	c.WriteString("int main(void) {\n")

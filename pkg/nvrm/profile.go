@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strconv"
 	"strings"
 )
@@ -15,18 +14,17 @@ type Profile struct {
 	Version string
 	// Tag is the newest tag of the public source that was read for its branch.
 	Tag string
-	// Measured: the calls were made on a GPU with this branch.
-	Measured bool
 	// FirstObject is where CUDA's user-mode driver begins to count the handles of objects.
 	FirstObject Handle
 }
 
 // profiles are the branches of the driver whose public source was compared: the structures used
-// here are equal in all of them, byte for byte in the headers.
+// here are equal in all of them, byte for byte in the headers. On which of them the mechanism may be
+// used is in the hazard table.
 var profiles = map[int]Profile{
 	570: {Tag: "570.211.01", FirstObject: firstObject},
 	575: {Tag: "575.64.05", FirstObject: firstObject},
-	580: {Tag: "580.142", FirstObject: firstObject, Measured: true},
+	580: {Tag: "580.142", FirstObject: firstObject},
 	590: {Tag: "590.48.01", FirstObject: firstObject},
 	595: {Tag: "595.45.04", FirstObject: firstObject},
 }
@@ -72,31 +70,3 @@ func ParseVersion(text string) (Profile, error) {
 }
 
 func clip(s string) string { return s[:min(len(s), 120)] }
-
-// Refused is RefusedBy for this host.
-func Refused() (why, remedy string) { return RefusedBy(os.DirFS("/")) }
-
-// RefusedBy returns why the channels of a host must not be set, and what to do; "" if nothing that
-// its files show prevents it.
-func RefusedBy(root fs.FS) (why, remedy string) {
-	if instances, err := fs.Glob(root, "proc/driver/nvidia/capabilities/gpu*/mig/gi*"); err == nil && len(instances) > 0 {
-		return "a GPU has MIG instances, which were not tried", "disable MIG, or remove nvchannels from the config key mechanisms"
-	}
-	gpus, err := GPUs(root)
-	if err != nil {
-		return "the GPUs of the driver are not known: " + err.Error(), ""
-	}
-	for _, g := range gpus {
-		if strings.Contains(g.Name, "GRID") || strings.Contains(g.Name, "vGPU") {
-			return "GPU " + g.Name + " is a vGPU, where the hypervisor's driver has the channels", "remove nvchannels from the config key mechanisms"
-		}
-	}
-	if servers, err := fs.Glob(root, "proc/[0-9]*/comm"); err == nil {
-		for _, path := range servers {
-			if comm, err := fs.ReadFile(root, path); err == nil && strings.HasPrefix(string(comm), "nvidia-cuda-mps") {
-				return "MPS runs: its server owns the channels of all its clients", "stop MPS (echo quit | nvidia-cuda-mps-control), or remove nvchannels from the config key mechanisms"
-			}
-		}
-	}
-	return "", ""
-}

@@ -49,6 +49,8 @@ type Sys interface {
 	// NewestClient returns the handle of a client that was just created, and freed again.
 	// RM counts handles upwards (serverAllocClient).
 	NewestClient() (Handle, error)
+	// Confidential returns the state of confidential computing on the host.
+	Confidential() (Confidential, error)
 }
 
 // Kernel returns the Sys of this host.
