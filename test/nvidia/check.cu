@@ -36,8 +36,11 @@ __device__ static word mix64(word x) {
 }
 
 // Each kernel has as many blocks as the GPU holds at once: block 0 counts until the kernel ends.
+// It alone reads the counter: see job.cu.
+__device__ static bool counts() { return threadIdx.x == 0 && blockIdx.x == 0; }
+
 __device__ static void tick(volatile word *counter, word &count) {
-    if (threadIdx.x == 0 && blockIdx.x == 0)
+    if (counts())
         *counter = ++count;
 }
 
@@ -53,7 +56,7 @@ __global__ void reset(unsigned *data, word *bins, word *sum) {
 }
 
 __global__ void integers(volatile word *counter, unsigned *data, int steps) {
-    word count = *counter;
+    word count = counts() ? *counter : 0;
     EACH_TILE {
         unsigned x = data[i];
         for (int k = 0; k < steps; k++) {
@@ -72,7 +75,7 @@ __device__ static float chaos(float x) { return 3.99f * fmaf(-x, x, x); }
 // N is a multiple of THREADS, so that all threads of a block make the same steps.
 __global__ void floats(volatile word *counter, unsigned *data, int steps) {
     __shared__ float near[THREADS];
-    word count = *counter;
+    word count = counts() ? *counter : 0;
     int t = threadIdx.x;
     EACH_TILE {
         float x = (data[i] & 0xffffff) / 16777216.0f;
@@ -94,7 +97,7 @@ __global__ void products(volatile word *counter, unsigned *data, int steps) {
     using namespace nvcuda::wmma;
     __shared__ __align__(32) half inputs[THREADS / 32][256];
     __shared__ __align__(32) float outputs[THREADS / 32][256];
-    word count = *counter;
+    word count = counts() ? *counter : 0;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     EACH_TILE {
         unsigned x = data[i];
@@ -122,7 +125,7 @@ __global__ void products(volatile word *counter, unsigned *data, int steps) {
 }
 
 __global__ void additions(volatile word *counter, const unsigned *data, word *bins, int steps) {
-    word count = *counter;
+    word count = counts() ? *counter : 0;
     EACH_TILE {
         unsigned x = data[i];
         for (int k = 0; k < steps; k++) {

@@ -37,6 +37,8 @@ typedef unsigned long long word;
 static const size_t MANAGED = 256 << 20; // far below what is free: more of it can hang a GPU
 static const int THREADS = 256;
 
+// One thread counts, and it alone reads the counter: while the reads of host memory of all threads
+// are under way, some 8 ms, the GPU cannot be taken from the kernel.
 __device__ static bool counts() { return threadIdx.x == 0 && blockIdx.x == 0; }
 
 __device__ static void wait(long long clocks) {
@@ -47,7 +49,7 @@ __device__ static void wait(long long clocks) {
 
 __global__ void spin(volatile word *counter, long long clocks) {
     long long begin = clock64();
-    word n = *counter;
+    word n = counts() ? *counter : 0;
     while (clock64() - begin < clocks) {
         wait(3000);
         if (counts())
@@ -58,7 +60,7 @@ __global__ void spin(volatile word *counter, long long clocks) {
 // Every block must make the same number of steps: a barrier waits for all.
 __global__ void together(volatile word *counter, long long steps) {
     cooperative_groups::grid_group grid = cooperative_groups::this_grid();
-    word n = *counter;
+    word n = counts() ? *counter : 0;
     for (long long i = 0; i < steps; i++) {
         wait(1500);
         if (counts())
@@ -76,7 +78,7 @@ __global__ void products(volatile word *counter, long long clocks, float *sink) 
     fill_fragment(b, __float2half(0.25f));
     fill_fragment(sum, 0.0f);
     long long begin = clock64();
-    word n = *counter;
+    word n = counts() ? *counter : 0;
     while (clock64() - begin < clocks) {
         for (int i = 0; i < 64; i++)
             mma_sync(sum, a, b, sum);
@@ -94,7 +96,7 @@ __global__ void brief(volatile word *counter, long long clocks) {
 }
 
 __global__ void touch(volatile word *counter, unsigned *data, size_t n, long long clocks) {
-    word count = *counter;
+    word count = counts() ? *counter : 0;
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         data[i] = data[i] * 2654435761u + 1;
         wait(clocks);
