@@ -115,12 +115,16 @@ def kinds(parts, finish):
     figure, axes = plt.subplots(1, 2, figsize=(9, 0.35 * len(of) + 1.4), sharey=True)
     names = [f"{name} ({v['queues']} channels)" if v.get("queues") else name for name, v in of.items()]
     for a, key, label in ((axes[0], "raw_announce_us", "NotifyOnline to quiet, ms"), (axes[1], "raw_first_runs_us", "Complete until the job counts, ms")):
-        a.boxplot([[x / 1e3 for x in present(v[key])] for v in of.values()], orientation="horizontal", whis=(1, 99), flierprops={"markersize": 3})
-        a.set_yticks(range(1, len(of) + 1), names)
+        for row, v in enumerate(of.values()):
+            values = [x / 1e3 for x in present(v[key])]
+            # Spread by the order of the values, the same in each drawing.
+            a.plot(values, [row + (i * 0.618 % 1 - 0.5) * 0.5 for i in range(len(values))], ".", color="#0072b2", markersize=3, alpha=0.6)
+            a.plot([values[len(values) // 2]] * 2 if values else [], [row - 0.35, row + 0.35] if values else [], color="black")
+        a.set_yticks(range(len(of)), names)
         a.set_xscale("log")
         a.set_xlabel(label)
     axes[0].invert_yaxis()
-    finish(figure, "kinds", "By channels and kind of kernel (box: quartiles; whiskers: 1 and 99 %)")
+    finish(figure, "kinds", "By number of channels and kind of kernel; the bar is the median")
 
 
 def deaths(parts, finish):
