@@ -2,8 +2,9 @@
 
 measure.py GPREEMPTD GPCTL OUT [quick] runs as root on a machine with CUDA and PyTorch, and the client package gpreempt.
 It builds the CUDA programs, starts the daemon, runs parts, and writes OUT/measure.json after each: raw values, and a
-summary. PARTS="holds kinds" selects parts; all of them together take longer than 10 minutes. quick takes a tenth of the
-values. A part that fails, or takes far longer than its budget, says so, and the others go on with a new daemon.
+summary. PARTS="holds kinds" selects parts (the table PARTS has them, and how long each may take); all of them take longer
+than 10 minutes. quick takes a tenth of the values. SERVING_SIZE=1.2b, SERVING_SECONDS and SERVING_REPEATS change the part
+serving. A part that fails, or takes far longer than it may, says so, and the others go on with a new daemon.
 
 Times are of time.perf_counter. While it waits for a counter this program is busy on one core, and on none otherwise.
 """
@@ -237,6 +238,7 @@ def daemon():
 
 
 def restart(how=signal.SIGTERM, **options):
+    daemon().client.close()
     if daemon().process.poll() is None:
         daemon().process.send_signal(signal.SIGCONT)
         daemon().end(how)
@@ -401,6 +403,8 @@ def requests(budget):
             if now() - begin > budget * (0.28, 0.58, 1)[number]:
                 break
             for arm in list(raw)[turn % 3 :] + list(raw)[: turn % 3]:
+                for job in jobs:  # all at once, as each ends its kernel first
+                    job.counters[7] = int(arm == "alone")
                 for job in jobs:
                     job.pause(arm == "alone")
                 ask(server, "50")  # the clocks of the GPU are those of a long run
