@@ -428,6 +428,7 @@ def requests(budget):
             "counts_per_s": {arm: round(n / s, 1) for arm, (n, s) in progress.items() if s},
             "not_quiet": unquiet, "raw_ms": {arm: {length: rounded(v, 3) for length, v in of.items()} for arm, of in raw.items()},
         }  # fmt: skip
+        so_far("requests", answer)
     server.stdin.close()
     server.wait(20)
     for job in jobs:
@@ -480,6 +481,7 @@ def serving(budget):
             answer = answered(ask(process, f"run {mode} {WORK / 'arrivals.json'}"))
             answer["train_steps_per_s"] = (job.counters[0] - steps) / (now() - since) if job else None
             raw[arm].append(answer)
+            so_far("serving", {"size": size, "cost": cost, "training_alone_steps_per_s": training_alone, "raw_arrivals": plan, "raw_arms": raw})
     both.pause(False)
     train.pause(False)
     server.stdin.close()
@@ -827,6 +829,12 @@ def part(function, budget):
     result["parts"][function.__name__] = value
     write()
     print(function.__name__, json.dumps(brief(value), default=str).replace('"', "")[:1600], flush=True)
+
+
+def so_far(name, value):
+    """Write what a long part has: the whole run may be ended before it."""
+    result["parts"][name] = {"unfinished": True, **value}
+    write()
 
 
 def brief(value):
