@@ -222,7 +222,6 @@ int main(int argc, char **argv) {
         steps[which] = n < 1 ? 1 : n > 100000 ? 100000 : (int)n;
         fprintf(stderr, "check: kernel %d: %d steps, %.1f ms\n", which, steps[which], timed(which, steps[which]));
     }
-    words[0] = 1;
     for (word round = 0; !get(1); round++) {
         while (get(7) && !get(1)) {
             words[8] = 1;

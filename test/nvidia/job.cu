@@ -161,11 +161,11 @@ static int work(int index) {
     int blocks = coop ? resident(together) : tensor ? resident(products) : managed ? resident(touch) : resident(spin);
     long long steps = (long long)(milliseconds * 1000 / 4); // a step with its barrier takes a few microseconds
     if (!strcmp(mode, "graph")) {
-        int nodes = (int)(milliseconds * 1000 / 20) + 1;
+        int nodes = (int)(milliseconds * 1000 / 20) + 1, all = resident(brief);
         if (failed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)))
             return 1;
         for (int i = 0; i < nodes && i < 2000; i++)
-            brief<<<resident(brief), THREADS, 0, stream>>>(counter, (long long)(20e-6 * 1.7e9));
+            brief<<<all, THREADS, 0, stream>>>(counter, (long long)(20e-6 * 1.7e9));
         if (failed(cudaStreamEndCapture(stream, &graph)) || failed(cudaGraphInstantiateWithFlags(&replay, graph, 0)))
             return 1;
     }

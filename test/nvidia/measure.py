@@ -2,8 +2,9 @@
 
 measure.py GPREEMPTD GPCTL OUT [quick] runs as root on a machine with CUDA and PyTorch, and the client package gpreempt.
 It builds the CUDA programs, starts the daemon, runs parts, and writes OUT/measure.json after each: raw values, and a
-summary. PARTS="holds kinds" selects parts; all of them together take longer than 10 minutes. quick takes a tenth of the
-values. A part that fails, or takes far longer than its budget, says so, and the others go on with a new daemon.
+summary. PARTS="holds kinds" selects parts (the table PARTS has them, and how long each may take); all of them take longer
+than 10 minutes. quick takes a tenth of the values. SERVING_SIZE=1.2b, SERVING_SECONDS and SERVING_REPEATS change the part
+serving. A part that fails, or takes far longer than it may, says so, and the others go on with a new daemon.
 
 Times are of time.perf_counter. While it waits for a counter this program is busy on one core, and on none otherwise.
 """
@@ -136,7 +137,8 @@ class Job:
 
     def started(self):
         begin = now()
-        while self.counters[0] == 0:
+        # The counts of all contexts.
+        while self.counters[0] == 0 or not all(self.counters[15 + i] for i in range(1, self.counters[12])):
             if self.process.poll() is not None or now() - begin > self.wait:
                 raise RuntimeError(f"{self.name} did not start: exit status {self.process.poll()}")
             time.sleep(0.01)
@@ -236,6 +238,7 @@ def daemon():
 
 
 def restart(how=signal.SIGTERM, **options):
+    daemon().client.close()
     if daemon().process.poll() is None:
         daemon().process.send_signal(signal.SIGCONT)
         daemon().end(how)
@@ -336,7 +339,7 @@ def holds(budget):
 
 def kind(n, budget, *mode, still=0.01):
     job = cuda(*mode).started().attached()
-    time.sleep(0.5)  # the other contexts start
+    time.sleep(0.7)  # the daemon looks for more channels twice a second
     answer = {"queues": queues(job.process.pid), **hold_often([job], n, budget, still=still)}
     answer["job_failed"] = job.counters[3]
     job.end()
@@ -370,6 +373,10 @@ def kinds(budget):
             answer[name] = kind(amount(60), budget / len(modes), *mode)
         except RuntimeError as e:
             answer[name] = {"failed": str(e)}
+            for process in spawned:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
     return answer
 
 
@@ -396,6 +403,8 @@ def requests(budget):
             if now() - begin > budget * (0.28, 0.58, 1)[number]:
                 break
             for arm in list(raw)[turn % 3 :] + list(raw)[: turn % 3]:
+                for job in jobs:  # all at once, as each ends its kernel first
+                    job.counters[7] = int(arm == "alone")
                 for job in jobs:
                     job.pause(arm == "alone")
                 ask(server, "50")  # the clocks of the GPU are those of a long run
@@ -419,6 +428,7 @@ def requests(budget):
             "counts_per_s": {arm: round(n / s, 1) for arm, (n, s) in progress.items() if s},
             "not_quiet": unquiet, "raw_ms": {arm: {length: rounded(v, 3) for length, v in of.items()} for arm, of in raw.items()},
         }  # fmt: skip
+        so_far("requests", answer)
     server.stdin.close()
     server.wait(20)
     for job in jobs:
@@ -471,6 +481,7 @@ def serving(budget):
             answer = answered(ask(process, f"run {mode} {WORK / 'arrivals.json'}"))
             answer["train_steps_per_s"] = (job.counters[0] - steps) / (now() - since) if job else None
             raw[arm].append(answer)
+            so_far("serving", {"size": size, "cost": cost, "training_alone_steps_per_s": training_alone, "raw_arrivals": plan, "raw_arms": raw})
     both.pause(False)
     train.pause(False)
     server.stdin.close()
@@ -683,6 +694,9 @@ def forked(budget):
     if answer["runs_after_complete_s"] is None:
         restart()
         answer["runs_after_a_restart_s"] = job.counters.moves_within(3)
+        if answer["runs_after_a_restart_s"] is None:
+            job.process.kill()
+            return answer
     answer["then"] = hold_often([job.attached()], 5, 10)
     job.end()
     train = Job("train.py", "late").started().attached()
@@ -772,7 +786,7 @@ def nccl(budget):
 # The parts in their order, and the seconds that each may take. The riskiest are last.
 PARTS = {
     clients: 10, holds: 40, kinds: 50, requests: 120, identical: 100, stops: 15, newborn: 10, cleanup: 20, kill_while_off: 15, forked: 50,
-    long_hold: 85, deaths: 150, serving: 330, managed: 25, nccl: 90,
+    long_hold: 85, deaths: 150, serving: 360, managed: 25, nccl: 90,
 }  # fmt: skip
 
 
@@ -814,12 +828,22 @@ def part(function, budget):
     value["took_s"], value["clocks"] = round(now() - begin, 1), smi("clocks.sm,clocks.mem,temperature.gpu,power.draw")
     result["parts"][function.__name__] = value
     write()
-    print(function.__name__, json.dumps(brief(value), default=str)[:1800], flush=True)
+    print(function.__name__, json.dumps(brief(value), default=str).replace('"', "")[:1600], flush=True)
+
+
+def so_far(name, value):
+    """Write what a long part has: the whole run may be ended before it."""
+    result["parts"][name] = {"unfinished": True, **value}
+    write()
 
 
 def brief(value):
+    """What is printed of a part: without raw values; quantiles as p50/p90/p99/max."""
     if isinstance(value, dict):
-        return {k: brief(v) for k, v in value.items() if not k.startswith("raw") and k not in ("stats", "clocks")}
+        if value.get("n") == 0 or "p50" in value:
+            return f"{value['p50']}/{value['p90']}/{value['p99']}/{value['max']} n{value['n']}" if value["n"] else None
+        shown = {k: brief(v) for k, v in value.items() if not k.startswith("raw") and k not in ("stats", "clocks", "all_run_us", "summary_ms")}
+        return {k: v for k, v in shown.items() if v is not None}
     return round(value, 4) if isinstance(value, float) else value
 
 
@@ -840,6 +864,10 @@ def build():
 
 
 def main():
+    only = os.environ.get("PARTS", "").split()
+    unknown = set(only) - {f.__name__ for f in PARTS}
+    if unknown:
+        raise SystemExit(f"no such parts: {unknown}")
     OUT.mkdir(parents=True, exist_ok=True)
     WORK.mkdir(exist_ok=True)
     RUN.mkdir(mode=0o755, exist_ok=True)
@@ -850,16 +878,14 @@ def main():
     result["xids_before"] = xids()
     state["daemon"] = Daemon()
     result["doctor"] = out(GPCTL, "doctor", check=False)
-    only = os.environ.get("PARTS", "").split()
-    unknown = set(only) - {f.__name__ for f in PARTS}
-    if unknown:
-        raise SystemExit(f"no such parts: {unknown}")
     chosen = {f: s for f, s in PARTS.items() if f.__name__ in only or (not only and (f is not nccl or len(gpus) > 1))}
     print(result["gpu"], f"{len(gpus)} GPUs", result["version"], f"{sum(chosen.values())} s at most as planned", sep="; ", flush=True)
     print(result["doctor"], flush=True)
-    for function, budget in chosen.items():
-        part(function, budget)
-    daemon().end()
+    try:
+        for function, budget in chosen.items():
+            part(function, budget)
+    finally:
+        daemon().end()
     result["journal_left"] = [p.name for p in (RUN / "journal").glob("*")]
     result["processes_left"] = len(gpreemptds())
     write()

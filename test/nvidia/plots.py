@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib import ticker  # noqa: E402
 
 plt.rcParams.update({
     "svg.hashsalt": "gpreempt", "svg.fonttype": "none", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3,
@@ -19,6 +20,13 @@ plt.rcParams.update({
 # Of the palette of Okabe and Ito, which colour-blind people can tell apart.
 COLORS = {"alone": "#000000", "shared": "#d55e00", "gpreempt": "#0072b2", "priority": "#009e73"}
 NAMES = {"alone": "alone", "shared": "shared (time slices)", "gpreempt": "gpreempt", "priority": "one process, stream priorities"}
+
+
+def logarithmic(axis):
+    """Ticks at 1, 2 and 5, as plain numbers."""
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def present(values):
@@ -51,6 +59,7 @@ def announce(parts, finish):
     axes[1].set_xlabel("Complete until all jobs count again, ms")
     for a in axes:
         a.set_xscale("log")
+        logarithmic(a.xaxis)
         a.legend(loc="lower right")
     finish(figure, "announce", "Suspending and resuming jobs that fill the GPU")
 
@@ -64,7 +73,7 @@ def requests(parts, finish):
         summary = parts["requests"][name]["summary_ms"]
         alone = [q["p50"] for q in summary["alone"].values()]
         for arm in ("shared", "gpreempt"):
-            for quantile, style in (("p50", "o-"), ("p99", "^:")):
+            for quantile, style in (("p50", "o-"), ("p90", "^:")):
                 v = [q[quantile] / one for q, one in zip(summary[arm].values(), alone)]
                 a.plot(alone, v, style, color=COLORS[arm], label=f"{arm}, {quantile}", markersize=4)
         a.axhline(1, color="black", linewidth=0.8)
@@ -94,6 +103,7 @@ def serving(parts, finish):
     for a, label in ((axes[0], "time to first token, from arrival, ms"), (axes[1], "time per output token, ms")):
         a.set_xlabel(label)
         a.set_xscale("log")
+        logarithmic(a.xaxis)
     axes[1].legend(loc="lower right", fontsize=8)
     arms = [arm for arm in ("shared", "gpreempt", "priority") if arm in of["arms"]]
     for i, arm in enumerate(arms):
@@ -113,14 +123,19 @@ def kinds(parts, finish):
     if not of:
         return
     figure, axes = plt.subplots(1, 2, figsize=(9, 0.35 * len(of) + 1.4), sharey=True)
-    names = [f"{name} ({v['queues']} channels)" if v.get("queues") else name for name, v in of.items()]
+    names = [f"{name.replace('1 contexts', '1 context')} ({v['queues']} channels)" if v.get("queues") else name for name, v in of.items()]
     for a, key, label in ((axes[0], "raw_announce_us", "NotifyOnline to quiet, ms"), (axes[1], "raw_first_runs_us", "Complete until the job counts, ms")):
-        a.boxplot([[x / 1e3 for x in present(v[key])] for v in of.values()], orientation="horizontal", whis=(1, 99), flierprops={"markersize": 3})
-        a.set_yticks(range(1, len(of) + 1), names)
+        for row, v in enumerate(of.values()):
+            values = [x / 1e3 for x in present(v[key])]
+            # Spread by the order of the values, the same in each drawing.
+            a.plot(values, [row + (i * 0.618 % 1 - 0.5) * 0.5 for i in range(len(values))], ".", color="#0072b2", markersize=3, alpha=0.6)
+            a.plot([values[len(values) // 2]] * 2 if values else [], [row - 0.35, row + 0.35] if values else [], color="black")
+        a.set_yticks(range(len(of)), names)
         a.set_xscale("log")
+        logarithmic(a.xaxis)
         a.set_xlabel(label)
     axes[0].invert_yaxis()
-    finish(figure, "kinds", "By channels and kind of kernel (box: quartiles; whiskers: 1 and 99 %)")
+    finish(figure, "kinds", "By number of channels and kind of kernel; the bar is the median")
 
 
 def deaths(parts, finish):
@@ -138,6 +153,8 @@ def deaths(parts, finish):
     cdf(axes[1], values, None, color="#0072b2")
     axes[1].set_xlabel("ms until the job counts")
     axes[1].set_xscale("log")
+    logarithmic(axes[1].xaxis)
+    logarithmic(axes[0].yaxis)
     finish(figure, "deaths", f"SIGKILL of the daemon while a job is off, n = {len(values)}; left off: {of['left_off']}")
 
 
