@@ -53,15 +53,17 @@ type Process struct {
 	m     *Machine
 	Key   gpreempt.ProcessKey
 	files map[int]*openFile
-	alive [2]int // a pipe: the end of the second makes the first readable
-	gone  bool
+	// parent has forked it, with copies of its files; nil for none.
+	parent *Process
+	alive  [2]int // a pipe: the end of the second makes the first readable
+	gone   bool
 }
 
 // openFile is an open file of /dev/nvidiactl. It is freed when all copies are closed.
 type openFile struct {
 	fd, copies int
 	inode      uint64
-	owner      bool // the process has it open
+	owners     int // processes that have it open
 }
 
 type client struct {
@@ -104,9 +106,7 @@ func (m *Machine) Before(f func(call int, cmd nvrm.Command) error) {
 func (m *Machine) Start(key gpreempt.ProcessKey) *Process {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := &Process{m: m, Key: key, files: map[int]*openFile{}}
-	must(unix.Pipe2(p.alive[:], unix.O_CLOEXEC))
-	m.processes[key], m.pidfds[inode(p.alive[0])] = p, p
+	p := m.process(key)
 	f := p.open()
 	c := m.newClient(f)
 	c.device = c.add(nvrm.ClassDevice, c.handle(m))
@@ -119,6 +119,26 @@ func (m *Machine) Start(key gpreempt.ProcessKey) *Process {
 	return p
 }
 
+// process needs mu.
+func (m *Machine) process(key gpreempt.ProcessKey) *Process {
+	p := &Process{m: m, Key: key, files: map[int]*openFile{}}
+	must(unix.Pipe2(p.alive[:], unix.O_CLOEXEC))
+	m.processes[key], m.pidfds[inode(p.alive[0])] = p, p
+	return p
+}
+
+// Fork starts a process with copies of the files of this one.
+func (p *Process) Fork(key gpreempt.ProcessKey) *Process {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	child := p.m.process(key)
+	child.parent, child.files = p, maps.Clone(p.files)
+	for _, f := range child.files {
+		f.owners++
+	}
+	return child
+}
+
 func must(err error) {
 	if err != nil {
 		panic(err) // the test has no descriptors left
@@ -128,7 +148,7 @@ func must(err error) {
 func (p *Process) open() *openFile {
 	fd, err := unix.MemfdCreate("nvidiactl", unix.MFD_CLOEXEC)
 	must(err)
-	f := &openFile{fd: fd, inode: inode(fd), owner: true}
+	f := &openFile{fd: fd, inode: inode(fd), owners: 1}
 	p.m.files[f.inode] = f
 	p.files[firstNumber+len(p.files)] = f
 	return f
@@ -238,14 +258,14 @@ func (p *Process) Kill() {
 	delete(p.m.processes, p.Key)
 	_ = unix.Close(p.alive[1])
 	for _, f := range p.files {
-		f.owner = false
+		f.owners--
 		p.m.release(f)
 	}
 }
 
 // release frees a file that nobody has open. It needs mu.
 func (m *Machine) release(f *openFile) {
-	if f.owner || f.copies > 0 {
+	if f.owners > 0 || f.copies > 0 {
 		return
 	}
 	delete(m.files, f.inode)
@@ -310,6 +330,13 @@ type handle struct {
 func (h *handle) FD() int      { return h.fd }
 func (h *handle) Exited() bool { return proc.Exited(h.fd) }
 func (h *handle) Close()       { _ = unix.Close(h.fd) }
+
+func (h *handle) Parent() (nvrm.Process, error) {
+	if h.parent == nil {
+		return nil, proc.ErrGone
+	}
+	return sys{h.m}.Open(h.parent.Key)
+}
 
 func (h *handle) Files() ([]int, error) {
 	h.m.mu.Lock()

@@ -33,6 +33,8 @@ type Process interface {
 	Files() ([]int, error)
 	// Copy returns a copy of one of them.
 	Copy(number int) (File, error)
+	// Parent returns the process that has started it, or adopted it; proc.ErrGone when there is none.
+	Parent() (Process, error)
 	// FD is a pidfd: it becomes readable when all threads of the process have ended.
 	FD() int
 	Exited() bool
@@ -94,6 +96,22 @@ func (p process) FD() int               { return p.pidfd }
 func (p process) Exited() bool          { return proc.Exited(p.pidfd) }
 func (p process) Close()                { _ = unix.Close(p.pidfd) } // nothing is lost
 func (p process) Files() ([]int, error) { return controlFiles(p.pid) }
+
+func (p process) Parent() (Process, error) {
+	h, err := proc.Open("/", gpreempt.ProcessKey{PID: p.pid})
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	stat, err := h.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if stat.Parent <= 0 || p.Exited() {
+		return nil, proc.ErrGone
+	}
+	return kernel{}.Open(gpreempt.ProcessKey{PID: stat.Parent})
+}
 
 // controlFiles returns the descriptors of a process that are of ControlPath, by their names: so
 // none of another device is opened.

@@ -31,10 +31,12 @@ const (
 	// newestEvery is how often the newest client is asked for while the files of a process do not
 	// change: each time takes one of the handles.
 	newestEvery = 10 * time.Second
-	// firstGap and gap are how many handles without an object end a scan of objects: the first,
-	// and later ones, which begin behind the last object that was found.
-	firstGap = 2048
-	gap      = 128
+	// wideGap and gap are how many handles without an object end a scan of objects, which begins
+	// behind the last object that was found. A process that frees many objects leaves such gaps. The
+	// first scan is a wide one, and one each wideEvery.
+	wideGap   = 2048
+	gap       = 128
+	wideEvery = 10 * time.Second
 	// objectCount bounds the scans of one client.
 	objectCount = 1 << 20
 )
@@ -48,6 +50,7 @@ type View struct {
 	process Process
 	files   map[int]*viewFile
 	asked   time.Time // NewestClient
+	wide    time.Time // the last wide scan began
 	newest  Handle
 }
 
@@ -55,6 +58,9 @@ type View struct {
 type viewFile struct {
 	low, high Handle
 	clients   map[Handle]*viewClient
+	// owned is set for a file that is the process's own, and not a copy of a file of the process
+	// that forked it.
+	owned bool
 }
 
 type viewClient struct {
@@ -91,15 +97,19 @@ func (v *View) Scan() error {
 			delete(v.files, n)
 		}
 	}
+	allowed := gap
+	if time.Since(v.wide) >= wideEvery {
+		allowed, v.wide = wideGap, time.Now()
+	}
 	for _, n := range numbers {
-		if err := v.scanFile(n); err != nil {
+		if err := v.scanFile(n, allowed); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (v *View) scanFile(number int) error {
+func (v *View) scanFile(number, allowed int) error {
 	f, err := v.process.Copy(number)
 	if err != nil { // closed meanwhile, or the process has exited
 		delete(v.files, number)
@@ -125,11 +135,16 @@ func (v *View) scanFile(number int) error {
 		known.low--
 		known.try(f, known.low, v.first)
 	}
+	if !known.owned && len(known.clients) > 0 {
+		known.owned = !v.inherited(known)
+	}
 	for h, c := range known.clients {
+		if !known.owned {
+			break
+		}
 		c.check(f, h)
-		allowed := gap
 		if len(c.objects) == 0 {
-			allowed = firstGap
+			allowed = wideGap
 		}
 		if err := c.find(f, h, allowed); err != nil {
 			return err
@@ -138,14 +153,37 @@ func (v *View) scanFile(number int) error {
 	return nil
 }
 
-// quickGap is the gap of Quick.
-const quickGap = 32
+// inherited reports whether a living ancestor has the file, too: its channels are that one's. So a
+// data loader's worker, say, which was forked from a process that uses the GPU, has none.
+func (v *View) inherited(known *viewFile) bool {
+	p, err := v.process.Parent()
+	for err == nil {
+		numbers, _ := p.Files() // none of one that has exited
+		found := slices.ContainsFunc(numbers, func(n int) bool {
+			f, err := p.Copy(n)
+			if err != nil {
+				return false
+			}
+			defer f.Close()
+			return known.belongs(f)
+		})
+		child := p
+		if !found {
+			p, err = child.Parent()
+		}
+		child.Close()
+		if found {
+			return true
+		}
+	}
+	return false
+}
 
-// Quick looks for channels that were born since the last Scan, in clients that it knows, and for
-// nothing else: it takes some ten microseconds for each client.
-func (v *View) Quick() error {
+// Quick looks for channels that were born since the last Scan, in clients that it knows and behind
+// at most so many handles without an object.
+func (v *View) Quick(gap int) error {
 	for n, known := range v.files {
-		if len(known.clients) == 0 {
+		if !known.owned {
 			continue
 		}
 		f, err := v.process.Copy(n)
@@ -154,7 +192,7 @@ func (v *View) Quick() error {
 		}
 		for h, c := range known.clients {
 			if len(c.objects) > 0 && err == nil {
-				err = c.find(f, h, quickGap)
+				err = c.find(f, h, gap)
 			}
 		}
 		if _ = f.Close(); err != nil { // it was only read
@@ -248,6 +286,9 @@ func (c *viewClient) find(f File, client Handle, allowed int) error {
 // whose GPU is not known are not in it; Unknown counts them.
 func (v *View) Channels() (all []Channel, unknown int) {
 	for n, f := range v.files {
+		if !f.owned {
+			continue
+		}
 		for client, c := range f.clients {
 			compute := map[Handle]bool{} // groups and channels
 			for _, o := range c.objects {

@@ -111,6 +111,41 @@ func TestViewFindsChannelsAndThoseThatAreBornAndFreed(t *testing.T) {
 	}
 }
 
+func TestTheChannelsOfAForkedProcessAreThoseOfItsAncestorWhileThatLives(t *testing.T) {
+	m := nvrmtest.New()
+	t.Cleanup(m.Close)
+	parent := m.Start(key)
+	middle := parent.Fork(gpreempt.ProcessKey{PID: 101, Start: 8})
+	child := middle.Fork(gpreempt.ProcessKey{PID: 102, Start: 9})
+	open := func(key gpreempt.ProcessKey) *nvrm.View {
+		p, err := m.Sys().Open(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Close)
+		return nvrm.NewView(m.Sys(), p, profile(t))
+	}
+	views := []*nvrm.View{open(parent.Key), open(middle.Key), open(child.Key)}
+	count := func() (n [3]int) {
+		for i, v := range views {
+			_ = v.Scan() // one has exited
+			if err := v.Quick(8); err != nil && i > 0 {
+				t.Error(err)
+			}
+			channels, _ := v.Channels()
+			n[i] = len(channels)
+		}
+		return n
+	}
+	got := [][3]int{count()}
+	parent.Kill()
+	got = append(got, count())
+	want := [][3]int{{20, 0, 0}, {20, 20, 0}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("channels of parent, child and grandchild, and after the parent's end (-want +got):\n%s", diff)
+	}
+}
+
 func TestAClientOlderThanTheSearchedHandlesIsFoundByLaterScans(t *testing.T) {
 	m := nvrmtest.New()
 	m.Start(key)

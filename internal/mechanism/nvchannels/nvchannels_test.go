@@ -207,6 +207,81 @@ func TestTheEndOfTheSupervisorResumesAndTheNextSuspendHasAnother(t *testing.T) {
 	must(t, s.Close())
 }
 
+// countSets counts the calls that set channels, and has the n-th fail.
+func countSets(m *nvrmtest.Machine, n int, with error) *int {
+	count := 0
+	m.Before(func(_ int, cmd nvrm.Command) error {
+		if cmd != nvrm.DisableChannels {
+			return nil
+		}
+		if count++; count == n {
+			return with
+		}
+		return nil
+	})
+	return &count
+}
+
+func TestSeveralProcessesAreSetByOneCall(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		fail error // of the first call
+		want []int // calls for Suspend, Resume, and both again
+	}{
+		{"together", nil, []int{1, 1, 1, 1}},
+		{"a channel was freed meanwhile", nvrm.InvalidChannel, []int{1 + 4, 1, 1, 1}},
+		{"the driver refuses that", nvrm.NotPermitted, []int{1 + 4, 2, 2, 2}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			processes := []*nvrmtest.Process{w.machine.Start(target), w.machine.Start(other)}
+			sessions := []mechanism.Session{w.attachTo(target), w.attachTo(other)}
+			var calls []int
+			fail := test.fail
+			for range 2 {
+				for i, do := range []func(context.Context, []mechanism.Session) []error{w.m.SuspendAll, w.m.ResumeAll} {
+					count := countSets(w.machine, 1, fail)
+					must(t, errors.Join(do(t.Context(), sessions)...))
+					w.machine.Before(nil)
+					calls, fail = append(calls, *count), nil
+					for _, p := range processes {
+						if got, want := stateOf(p), (state{8 * (1 - i), 8, 0}); got != want {
+							t.Errorf("%v, want %v", got, want)
+						}
+					}
+				}
+			}
+			if diff := cmp.Diff(test.want, calls); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+			for _, s := range sessions {
+				must(t, s.Close())
+			}
+		})
+	}
+}
+
+func TestDoneIsCalledOnlyForASuspension(t *testing.T) {
+	w := newWorld(t)
+	w.machine.Start(target)
+	s := w.attach()
+	called := 0
+	w.machine.Before(func(_ int, cmd nvrm.Command) error {
+		if cmd == nvrm.DisableChannels {
+			return nvrm.NotPermitted
+		}
+		return nil
+	})
+	if err := s.SuspendThen(t.Context(), func() { called++ }); !errors.Is(err, nvrm.NotPermitted) || called != 0 {
+		t.Errorf("refused: %v, done called %d times", err, called)
+	}
+	w.machine.Before(nil)
+	if err := s.SuspendThen(t.Context(), func() { called++ }); err != nil || called != 1 {
+		t.Errorf("%v, done called %d times", err, called)
+	}
+	must(t, s.Close())
+}
+
 func TestAGPUThatFailsIsNamed(t *testing.T) {
 	w := newWorld(t)
 	w.machine.Start(target)
@@ -268,7 +343,9 @@ func TestAnyHistory(t *testing.T) {
 			w.m.calls.Lock()
 			defer w.m.calls.Unlock()
 			for n, i := range which {
-				got, s := stateOf(processes[i]), sessions[i].(*session)
+				s := sessions[i].(*session)
+				s.examine() // as it follows a Suspend at once
+				got := stateOf(processes[i])
 				switch {
 				case errs[n] == nil && off && !s.ran && got.Off != got.All, errs[n] == nil && !off && got.Off != 0:
 					rt.Fatalf("process %d: suspended %v without an error: %v", i, off, got)

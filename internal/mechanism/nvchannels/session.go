@@ -71,14 +71,6 @@ func (s *session) arm() error {
 	return nil
 }
 
-// born returns the channels that are not off. They are armed.
-func (s *session) born() ([]nvrm.Channel, error) {
-	if err := s.arm(); err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(slices.Clone(s.armed), func(c nvrm.Channel) bool { return slices.Contains(s.off, c) }), nil
-}
-
 // ready reports why the process cannot be suspended.
 func (s *session) ready(ctx context.Context) error {
 	switch {
@@ -104,7 +96,7 @@ func (s *session) offAlone() error {
 			err = s.scan()
 		}
 		if err == nil {
-			err = s.m.off([]*session{s})
+			err = s.m.off([]*session{s}, hotGap)
 		}
 		if err == nil || hardware(err) != nil {
 			break
@@ -217,7 +209,7 @@ func (s *session) examine() {
 		s.lose(mechanism.ErrGone)
 		return
 	case !s.suspended:
-		if s.scan() == nil {
+		if time.Since(s.full) >= idleEvery && s.scan() == nil {
 			_ = s.arm() // Suspend reports it
 		}
 		return
@@ -230,7 +222,7 @@ func (s *session) examine() {
 			return
 		}
 	}
-	if err := s.m.off([]*session{s}); err != nil { // the owner suspends it again, and learns why that fails
+	if err := s.m.off([]*session{s}, gap); err != nil { // the owner suspends it again, and learns why that fails
 		s.unsure, s.ran = true, true
 		s.notify()
 	}
