@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -35,8 +37,8 @@ const (
 	// behind the last object that was found. A process that frees many objects leaves such gaps. The
 	// first scan is a wide one, and one each wideEvery.
 	wideGap   = 2048
-	gap       = 128
-	wideEvery = 10 * time.Second
+	gap       = 32
+	wideEvery = 30 * time.Second
 	// objectCount bounds the scans of one client.
 	objectCount = 1 << 20
 )
@@ -111,12 +113,12 @@ func (v *View) Scan() error {
 
 func (v *View) scanFile(number, allowed int) error {
 	f, err := v.process.Copy(number)
-	if err != nil { // closed meanwhile, or the process has exited
+	if errors.Is(err, unix.EBADF) { // closed meanwhile
 		delete(v.files, number)
-		if v.process.Exited() {
-			return err
-		}
 		return nil
+	}
+	if err != nil {
+		return err
 	}
 	defer f.Close()
 	known := v.files[number]
@@ -256,30 +258,48 @@ func (c *viewClient) check(f File, client Handle) {
 func (c *viewClient) find(f File, client Handle, allowed int) error {
 	first := c.next
 	for h, misses := c.next, 0; misses < allowed && h-first < objectCount; h++ {
-		class, err := classOf(f, client, h)
-		if errors.As(err, new(Status)) {
+		found, err := c.add(f, client, h)
+		switch {
+		case err != nil:
+			return err
+		case !found:
 			misses++
 			continue
 		}
-		if err != nil {
-			return err
-		}
-		misses, c.next = 0, h+1
-		if !class.IsChannel() && !class.IsCompute() && class != ClassGroup && class != ClassDevice && class != ClassSubdevice {
-			continue
-		}
-		parent, err := info(f, client, h, IndexParent)
-		if err != nil {
-			continue // freed meanwhile
-		}
-		c.objects[h] = object{class, Handle(parent)}
-		if class == ClassSubdevice {
-			if id, err := gpuOf(f, client, h); err == nil {
-				c.gpus[h] = id
+		// Handles count upwards: those below may have been born after they were asked for.
+		for earlier := c.next; earlier < h; earlier++ {
+			if _, err := c.add(f, client, earlier); err != nil {
+				return err
 			}
 		}
+		misses, c.next = 0, h+1
 	}
 	return nil
+}
+
+// add adds the object with a handle if it matters, and reports whether there is one.
+func (c *viewClient) add(f File, client, h Handle) (found bool, err error) {
+	class, err := classOf(f, client, h)
+	if errors.As(err, new(Status)) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if !class.IsChannel() && !class.IsCompute() && class != ClassGroup && class != ClassDevice && class != ClassSubdevice {
+		return true, nil
+	}
+	parent, err := info(f, client, h, IndexParent)
+	if err != nil {
+		return true, nil // freed meanwhile
+	}
+	c.objects[h] = object{class, Handle(parent)}
+	if class == ClassSubdevice {
+		if id, err := gpuOf(f, client, h); err == nil {
+			c.gpus[h] = id
+		}
+	}
+	return true, nil
 }
 
 // Channels returns the channels that the last Scan knows, ascending by client and handle. Those
@@ -391,7 +411,8 @@ func EnableEach(p Process, channels []Channel) error {
 	var errs []error
 	for _, c := range channels {
 		err := Set([]Group{{p, []Channel{c}}}, false)
-		if err != nil && !errors.Is(err, InvalidChannel) {
+		freed := slices.ContainsFunc([]error{InvalidChannel, InvalidClient, ObjectNotFound, unix.EBADF}, func(e error) bool { return errors.Is(err, e) })
+		if err != nil && !freed {
 			errs = append(errs, err)
 		}
 	}

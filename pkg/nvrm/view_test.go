@@ -111,6 +111,30 @@ func TestViewFindsChannelsAndThoseThatAreBornAndFreed(t *testing.T) {
 	}
 }
 
+// Handles are asked for one by one. All of these channels are born between two of the questions.
+func TestChannelsThatAreBornDuringALookAreFound(t *testing.T) {
+	for at := 1; at < 12; at++ {
+		m := nvrmtest.New()
+		t.Cleanup(m.Close)
+		p := m.Start(key)
+		v, _ := viewOf(t, m)
+		m.Before(func(call int, _ nvrm.Command) error {
+			if call == at {
+				p.Bear(3)
+			}
+			return nil
+		})
+		for range 2 {
+			if err := v.Quick(8); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if channels, _ := v.Channels(); len(channels) != 23 {
+			t.Errorf("before call %d: %d channels are known, want 23", at, len(channels))
+		}
+	}
+}
+
 func TestTheChannelsOfAForkedProcessAreThoseOfItsAncestorWhileThatLives(t *testing.T) {
 	m := nvrmtest.New()
 	t.Cleanup(m.Close)

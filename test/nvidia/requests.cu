@@ -1,5 +1,6 @@
 // Online requests: for each line N on standard input it runs N kernels and answers with the
-// microseconds that took.
+// microseconds that took. For a line "N announce" it announces them first, by the C client, and
+// answers with the microseconds of both, of the announcement, and whether the GPUs were quiet.
 //   requests KERNEL_MS
 //
 // A kernel is a fixed amount of work, and not of time: a clock runs on while a kernel is off the
@@ -8,6 +9,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <time.h>
+#ifdef CLIENT
+#include "gpreempt.h"
+#endif
 
 static double now() {
     timespec t;
@@ -34,6 +38,23 @@ static double run(int kernels, long long steps) {
     return now() - begin;
 }
 
+static void announced(int kernels, long long steps) {
+#ifdef CLIENT
+    gpreempt_request_t request = {"requests"};
+    gpreempt_lease_t lease = {};
+    double begin = now();
+    if (gpreempt_notify_online(&request, &lease))
+        fprintf(stderr, "requests: %s\n", gpreempt_last_error());
+    double announce = now() - begin;
+    run(kernels, steps);
+    printf("%.1f %.1f %d\n", now() - begin, announce, lease.quiet);
+    if (gpreempt_complete(&lease))
+        fprintf(stderr, "requests: %s\n", gpreempt_last_error());
+#else
+    printf("built without the C client\n");
+#endif
+}
+
 int main(int argc, char **argv) {
     if (argc != 2 || cudaMalloc(&sink, 4))
         return 2;
@@ -46,7 +67,13 @@ int main(int argc, char **argv) {
     fflush(stdout);
     char line[64];
     while (fgets(line, sizeof line, stdin)) {
-        printf("%.1f\n", run(atoi(line), steps));
+        int kernels = 0;
+        char announce = 0;
+        sscanf(line, "%d %c", &kernels, &announce);
+        if (announce)
+            announced(kernels, steps);
+        else
+            printf("%.1f\n", run(kernels, steps));
         fflush(stdout);
     }
     return 0;

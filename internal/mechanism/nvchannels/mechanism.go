@@ -38,12 +38,15 @@ const (
 	PollEvery = 20 * time.Millisecond
 	// hotGap and gap are how far a Suspend and an examination look for channels behind those that are
 	// known: 2.4 us for each handle. An examination follows each Suspend at once.
-	hotGap = 8
+	hotGap = 2
 	gap    = 32
 	// idleEvery is how often processes that run are.
 	idleEvery = 500 * time.Millisecond
-	// fullEvery is how often a suspended process is examined as a running one: new clients, too.
-	fullEvery = time.Second
+	// fullEvery and idleFullEvery are how often a process that is suspended, and one that runs, is
+	// also examined for new clients and for channels that were freed. That takes a few times as
+	// long, and meanwhile a call that takes channels off takes half as long again.
+	fullEvery     = time.Second
+	idleFullEvery = 5 * time.Second
 	// searchScans is how many scans may be needed to find the clients of a process: every handle
 	// is tried then.
 	searchScans = 256
@@ -301,7 +304,8 @@ func (m *Mechanism) several(all []*session, do func([]*session) error) bool {
 // without an object. After an error some may be. It needs calls.
 func (m *Mechanism) off(all []*session, gap int) error {
 	var groups []nvrm.Group
-	for _, s := range all {
+	off := make([][]nvrm.Channel, len(all))
+	for i, s := range all {
 		if s.unsure {
 			return errUnsure
 		}
@@ -311,14 +315,15 @@ func (m *Mechanism) off(all []*session, gap int) error {
 		if err := s.arm(); err != nil {
 			return err
 		}
+		off[i] = s.armed
 		born := slices.DeleteFunc(slices.Clone(s.armed), func(c nvrm.Channel) bool { return slices.Contains(s.off, c) })
 		if len(born) > 0 {
 			groups = append(groups, nvrm.Group{Process: s.process, Channels: born})
 		}
 	}
 	err := nvrm.Set(groups, true)
-	for _, s := range all {
-		s.off, s.unsure = s.armed, err != nil
+	for i, s := range all {
+		s.off, s.unsure = off[i], err != nil
 	}
 	return err
 }
@@ -410,20 +415,21 @@ func search(ctx context.Context, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Proc
 	return v, nil
 }
 
-// restore puts channels of a process on: those that are known, and after a failure all that a
+// restore puts channels of a process on: those that are known, and after a failure also all that a
 // search finds. It returns nil for a process that has exited.
 func restore(ctx context.Context, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel) error {
 	if len(known) > 0 && nvrm.Set([]nvrm.Group{{Process: p, Channels: known}}, false) == nil {
 		return nil
 	}
-	v, err := search(ctx, sys, profile, p)
-	if err == nil {
+	err := nvrm.EnableEach(p, known)
+	v, searchErr := search(ctx, sys, profile, p)
+	if searchErr == nil {
 		channels, unknown := v.Channels()
-		if err = nvrm.EnableEach(p, channels); err == nil && unknown > 0 {
-			err = fmt.Errorf("the GPUs of %d channels are not known", unknown)
+		if searchErr = nvrm.EnableEach(p, channels); searchErr == nil && unknown > 0 {
+			searchErr = fmt.Errorf("the GPUs of %d channels are not known", unknown)
 		}
 	}
-	if p.Exited() || errors.Is(err, mechanism.ErrGone) {
+	if err = errors.Join(err, searchErr); p.Exited() || errors.Is(err, mechanism.ErrGone) {
 		return nil
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -261,6 +262,29 @@ func TestSeveralProcessesAreSetByOneCall(t *testing.T) {
 	}
 }
 
+// TestWhatIsOffIsPutOnAlsoWhenDescriptorsRunOut: a look that fails must not forget what is off.
+func TestWhatIsOffIsPutOnAlsoWhenDescriptorsRunOut(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	w.daemon.full.Store(true)
+	inner := s.(*session)
+	w.m.calls.Lock()
+	inner.full = time.Time{}
+	inner.examine()
+	w.m.calls.Unlock()
+	if err := s.Resume(t.Context()); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("Resume without descriptors: %v", err)
+	}
+	w.daemon.full.Store(false)
+	must(t, s.Resume(t.Context()))
+	if got := stateOf(p); got != (state{0, 8, 0}) {
+		t.Errorf("after Resume: %v", got)
+	}
+	must(t, s.Close())
+}
+
 func TestDoneIsCalledOnlyForASuspension(t *testing.T) {
 	w := newWorld(t)
 	w.machine.Start(target)
@@ -348,7 +372,11 @@ func TestAnyHistory(t *testing.T) {
 				got := stateOf(processes[i])
 				switch {
 				case errs[n] == nil && off && !s.ran && got.Off != got.All, errs[n] == nil && !off && got.Off != 0:
-					rt.Fatalf("process %d: suspended %v without an error: %v", i, off, got)
+					rt.Fatalf("process %d: suspended %v without an error: %v; session %+v", i, off, got, struct {
+						off, armed                int
+						suspended, unsure, closed bool
+						lost                      error
+					}{len(s.off), len(s.armed), s.suspended, s.unsure, s.closed, s.lost})
 				case errs[n] != nil && got.Off > 0 && !s.unsure && len(s.off) == 0:
 					rt.Fatalf("process %d: %v is not known after %v", i, got, errs[n])
 				}

@@ -21,8 +21,9 @@ type session struct {
 	process nvrm.Process
 	events  chan struct{}
 	view    *nvrm.View
-	full    time.Time // of the last full scan
-	total   int       // channels, for changed
+	// looked and full are when the process was examined last, and when by a scan.
+	looked, full time.Time
+	total        int // channels, for changed
 	// armed are the channels that the supervisor would put on.
 	armed []nvrm.Channel
 	// off are those that are off, each disabled once: the driver counts. unsure is set while some
@@ -54,11 +55,17 @@ func (s *session) channels() (all []nvrm.Channel, err error) {
 	return slices.DeleteFunc(all, func(c nvrm.Channel) bool { return !c.Compute }), nil
 }
 
-// arm has the supervisor know the channels, before any of them is taken off.
+// arm has the supervisor know the channels, before any of them is taken off. What is off stays
+// known, also when it cannot be seen any more.
 func (s *session) arm() error {
 	all, err := s.channels()
 	if err != nil {
 		return err
+	}
+	for _, c := range s.off {
+		if !slices.Contains(all, c) {
+			all = append(all, c)
+		}
 	}
 	g, err := s.m.supervisor()
 	if err != nil || s.armed != nil && slices.Equal(all, s.armed) {
@@ -119,10 +126,7 @@ func hardware(err error) *nvrm.SetError {
 
 // on puts every channel on.
 func (s *session) on() error {
-	known := s.off
-	if s.unsure {
-		known = s.armed
-	}
+	known := s.off // after a call that has failed, all that it was for
 	if len(known) > 0 {
 		if err := restore(context.Background(), s.m.cfg.Sys, s.m.cfg.Profile, s.process, known); err != nil {
 			s.unsure = true
@@ -209,7 +213,14 @@ func (s *session) examine() {
 		s.lose(mechanism.ErrGone)
 		return
 	case !s.suspended:
-		if time.Since(s.full) >= idleEvery && s.scan() == nil {
+		if time.Since(s.looked) < idleEvery {
+			return
+		}
+		look := func() error { return s.view.Quick(gap) }
+		if s.looked = time.Now(); s.total == 0 || time.Since(s.full) >= idleFullEvery {
+			look = s.scan
+		}
+		if look() == nil {
 			_ = s.arm() // Suspend reports it
 		}
 		return

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
@@ -84,6 +85,7 @@ type mortal struct {
 	nvrm.Sys
 	calls, last atomic.Int64
 	after       atomic.Bool
+	full        atomic.Bool // no descriptors are left
 	died        func()
 }
 
@@ -98,6 +100,9 @@ type mortalProcess struct {
 }
 
 func (p mortalProcess) Copy(n int) (nvrm.File, error) {
+	if p.d.full.Load() {
+		return nil, unix.EMFILE
+	}
 	f, err := p.Process.Copy(n)
 	return mortalFile{f, p.d}, err
 }
