@@ -51,6 +51,8 @@ rules:
   - {name: train, match: {cmdline: "*train.py*"}, class: offline, priority: 0}
   - {name: nccl, match: {cmdline: "*nccl.py*"}, class: offline, priority: 0}
 """
+# The directory of libgpreempt.so, for an arm with the C client; "" for none.
+CLIENT = os.environ.get("GPREEMPT_CLIB", "")
 result = {"mechanism": "nvchannels", "hardware": "real", "quick": QUICK, "parts": {}}
 now = time.perf_counter
 
@@ -397,12 +399,12 @@ def requests(budget):
             jobs.append(cuda())
         for job in jobs:
             job.started().attached()
-        raw = {arm: {f"{k * kernel_ms:g} ms": [] for k in lengths} for arm in ("alone", "shared", "gpreempt")}
-        progress, unquiet = {arm: [0, 0.0] for arm in raw}, 0
+        raw = {arm: {f"{k * kernel_ms:g} ms": [] for k in lengths} for arm in ("alone", "shared", "gpreempt", *(["gpreempt, C client"] if CLIENT else []))}
+        progress, unquiet, c_client = {arm: [0, 0.0] for arm in raw}, 0, []
         for turn in range(rounds):
             if now() - begin > budget * (0.28, 0.58, 1)[number]:
                 break
-            for arm in list(raw)[turn % 3 :] + list(raw)[: turn % 3]:
+            for arm in list(raw)[turn % len(raw) :] + list(raw)[: turn % len(raw)]:
                 for job in jobs:  # all at once, as each ends its kernel first
                     job.counters[7] = int(arm == "alone")
                 for job in jobs:
@@ -414,19 +416,22 @@ def requests(budget):
                         time.sleep(0.01)
                         at = now()
                         lease = online.acquire() if arm == "gpreempt" else None
-                        ask(server, str(kernels))
+                        done = ask(server, f"{kernels} announce" if arm == "gpreempt, C client" else str(kernels))
                         raw[arm][f"{kernels * kernel_ms:g} ms"].append((now() - at) * 1e3)
                         if lease is not None:
                             unquiet += not lease.quiet
                             lease.release()
+                        elif arm == "gpreempt, C client":
+                            unquiet += done.split()[2] != "1"
+                            c_client.append(float(done.split()[1]))
                 progress[arm][0] += sum(j.counters.total() for j in jobs) - before
                 progress[arm][1] += now() - since
         ratio = lambda arm, length: quantiles(raw[arm][length]).get("p50", 0) / max(quantiles(raw["alone"][length]).get("p50", 0), 1e-9)
         answer[f"{count} jobs"] = {
             "summary_ms": {arm: {length: quantiles(v) for length, v in of.items()} for arm, of in raw.items()},
-            "p50_to_alone": {arm: {length: round(ratio(arm, length), 3) for length in raw[arm]} for arm in ("shared", "gpreempt")},
+            "p50_to_alone": {arm: {length: round(ratio(arm, length), 3) for length in raw[arm]} for arm in raw if arm != "alone"},
             "counts_per_s": {arm: round(n / s, 1) for arm, (n, s) in progress.items() if s},
-            "not_quiet": unquiet, "raw_ms": {arm: {length: rounded(v, 3) for length, v in of.items()} for arm, of in raw.items()},
+            "not_quiet": unquiet, "c_client_announce_us": quantiles(c_client), "raw_c_client_announce_us": rounded(c_client), "raw_ms": {arm: {length: rounded(v, 3) for length, v in of.items()} for arm, of in raw.items()},
         }  # fmt: skip
         so_far("requests", answer)
     server.stdin.close()
@@ -853,9 +858,11 @@ def write():
 
 
 def build():
+    header = HERE.parent.parent / "bindings" / "c"
+    client = ["-DCLIENT", f"-I{header}", f"-L{CLIENT}", "-lgpreempt", "-Xlinker", f"-rpath,{CLIENT},-rpath-link,{CLIENT}"] if CLIENT else []
     builds = [
-        subprocess.Popen(["nvcc", "-std=c++17", "-O2", "-arch=native", "-o", WORK / name, HERE / f"{name}.cu", "-lcuda"])
-        for name in ("job", "requests", "check")
+        subprocess.Popen(["nvcc", "-std=c++17", "-O2", "-arch=native", "-o", WORK / name, HERE / f"{name}.cu", "-lcuda", *more])
+        for name, more in {"job": [], "requests": client, "check": []}.items()
     ]
     # Each program that was built is used, and a part without its program fails alone.
     for b in builds:
