@@ -53,7 +53,11 @@ type View struct {
 	files   map[int]*viewFile
 	asked   time.Time // NewestClient
 	wide    time.Time // the last wide scan began
-	newest  Handle
+	// channels and unknown are the result of Channels while listed is set.
+	channels []Channel
+	unknown  int
+	listed   bool
+	newest   Handle
 }
 
 // viewFile is a control file of the process. Handles of clients from low on, below high, were tried.
@@ -87,6 +91,7 @@ func (v *View) Scan() error {
 	if err != nil {
 		return err
 	}
+	v.listed = false
 	fresh := slices.ContainsFunc(numbers, func(n int) bool { return v.files[n] == nil })
 	if fresh || time.Since(v.asked) >= newestEvery {
 		if v.newest, err = v.sys.NewestClient(); err != nil {
@@ -193,8 +198,9 @@ func (v *View) Quick(gap int) error {
 			return err
 		}
 		for h, c := range known.clients {
-			if len(c.objects) > 0 && err == nil {
+			if n := len(c.objects); n > 0 && err == nil {
 				err = c.find(f, h, gap)
+				v.listed = v.listed && len(c.objects) == n
 			}
 		}
 		if _ = f.Close(); err != nil { // it was only read
@@ -302,9 +308,17 @@ func (c *viewClient) add(f File, client, h Handle) (found bool, err error) {
 	return true, nil
 }
 
-// Channels returns the channels that the last Scan knows, ascending by client and handle. Those
-// whose GPU is not known are not in it; Unknown counts them.
+// Channels returns the channels that are known, ascending by client and handle, and how many others
+// there are, whose GPU is not known. The caller must not change the slice.
 func (v *View) Channels() (all []Channel, unknown int) {
+	if !v.listed {
+		v.channels, v.unknown = v.list()
+		v.listed = true
+	}
+	return v.channels, v.unknown
+}
+
+func (v *View) list() (all []Channel, unknown int) {
 	for n, f := range v.files {
 		if !f.owned {
 			continue

@@ -36,8 +36,11 @@ const (
 	// PollEvery is how often suspended processes are examined for channels that were born. Those
 	// are off within it, and the time of two calls.
 	PollEvery = 20 * time.Millisecond
+	// soon is how long after a Suspend they are examined first: not before the answer to an
+	// announcement is on its way.
+	soon = 2 * time.Millisecond
 	// hotGap and gap are how far a Suspend and an examination look for channels behind those that are
-	// known: 2.4 us for each handle. An examination follows each Suspend at once.
+	// known: 2.4 us for each handle.
 	hotGap = 2
 	gap    = 32
 	// idleEvery is how often processes that run are.
@@ -75,7 +78,7 @@ type Mechanism struct {
 	pauses   mechanism.Pauses
 	sessions mechanism.Sessions[*session]
 	guard    atomic.Pointer[guard] // nil before the first
-	wake     chan struct{}         // examine sooner
+	wake     chan struct{}         // examine soon
 	stop     chan struct{}
 	examiner sync.WaitGroup
 
@@ -380,6 +383,8 @@ func (m *Mechanism) examine() {
 		case <-m.stop:
 			return
 		case <-m.wake:
+			tick.Reset(soon)
+			continue
 		case <-tick.C:
 		}
 		every := idleEvery

@@ -42,17 +42,20 @@ var _ mechanism.Watcher = (*session)(nil)
 var errClosed = errors.New("the mechanism, or the session with the process, has been closed")
 
 // channels returns those to take off.
-func (s *session) channels() (all []nvrm.Channel, err error) {
+func (s *session) channels() ([]nvrm.Channel, error) {
 	all, unknown := s.view.Channels()
 	s.changed = s.changed || len(all) != s.total
 	s.total = len(all)
 	if unknown > 0 {
 		return nil, fmt.Errorf("process %d: the GPUs of %d channels are not known", s.target.PID, unknown)
 	}
-	if s.m.cfg.CopyEngines {
-		return all, nil
+	chosen := make([]nvrm.Channel, 0, len(all))
+	for _, c := range all {
+		if c.Compute || s.m.cfg.CopyEngines {
+			chosen = append(chosen, c)
+		}
 	}
-	return slices.DeleteFunc(all, func(c nvrm.Channel) bool { return !c.Compute }), nil
+	return chosen, nil
 }
 
 // arm has the supervisor know the channels, before any of them is taken off. What is off stays
@@ -74,7 +77,7 @@ func (s *session) arm() error {
 	if err := g.arm(s.target, s.process.FD(), all); err != nil {
 		return err
 	}
-	s.armed = append([]nvrm.Channel{}, all...)
+	s.armed = all
 	return nil
 }
 

@@ -27,7 +27,7 @@ var (
 
 // world is a fake machine with a mechanism and its supervisors, which are goroutines here.
 type world struct {
-	t       *testing.T
+	t       testing.TB
 	machine *nvrmtest.Machine
 	journal journal
 	m       *Mechanism
@@ -126,7 +126,7 @@ func (f mortalFile) Control(client, object nvrm.Handle, cmd nvrm.Command, params
 	return errDead
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, machine: nvrmtest.New(), silence: time.Hour}
 	w.daemon = &mortal{Sys: w.machine.Sys(), died: w.die}
