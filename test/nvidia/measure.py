@@ -224,8 +224,8 @@ class Daemon:
                 return False
         return True
 
-    def online(self):
-        return gpreempt.online(gpus=gpreempt.ALL, label="measure", client=self.client)
+    def online(self, **options):
+        return gpreempt.online(gpus=gpreempt.ALL, label="measure", client=self.client, **options)
 
     def end(self, how=signal.SIGTERM):
         self.process.send_signal(how)
@@ -392,14 +392,15 @@ def requests(budget):
     kernel_ms, lengths, rounds, each = 0.2, (5, 20, 50, 80, 150), 2 if QUICK else 10, 6
     server = spawn([WORK / "requests", kernel_ms], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     server.stdout.readline()
-    online, begin = daemon().online(), now()
+    begin = now()
+    announces = {"gpreempt": daemon().online(), "gpreempt, not awaited": daemon().online(max_wait=0)}
     answer, jobs = {}, []
     for number, count in enumerate((1, 2, 4)):
         while len(jobs) < count:
             jobs.append(cuda())
         for job in jobs:
             job.started().attached()
-        raw = {arm: {f"{k * kernel_ms:g} ms": [] for k in lengths} for arm in ("alone", "shared", "gpreempt", *(["gpreempt, C client"] if CLIENT else []))}
+        raw = {arm: {f"{k * kernel_ms:g} ms": [] for k in lengths} for arm in ("alone", "shared", "gpreempt", "gpreempt, not awaited", *(["gpreempt, C client"] if CLIENT else []))}
         progress, unquiet, c_client = {arm: [0, 0.0] for arm in raw}, 0, []
         for turn in range(rounds):
             if now() - begin > budget * (0.28, 0.58, 1)[number]:
@@ -415,11 +416,11 @@ def requests(budget):
                     for _ in range(each):
                         time.sleep(0.01)
                         at = now()
-                        lease = online.acquire() if arm == "gpreempt" else None
+                        lease = announces[arm].acquire() if arm in announces else None
                         done = ask(server, f"{kernels} announce" if arm == "gpreempt, C client" else str(kernels))
                         raw[arm][f"{kernels * kernel_ms:g} ms"].append((now() - at) * 1e3)
                         if lease is not None:
-                            unquiet += not lease.quiet
+                            unquiet += arm == "gpreempt" and not lease.quiet
                             lease.release()
                         elif arm == "gpreempt, C client":
                             unquiet += done.split()[2] != "1"
