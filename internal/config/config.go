@@ -42,6 +42,7 @@ type Config struct {
 	Rules      []classify.Rule
 	Jobs       []classify.JobRule
 	Safety     Safety
+	NVIDIA     NVIDIA
 	Discovery  Discovery
 	Containers Containers
 	Metrics    Metrics
@@ -55,6 +56,12 @@ type Mechanisms []string
 type Safety struct {
 	// Hazards are checked before the built-in table.
 	Hazards []safety.Row
+}
+
+// NVIDIA configures the mechanism nvchannels.
+type NVIDIA struct {
+	// CopyEngines has the channels of copy engines taken off, too.
+	CopyEngines bool
 }
 
 // TCP configures the listener for clients on other hosts, with certificates on both sides.

@@ -216,7 +216,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, discovery, containers, metrics, log, rules, jobs, safety",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, discovery, nvidia, containers, metrics, log, rules, jobs, safety",
 			"3:3: log.<<: unknown key: the keys here are level",
 		}},
 		{"jobs without a value", "jobs:\n", []string{
@@ -244,7 +244,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, discovery, containers, metrics, log, rules, jobs, safety",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, discovery, nvidia, containers, metrics, log, rules, jobs, safety",
 		}},
 	}
 	checkErrors(t, tests)

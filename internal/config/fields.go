@@ -76,6 +76,7 @@ var fields = []field{
 	{key: "discovery.interval", live: true, at: func(c *Config) any { return &c.Discovery.Interval }},
 	{key: "discovery.idle_interval", live: true, at: func(c *Config) any { return &c.Discovery.IdleInterval }},
 	{key: "discovery.mqds_interval", live: true, at: func(c *Config) any { return &c.Discovery.MQDsInterval }},
+	{key: "nvidia.copy_engines", at: func(c *Config) any { return &c.NVIDIA.CopyEngines }},
 	{key: "containers.sockets", at: func(c *Config) any { return &c.Containers.Sockets }},
 	{key: "containers.kubelet", at: func(c *Config) any { return &c.Containers.Kubelet }},
 	{key: "containers.kubelet_token", at: func(c *Config) any { return &c.Containers.KubeletToken }},

@@ -18,6 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
 // backend is what the daemon uses of its host: files, driver and mechanisms.
@@ -43,8 +44,10 @@ type backend struct {
 	dbgtrap debugger
 	pauses  *pauses
 	helpers *helper.Pool
-	kmap    *kmap.Mechanism       // nil unless it is enabled
-	nvidia  *nvchannels.Mechanism // nil unless it is enabled and can be used
+	kmap    *kmap.Mechanism // nil unless it is enabled
+	// nvidia and channels, which finds its processes, are nil unless it is enabled and can be used.
+	nvidia   *nvchannels.Mechanism
+	channels *nvrm.Source
 }
 
 // debugger is dbgtrap, in this process or in helpers.
@@ -93,7 +96,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 	}
 	if h.Simulated == "" {
 		b.name = discovery.Backend(root)
-		b.openJournal(ctx, journalDir(h.RunDir), log)
+		b.openJournal(ctx, h, log)
 	}
 	if b.backlogs == nil {
 		b.backlogs = inventory.NewBacklogReader().Read
@@ -109,7 +112,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 			b.kmap = kmap.New(kmap.Config{Open: h.OpenKmap, GPUs: gpus, Log: log.Named("kmap")})
 			b.mechanisms = append(b.mechanisms, b.kmap)
 		case name == nvchannels.Name && b.pauses != nil:
-			if b.openNVIDIA(log); b.nvidia != nil {
+			if b.openNVIDIA(h, cfg.NVIDIA, log); b.nvidia != nil {
 				b.mechanisms = append(b.mechanisms, b.nvidia)
 			}
 		case b.pauses == nil: // simulated, or openJournal has warned
@@ -150,6 +153,7 @@ func (b *backend) close() error {
 	}
 	if b.nvidia != nil {
 		errs = append(errs, b.nvidia.Close())
+		b.channels.Close()
 	}
 	if b.device != nil {
 		errs = append(errs, b.device.Close())

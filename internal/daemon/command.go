@@ -23,7 +23,7 @@ func Command() *cobra.Command {
 		Args:          cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cleanup {
-				return cleanUp(cmd.Context(), cmd.OutOrStdout(), journalDir(ThisHost().RunDir))
+				return cleanUp(cmd.Context(), cmd.OutOrStdout(), ThisHost())
 			}
 			return help(cmd, args)
 		},

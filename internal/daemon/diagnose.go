@@ -172,8 +172,9 @@ func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreem
 		case "kmap":
 			all = append(all, kmap.New(kmap.Config{Open: openKmap, GPUs: gpusOf}))
 		case nvchannels.Name:
-			if profile, err := nvrm.ReadProfile(os.DirFS("/")); err == nil { // the check reports the error
-				all = append(all, newNVIDIA(profile, nil, zap.NewNop()))
+			host := ThisHost()
+			if profile, err := nvrm.ReadProfile(host.files()); err == nil { // the check reports the error
+				all = append(all, newNVIDIA(host, profile, config.NVIDIA{}, nil, zap.NewNop()))
 			}
 		}
 	}
@@ -193,8 +194,8 @@ func (o Options) examination(cfg config.Config) safety.Config {
 		examineKmap = kmap.Examine
 	}
 	var nvidia func() (string, string, bool)
-	if slices.Contains(cfg.Mechanisms, nvchannels.Name) {
-		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), nvrm.Kernel(), cfg.Safety.Hazards) }
+	if slices.Contains(cfg.Mechanisms, nvchannels.Name) && o.Host.RM != nil {
+		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), o.Host.RM, cfg.Safety.Hazards) }
 	}
 	return safety.Config{
 		NVIDIA: nvidia, Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,

@@ -20,6 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
 // gpusOf returns the GPUs that have queues of a target.
@@ -47,6 +48,10 @@ type Host struct {
 	Open func() (*kfd.Device, error)
 	// OpenKmap opens the extension of the kernel that kmap uses. Nil is a host without it.
 	OpenKmap func() (*kfd.Kmap, error)
+	// RM is the driver of NVIDIA. Nil is a host without it.
+	RM nvrm.Sys
+	// Supervise starts the supervisor of nvchannels; nil starts this program as one.
+	Supervise func(socket *os.File) (pid int, err error)
 	// Attach starts a thread that traces a process, for dbgtrap. Nil has dbgtrap run in helper
 	// processes.
 	Attach dbgtrap.Tracer
@@ -67,7 +72,7 @@ type BacklogReader func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEn
 // RUNTIME_DIRECTORY, or else that of the default socket.
 func ThisHost() Host {
 	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
-	return Host{Dir: "/", Open: kfd.Open, OpenKmap: openKmap, RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
+	return Host{Dir: "/", Open: kfd.Open, OpenKmap: openKmap, RM: nvrm.Kernel(), RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
 }
 
 func openKmap() (*kfd.Kmap, error) { return kfd.OpenKmap(kfd.KmapPath) }
@@ -81,8 +86,9 @@ func (h Host) files() fs.FS {
 
 // openJournal opens the journal, even if no enabled mechanism needs it: an earlier daemon
 // may have left processes paused.
-func (b *backend) openJournal(ctx context.Context, dir string, log *zap.Logger) {
-	pauses, unreadable, err := openPauses(ctx, dir, b.helpers, log)
+func (b *backend) openJournal(ctx context.Context, h Host, log *zap.Logger) {
+	dir := journalDir(h.RunDir)
+	pauses, unreadable, err := openPauses(ctx, h, b.helpers, log)
 	if err != nil {
 		b.warn(gpreempt.WarnNoJournal.Warn("the mechanisms criu and freezer cannot be used, and processes they left paused cannot be resumed: " + err.Error()).
 			WithRemedy("make " + dir + " a directory that only root can write, then restart gpreemptd"))

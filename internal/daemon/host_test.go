@@ -386,8 +386,8 @@ func TestGPUsThatAreAddedLaterAreFound(t *testing.T) {
 }
 
 func TestProcessPausedByAnEarlierDaemonIsNotUsed(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "journal")
-	j, err := mechanism.OpenJournal(dir)
+	host := Host{RunDir: t.TempDir()}
+	j, err := mechanism.OpenJournal(journalDir(host.RunDir))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -400,7 +400,7 @@ func TestProcessPausedByAnEarlierDaemonIsNotUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := newDaemon(t, "")
-	d.backend.openJournal(t.Context(), dir, d.log)
+	d.backend.openJournal(t.Context(), host, d.log)
 	if resumed, failures := d.backend.pauses.Resume(t.Context()); resumed != 0 || len(failures) != 1 {
 		t.Errorf("resumed %d, failures %v", resumed, failures)
 	}

@@ -174,7 +174,7 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 			continue
 		}
 		var said strings.Builder
-		if err := cleanUp(t.Context(), &said, journalDir(run)); err != nil {
+		if err := cleanUp(t.Context(), &said, Host{RunDir: run}); err != nil {
 			t.Error(err)
 		}
 		if said.String() != "nothing was left paused\n" {

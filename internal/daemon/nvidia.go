@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/internal/safety"
@@ -18,15 +18,19 @@ import (
 )
 
 // openNVIDIA has the backend find the processes of the NVIDIA driver, and suspend them.
-func (b *backend) openNVIDIA(log *zap.Logger) {
+func (b *backend) openNVIDIA(h Host, cfg config.NVIDIA, log *zap.Logger) {
 	profile, err := nvrm.ReadProfile(b.root)
+	if h.RM == nil {
+		err = fs.ErrNotExist
+	}
 	if err != nil {
 		b.warn(gpreempt.WarnNoMechanism.Warn("the mechanism nvchannels cannot be used: " + noNVIDIA(err)))
 		return
 	}
-	b.fs.Add(nvrm.NewSource(b.root, nvrm.Kernel(), profile, b.owns))
+	b.channels = nvrm.NewSource(b.root, h.RM, profile, b.owns)
+	b.fs.Add(b.channels)
 	b.name += "+" + nvrm.Driver
-	b.nvidia = newNVIDIA(profile, b.pauses.journal, log)
+	b.nvidia = newNVIDIA(h, profile, cfg, b.pauses.journal, log)
 }
 
 func noNVIDIA(err error) string {
@@ -36,12 +40,12 @@ func noNVIDIA(err error) string {
 	return err.Error()
 }
 
-// newNVIDIA returns the mechanism for this host's driver. The journal is nil for one that only
-// probes.
-func newNVIDIA(profile nvrm.Profile, journal mechanism.Store, log *zap.Logger) *nvchannels.Mechanism {
-	sys := nvrm.Kernel()
-	refused := func() (why, remedy string) { return nvrm.Refused(os.DirFS("/"), sys) }
-	return nvchannels.New(nvchannels.Config{Sys: sys, Profile: profile, Journal: journal, Refused: refused, Log: log.Named(nvchannels.Name)})
+// newNVIDIA returns the mechanism for a host's driver.
+func newNVIDIA(h Host, profile nvrm.Profile, cfg config.NVIDIA, journal mechanism.Store, log *zap.Logger) *nvchannels.Mechanism {
+	return nvchannels.New(nvchannels.Config{
+		Sys: h.RM, Profile: profile, Journal: journal, CopyEngines: cfg.CopyEngines, Start: h.Supervise,
+		Refused: func() (why, remedy string) { return nvrm.Refused(h.files(), h.RM) }, Log: log.Named(nvchannels.Name),
+	})
 }
 
 // examineNVIDIA returns what the doctor says of a host's NVIDIA driver, with the site's rows of the

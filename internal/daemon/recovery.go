@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
@@ -55,15 +55,15 @@ type pauses struct {
 	orphans []mechanism.JournalEntry
 }
 
-// openPauses opens the journal in dir and reads the pauses of earlier daemons. Call it before
+// openPauses opens the journal of a host and reads the pauses of earlier daemons. Call it before
 // anything is paused. It waits for a cleanup that is running, until ctx ends or 10 s have
 // passed. unreadable are errors about files of the journal; a file name alone is used if
 // it names a mechanism of this version.
-func openPauses(ctx context.Context, dir string, helpers *helper.Pool, log *zap.Logger) (p *pauses, unreadable []error, err error) {
+func openPauses(ctx context.Context, h Host, helpers *helper.Pool, log *zap.Logger) (p *pauses, unreadable []error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
 	for {
-		p, unreadable, err = readPauses(dir, helpers, log)
+		p, unreadable, err = readPauses(h, helpers, log)
 		if !errors.Is(err, mechanism.ErrInUse) || ctx.Err() != nil {
 			return p, unreadable, err
 		}
@@ -74,8 +74,8 @@ func openPauses(ctx context.Context, dir string, helpers *helper.Pool, log *zap.
 	}
 }
 
-func readPauses(dir string, helpers *helper.Pool, log *zap.Logger) (*pauses, []error, error) {
-	j, err := mechanism.OpenJournal(dir)
+func readPauses(h Host, helpers *helper.Pool, log *zap.Logger) (*pauses, []error, error) {
+	j, err := mechanism.OpenJournal(journalDir(h.RunDir))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -85,8 +85,8 @@ func readPauses(dir string, helpers *helper.Pool, log *zap.Logger) (*pauses, []e
 		journal: j,
 		log:     log,
 	}
-	if profile, err := nvrm.ReadProfile(os.DirFS("/")); err == nil {
-		p.NVIDIA = newNVIDIA(profile, j, log)
+	if profile, err := nvrm.ReadProfile(h.files()); err == nil && h.RM != nil {
+		p.NVIDIA = newNVIDIA(h, profile, config.NVIDIA{}, j, log)
 	}
 	entries, unreadable := j.Entries()
 	for _, err := range unreadable {
@@ -179,10 +179,10 @@ func (p *pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 // journal in dir. It may be called at any time and any number of times: while a daemon
 // runs it does nothing. It writes the result to w. Helper processes make the calls of the
 // driver: one that does not return keeps its helper, and not the program.
-func cleanUp(ctx context.Context, w io.Writer, dir string) (err error) {
+func cleanUp(ctx context.Context, w io.Writer, h Host) (err error) {
 	helpers := helper.NewPool(zap.NewNop(), nil)
 	defer func() { err = errors.Join(err, helpers.Close()) }()
-	p, unreadable, err := readPauses(dir, helpers, zap.NewNop())
+	p, unreadable, err := readPauses(h, helpers, zap.NewNop())
 	switch {
 	case errors.Is(err, mechanism.ErrInUse):
 		_, err := fmt.Fprintln(w, "gpreemptd is running, or another cleanup is: nothing to do")

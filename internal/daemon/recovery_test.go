@@ -14,7 +14,8 @@ import (
 
 // The error once said that the process was resumed.
 func TestCleanupReportsProcessesThatItDoesNotResume(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "journal")
+	host := Host{RunDir: t.TempDir()}
+	dir := journalDir(host.RunDir)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +26,7 @@ func TestCleanupReportsProcessesThatItDoesNotResume(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	err := cleanUp(t.Context(), &out, dir)
+	err := cleanUp(t.Context(), &out, host)
 	bad := func(name, problem, pid string) string {
 		return "journal of pauses: " + filepath.Join(dir, name) + ": " + problem + "; it is ignored, and process " + pid +
 			", from its name, is not resumed: check that it runs, and restart it if not; then remove the file"

@@ -142,6 +142,14 @@ func (s *Source) Uses() (all []discovery.Use, warnings []string, err error) {
 	return all, warnings, nil
 }
 
+// Close forgets all processes. It is not called during Uses or Look.
+func (s *Source) Close() {
+	for _, p := range s.pids {
+		p.drop()
+	}
+	clear(s.pids)
+}
+
 // drop forgets that the process has the driver open.
 func (p *seen) drop() {
 	if p.process != nil {

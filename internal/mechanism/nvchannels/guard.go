@@ -36,31 +36,36 @@ type guard struct {
 
 // start starts this program as a supervisor. It gets a process group of its own: what a terminal
 // kills is the daemon's group.
-func start() (*os.File, int, error) {
-	daemon, supervisor, err := newPair()
-	if err != nil {
-		return nil, 0, err
-	}
-	defer supervisor.Close()
+func start(socket *os.File) (pid int, err error) {
 	// Also not what the daemon has inherited itself.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return nil, 0, errors.Join(os.NewSyscallError("close_range", err), daemon.Close())
+		return 0, os.NewSyscallError("close_range", err)
 	}
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{"gpreemptd", Argument}, Env: []string{"GOMAXPROCS=2", "GOTRACEBACK=single"},
-		Stderr: os.Stderr, ExtraFiles: []*os.File{supervisor}, SysProcAttr: &unix.SysProcAttr{Setpgid: true},
+		Stderr: os.Stderr, ExtraFiles: []*os.File{socket}, SysProcAttr: &unix.SysProcAttr{Setpgid: true},
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, 0, errors.Join(err, daemon.Close())
+		return 0, err
 	}
 	go func() { _ = cmd.Wait() }() // how it ended is known by its socket
-	return daemon, cmd.Process.Pid, nil
+	return cmd.Process.Pid, nil
 }
 
-func newGuard(file *os.File, pid int, lapsed func()) *guard {
-	g := &guard{file: file, fd: int(file.Fd()), pid: pid, lapsed: lapsed, waiting: map[uint64]chan struct{}{}, ended: make(chan struct{})}
+// newGuard starts a supervisor.
+func newGuard(start func(*os.File) (int, error), lapsed func()) (*guard, error) {
+	daemon, supervisor, err := newPair()
+	if err != nil {
+		return nil, err
+	}
+	defer supervisor.Close()
+	pid, err := start(supervisor)
+	if err != nil {
+		return nil, errors.Join(err, daemon.Close())
+	}
+	g := &guard{file: daemon, fd: int(daemon.Fd()), pid: pid, lapsed: lapsed, waiting: map[uint64]chan struct{}{}, ended: make(chan struct{})}
 	go g.listen()
-	return g
+	return g, nil
 }
 
 // listen takes what the supervisor says, until it ends.

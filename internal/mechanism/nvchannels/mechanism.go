@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -68,8 +69,9 @@ type Config struct {
 	// Log may be nil.
 	Log *zap.Logger
 
-	// start starts a supervisor; nil is the program's.
-	start func() (*guard, error)
+	// Start starts a supervisor, which calls Supervise, with its end of a socket; nil starts this
+	// program as one.
+	Start func(socket *os.File) (pid int, err error)
 }
 
 // Mechanism is a mechanism.Batcher.
@@ -101,20 +103,13 @@ func New(cfg Config) *Mechanism {
 	if cfg.Refused == nil {
 		cfg.Refused = func() (string, string) { return "", "" }
 	}
-	m := &Mechanism{
+	if cfg.Start == nil {
+		cfg.Start = start
+	}
+	return &Mechanism{
 		cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: Name, Log: cfg.Log},
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
-	if cfg.start == nil {
-		m.cfg.start = func() (*guard, error) {
-			file, pid, err := start()
-			if err != nil {
-				return nil, err
-			}
-			return newGuard(file, pid, m.lapsed), nil
-		}
-	}
-	return m
 }
 
 // Name implements mechanism.Mechanism.
@@ -141,7 +136,7 @@ func (m *Mechanism) supervisor() (*guard, error) {
 	if m.closed {
 		return nil, errClosed
 	}
-	g, err := m.cfg.start()
+	g, err := newGuard(m.cfg.Start, m.lapsed)
 	if err != nil {
 		return nil, fmt.Errorf("start the supervisor: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -16,8 +17,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
-
-func shutdown(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) }
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -202,8 +201,8 @@ func TestTheEndOfTheSupervisorResumesAndTheNextSuspendHasAnother(t *testing.T) {
 		t.Errorf("without a supervisor: %v", got)
 	}
 	must(t, s.Suspend(t.Context()))
-	if got := stateOf(p); got.Off != 8 || len(w.ends) != 2 {
-		t.Errorf("after the next Suspend: %v with %d supervisors", got, len(w.ends))
+	if got := stateOf(p); got.Off != 8 || w.starts != 2 {
+		t.Errorf("after the next Suspend: %v with %d supervisors", got, w.starts)
 	}
 	must(t, s.Close())
 }
@@ -327,7 +326,7 @@ func TestAGPUThatFailsIsNamed(t *testing.T) {
 func TestWithoutASupervisorOrAJournalNothingIsSuspended(t *testing.T) {
 	none := errors.New("no processes left")
 	for _, breakIt := range []func(*world){
-		func(w *world) { w.m.cfg.start = func() (*guard, error) { return nil, none } },
+		func(w *world) { w.m.cfg.Start = func(*os.File) (int, error) { return 0, none } },
 		func(w *world) { w.journal.err = none },
 	} {
 		w := newWorld(t)
@@ -336,9 +335,9 @@ func TestWithoutASupervisorOrAJournalNothingIsSuspended(t *testing.T) {
 		if _, err := w.m.Attach(t.Context(), target); !errors.Is(err, none) {
 			t.Errorf("Attach: %v", err)
 		}
-		w.m.cfg.start, w.journal.err = w.start, nil
+		w.m.cfg.Start, w.journal.err = w.start, nil
 		s := w.attach()
-		w.m.cfg.start = func() (*guard, error) { return nil, none }
+		w.m.cfg.Start = func(*os.File) (int, error) { return 0, none }
 		w.kill()
 		<-w.m.guard.Load().ended
 		if err := s.Suspend(t.Context()); !errors.Is(err, none) {

@@ -48,7 +48,7 @@ func Main() int {
 	_ = os.WriteFile("/proc/self/comm", []byte("gpreempt-nvsup"), 0) // for people only
 	profile, err := nvrm.ReadProfile(os.DirFS("/"))
 	if err == nil {
-		err = supervise(socketFD, nvrm.Kernel(), profile, silence)
+		err = Supervise(socketFD, nvrm.Kernel(), profile)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "gpreemptd: %s: %v\n", Argument, err)
@@ -72,7 +72,11 @@ type supervisor struct {
 	lapsed  bool
 }
 
-// supervise serves a daemon until that closes its end, and puts everything on again then.
+// Supervise serves a daemon on a socket until that closes its end, and puts everything on again then.
+func Supervise(fd int, sys nvrm.Sys, profile nvrm.Profile) error {
+	return supervise(fd, sys, profile, silence)
+}
+
 func supervise(fd int, sys nvrm.Sys, profile nvrm.Profile, silence time.Duration) error {
 	s := &supervisor{fd: fd, sys: sys, profile: profile, armed: map[gpreempt.ProcessKey]guarded{}}
 	buf := make([]byte, maxPacket)

@@ -2,6 +2,7 @@ package nvchannels
 
 import (
 	"errors"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,9 +37,9 @@ type world struct {
 	supervisors sync.WaitGroup
 	silence     time.Duration
 
-	mu   sync.Mutex // guards what follows
-	dead bool       // the daemon
-	ends []int      // descriptors of the supervisors' sockets
+	mu     sync.Mutex // guards what follows
+	dead   bool       // the daemon
+	starts int        // of supervisors
 }
 
 // journal is a mechanism.Store in memory.
@@ -134,7 +135,7 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.m = New(Config{Sys: w.daemon, Profile: profile, Journal: &w.journal, Log: zaptest.NewLogger(t, zaptest.Level(zap.DPanicLevel)), start: w.start})
+	w.m = New(Config{Sys: w.daemon, Profile: profile, Journal: &w.journal, Log: zaptest.NewLogger(t, zaptest.Level(zap.DPanicLevel)), Start: w.start})
 	t.Cleanup(func() {
 		_ = w.m.Close()
 		w.supervisors.Wait()
@@ -143,34 +144,30 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-func (w *world) start() (*guard, error) {
+func (w *world) start(socket *os.File) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.dead {
-		return nil, errDead
+		return 0, errDead
 	}
-	daemon, supervisor, err := newPair()
+	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	fd := int(supervisor.Fd())
+	w.starts++
 	w.supervisors.Go(func() {
-		defer supervisor.Close()
+		defer unix.Close(fd)
 		if err := supervise(fd, w.machine.Sys(), w.m.cfg.Profile, w.silence); err != nil {
 			w.t.Error(err)
 		}
 	})
-	g := newGuard(daemon, 0, w.m.lapsed)
-	w.ends = append(w.ends, g.fd)
-	return g, nil
+	return 0, nil
 }
 
 // kill ends the supervisors.
 func (w *world) kill() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, end := range w.ends {
-		_ = shutdown(end)
+	if g := w.m.guard.Load(); g != nil {
+		_ = unix.Shutdown(g.fd, unix.SHUT_RDWR)
 	}
 }
 
