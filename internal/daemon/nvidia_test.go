@@ -53,7 +53,7 @@ func TestDoctorSaysWhatPreventsTheUseOfNVIDIAsGPUs(t *testing.T) {
 		rows []safety.Row
 		want row
 	}{
-		"measured":     {root: nvidiaHost("580.159.04", "NVIDIA H100 80GB HBM3", "NVIDIA H200"), want: row{"driver 580.159.04, GPUs: NVIDIA H100 80GB HBM3, NVIDIA H200" + risk, "", true}},
+		"measured":     {root: nvidiaHost("580.159.04", "NVIDIA H200", "NVIDIA H200"), want: row{"driver 580.159.04, GPUs: NVIDIA H200, NVIDIA H200" + risk, "", true}},
 		"other driver": {root: nvidiaHost("595.45.04", "NVIDIA H200"), want: row{"driver 595.45.04, GPUs: NVIDIA H200 (denied: NVIDIA H200 with driver 595.45.04" + why + ")" + risk, try, false}},
 		"other GPU": {
 			root: nvidiaHost("580.159.04", "NVIDIA A100", "NVIDIA H200"),

@@ -14,8 +14,8 @@ func TestOnlyMeasuredDriversAndGPUsOfNVIDIAAreAllowed(t *testing.T) {
 	const measured, unmeasured = "allow nvidia-measured", "deny nvidia-unmeasured"
 	for _, tt := range []struct{ version, gpu, want string }{
 		{"580.159.04", "NVIDIA H200", measured},
-		{"580.65.06", "NVIDIA H100 80GB HBM3", measured},
-		{"580.159.04", "NVIDIA H100 PCIe", measured},
+		{"580.65.06", "NVIDIA H200 NVL", measured},
+		{"580.159.04", "NVIDIA H100 PCIe", unmeasured},
 		{"580.159.04", "NVIDIA GH200 480GB", unmeasured},
 		{"580.159.04", "NVIDIA A100-SXM4-80GB", unmeasured},
 		{"580.159.04", "NVIDIA B200", unmeasured},

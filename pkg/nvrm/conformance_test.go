@@ -223,7 +223,7 @@ func TestFiguresOfTheDriver(t *testing.T) {
 	r := rigOf(t, nvrm.Kernel(), keyOf(t, pid))
 	counter := counterOf(t, path)
 	groups := []nvrm.Group{{Process: r.process, Channels: r.channels}}
-	figures := func(what string, cycles int, rest time.Duration, beside func()) {
+	figures := func(what string, cycles int, beside func()) {
 		var off, on []time.Duration
 		var slow []string
 		begin := time.Now()
@@ -232,7 +232,6 @@ func TestFiguresOfTheDriver(t *testing.T) {
 			}
 			for until := time.Now().Add(time.Duration(n*7919%5000) * time.Microsecond); time.Now().Before(until); {
 			}
-			time.Sleep(rest)
 			first := time.Now()
 			looked := make(chan struct{})
 			if beside != nil {
@@ -280,11 +279,10 @@ func TestFiguresOfTheDriver(t *testing.T) {
 	timed("Quick behind 32 handles", func() error { return r.view.Quick(32) })
 	timed("Scan", r.view.Scan)
 	timed("NewestClient", func() error { _, err := r.sys.NewestClient(); return err })
-	figures("one job", 300, 0, nil)
-	figures("one job, after 4 ms of sleep", 100, 4*time.Millisecond, nil)
-	figures("one job, Quick beside it", 100, 0, func() { _ = r.view.Quick(32) })
-	figures("one job, Scan beside it", 100, 0, func() { _ = r.view.Scan() })
-	figures("one job, NewestClient beside it", 100, 0, func() { _, _ = r.sys.NewestClient() })
+	figures("one job", 300, nil)
+	figures("one job, Quick beside it", 100, func() { _ = r.view.Quick(32) })
+	figures("one job, Scan beside it", 100, func() { _ = r.view.Scan() })
+	figures("one job, NewestClient beside it", 100, func() { _, _ = r.sys.NewestClient() })
 	others := strings.Split(os.Getenv("GPREEMPT_NVIDIA_OTHERS"), ",")
 	for i, other := range others {
 		if other == "" {
@@ -292,7 +290,7 @@ func TestFiguresOfTheDriver(t *testing.T) {
 		}
 		o := rigOf(t, nvrm.Kernel(), keyOf(t, other))
 		groups = append(groups, nvrm.Group{Process: o.process, Channels: o.channels})
-		figures(fmt.Sprintf("%d jobs in one call", i+2), 150, 0, nil)
+		figures(fmt.Sprintf("%d jobs in one call", i+2), 150, nil)
 	}
 	fd, err := unix.Open(nvrm.ControlPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -33,7 +33,7 @@ type Process interface {
 	Files() ([]int, error)
 	// Copy returns a copy of one of them.
 	Copy(number int) (File, error)
-	// Parent returns the process that has started it, or adopted it; proc.ErrGone when there is none.
+	// Parent returns the process that has started it, or adopted it; proc.ErrGone without one.
 	Parent() (Process, error)
 	// FD is a pidfd: it becomes readable when all threads of the process have ended.
 	FD() int

@@ -295,11 +295,9 @@ func (c *viewClient) add(f File, client, h Handle) (found bool, err error) {
 	if !class.IsChannel() && !class.IsCompute() && class != ClassGroup && class != ClassDevice && class != ClassSubdevice {
 		return true, nil
 	}
-	parent, err := info(f, client, h, IndexParent)
-	if err != nil {
-		return true, nil // freed meanwhile
+	if parent, err := info(f, client, h, IndexParent); err == nil { // it was not freed meanwhile
+		c.objects[h] = object{class, Handle(parent)}
 	}
-	c.objects[h] = object{class, Handle(parent)}
 	if class == ClassSubdevice {
 		if id, err := gpuOf(f, client, h); err == nil {
 			c.gpus[h] = id

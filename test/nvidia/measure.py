@@ -185,7 +185,7 @@ def cuda(ms=100, *mode):
 
 
 def ask(process, line):
-    """Give a command to a server, and read its answer of one line."""
+    """Send a command to a server, and read its answer of one line."""
     process.stdin.write(line + "\n")
     process.stdin.flush()
     text = process.stdout.readline()

@@ -219,7 +219,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		return nil, err
 	}
 	s := &session{m: m, target: target, process: p, events: make(chan struct{}, 1)}
-	if s.view, err = search(ctx, m.cfg.Sys, m.cfg.Profile, p); err == nil {
+	if s.view, err = search(func() error { return context.Cause(ctx) }, m.cfg.Sys, m.cfg.Profile, p); err == nil {
 		err = m.sessions.Add(target, s)
 	}
 	if err != nil {
@@ -398,12 +398,13 @@ func (m *Mechanism) examine() {
 	}
 }
 
-// search returns a view of a process whose clients were looked for among all handles.
-func search(ctx context.Context, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process) (*nvrm.View, error) {
+// search returns a view of a process whose clients were looked for among all handles, unless it is
+// canceled.
+func search(canceled func() error, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process) (*nvrm.View, error) {
 	v := nvrm.NewView(sys, p, profile)
 	for range searchScans {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+		if err := canceled(); err != nil {
+			return nil, err
 		}
 		if err := v.Scan(); err != nil {
 			return nil, err
@@ -417,12 +418,12 @@ func search(ctx context.Context, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Proc
 
 // restore puts channels of a process on: those that are known, and after a failure also all that a
 // search finds. It returns nil for a process that has exited.
-func restore(ctx context.Context, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel) error {
+func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel) error {
 	if len(known) > 0 && nvrm.Set([]nvrm.Group{{Process: p, Channels: known}}, false) == nil {
 		return nil
 	}
 	err := nvrm.EnableEach(p, known)
-	v, searchErr := search(ctx, sys, profile, p)
+	v, searchErr := search(func() error { return nil }, sys, profile, p)
 	if searchErr == nil {
 		channels, unknown := v.Channels()
 		if searchErr = nvrm.EnableEach(p, channels); searchErr == nil && unknown > 0 {
@@ -437,13 +438,13 @@ func restore(ctx context.Context, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Pro
 
 // Undo puts the channels of a process on that an earlier daemon may have left off, and removes the
 // entry. That has no effect on channels that are on.
-func (m *Mechanism) Undo(ctx context.Context, e mechanism.JournalEntry) error {
+func (m *Mechanism) Undo(_ context.Context, e mechanism.JournalEntry) error {
 	return m.pauses.Undo(e, func() error {
 		p, err := m.cfg.Sys.Open(e.Target)
 		if err != nil {
 			return err
 		}
 		defer p.Close()
-		return restore(ctx, m.cfg.Sys, m.cfg.Profile, p, nil)
+		return restore(m.cfg.Sys, m.cfg.Profile, p, nil)
 	})
 }

@@ -131,7 +131,7 @@ func hardware(err error) *nvrm.SetError {
 func (s *session) on() error {
 	known := s.off // after a call that has failed, all that it was for
 	if len(known) > 0 {
-		if err := restore(context.Background(), s.m.cfg.Sys, s.m.cfg.Profile, s.process, known); err != nil {
+		if err := restore(s.m.cfg.Sys, s.m.cfg.Profile, s.process, known); err != nil {
 			s.unsure = true
 			return err
 		}

@@ -1,7 +1,6 @@
 package nvchannels
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -170,7 +169,7 @@ func (s *supervisor) enable() error {
 	var all sync.WaitGroup
 	errs := make(chan error, len(s.armed))
 	for _, g := range s.armed {
-		all.Go(func() { errs <- restore(context.Background(), s.sys, s.profile, g.process, g.channels) })
+		all.Go(func() { errs <- restore(s.sys, s.profile, g.process, g.channels) })
 	}
 	all.Wait()
 	close(errs)
