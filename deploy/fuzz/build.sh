@@ -32,6 +32,7 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/mechanism FuzzDec
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/mechanism/freezer FuzzFlat internal_mechanism_freezer_FuzzFlat
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/mechanism/freezer FuzzParseMounts internal_mechanism_freezer_FuzzParseMounts
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/mechanism/freezer FuzzParseProcs internal_mechanism_freezer_FuzzParseProcs
+compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/mechanism/nvchannels FuzzReceive internal_mechanism_nvchannels_FuzzReceive
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/report FuzzReportOfAnyRun internal_report_FuzzReportOfAnyRun
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/safety FuzzKernelTexts internal_safety_FuzzKernelTexts
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/safety FuzzParse internal_safety_FuzzParse
@@ -64,6 +65,7 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzDecodeEntries 
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzKmapAnswer pkg_kfd_FuzzKmapAnswer
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzParseRuntimeInfo pkg_kfd_FuzzParseRuntimeInfo
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzSMILines pkg_kfd_FuzzSMILines
+compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/nvrm FuzzGPUs pkg_nvrm_FuzzGPUs
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/nvrm FuzzParseVersion pkg_nvrm_FuzzParseVersion
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/scheduler FuzzHistory pkg_scheduler_FuzzHistory
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/scheduler FuzzUnmarshalEvent pkg_scheduler_FuzzUnmarshalEvent

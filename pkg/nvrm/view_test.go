@@ -3,6 +3,8 @@ package nvrm_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -73,6 +75,20 @@ func FuzzParseVersion(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		if p, err := nvrm.ParseVersion(text); (err == nil) != (p.Version != "") {
 			t.Errorf("%q: version %q, error %v", text, p.Version, err)
+		}
+	})
+}
+
+func FuzzGPUs(f *testing.F) {
+	f.Add("0000:01:00.0", "Model: \t\t NVIDIA H200\nDevice Minor: \t 0\n")
+	f.Fuzz(func(t *testing.T, address, information string) {
+		path := "proc/driver/nvidia/gpus/" + address + "/information"
+		if !fs.ValidPath(path) || strings.Contains(address, "/") {
+			return
+		}
+		gpus, err := nvrm.GPUs(fstest.MapFS{path: {Data: []byte(information)}})
+		if err != nil || len(gpus) > 1 {
+			t.Errorf("%d GPUs, %v", len(gpus), err)
 		}
 	})
 }
