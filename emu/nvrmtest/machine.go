@@ -7,30 +7,28 @@
 package nvrmtest
 
 import (
-	"errors"
-	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// GPU is the one GPU of a Machine.
-const GPU gpreempt.GPUID = 0x100
+// GPU is the one GPU of a Machine, and FirstFile the number of the first descriptor of a process.
+const (
+	GPU       gpreempt.GPUID = 0x100
+	FirstFile int            = 20
+)
 
 const (
-	clientBase  nvrm.Handle = 0xc1d00000
-	objectBase  nvrm.Handle = 0x5c000000
-	channel     nvrm.Class  = 0xc86f // HOPPER_CHANNEL_GPFIFO_A
-	compute     nvrm.Class  = 0xcbc0 // HOPPER_COMPUTE_A
-	copyEngine  nvrm.Class  = 0xc8b5 // HOPPER_DMA_COPY_A
-	firstNumber             = 20
+	clientBase nvrm.Handle = 0xc1d00000
+	objectBase nvrm.Handle = 0x5c000000
+	channel    nvrm.Class  = 0xc86f // HOPPER_CHANNEL_GPFIFO_A
+	compute    nvrm.Class  = 0xcbc0 // HOPPER_COMPUTE_A
+	copyEngine nvrm.Class  = 0xc8b5 // HOPPER_DMA_COPY_A
 )
 
 // Machine is a host with one GPU. Its methods may be called by several goroutines at once.
@@ -53,10 +51,8 @@ type Process struct {
 	m     *Machine
 	Key   gpreempt.ProcessKey
 	files map[int]*openFile
-	// parent has forked it, with copies of its files; nil for none.
-	parent *Process
-	alive  [2]int // a pipe: the end of the second makes the first readable
-	gone   bool
+	alive [2]int // a pipe: the end of the second makes the first readable
+	gone  bool
 }
 
 // openFile is an open file of /dev/nvidiactl. It is freed when all copies are closed.
@@ -107,12 +103,8 @@ func (m *Machine) Start(key gpreempt.ProcessKey) *Process {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.process(key)
-	f := p.open()
-	c := m.newClient(f)
-	c.device = c.add(nvrm.ClassDevice, c.handle(m))
-	c.add(nvrm.ClassSubdevice, c.device)
-	c.next += 100 // memory and others that CUDA has freed
-	c.group(8, compute)
+	c := m.newClient(p.open())
+	c.boot(m)
 	for range 3 {
 		c.group(4, copyEngine)
 	}
@@ -132,7 +124,7 @@ func (p *Process) Fork(key gpreempt.ProcessKey) *Process {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	child := p.m.process(key)
-	child.parent, child.files = p, maps.Clone(p.files)
+	child.files = maps.Clone(p.files)
 	for _, f := range child.files {
 		f.owners++
 	}
@@ -150,8 +142,54 @@ func (p *Process) open() *openFile {
 	must(err)
 	f := &openFile{fd: fd, inode: inode(fd), owners: 1}
 	p.m.files[f.inode] = f
-	p.files[firstNumber+len(p.files)] = f
+	p.files[p.number()] = f
 	return f
+}
+
+// number is for the next descriptor: FirstFile, and those behind it.
+func (p *Process) number() int {
+	n := FirstFile
+	for p.files[n] != nil {
+		n++
+	}
+	return n
+}
+
+// Dup adds a descriptor of the first file.
+func (p *Process) Dup() (number int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	number = p.number()
+	p.files[number] = p.files[FirstFile]
+	p.files[number].owners++
+	return number
+}
+
+// CloseFile closes a descriptor. The clients of a file end with its last one.
+func (p *Process) CloseFile(number int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	f := p.files[number]
+	delete(p.files, number)
+	f.owners--
+	p.m.release(f)
+}
+
+// OpenFile opens another file, with a client that has 8 compute channels.
+func (p *Process) OpenFile() (number int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	number = p.number()
+	p.m.newClient(p.open()).boot(p.m)
+	return number
+}
+
+// boot creates what CUDA does, in a new client.
+func (c *client) boot(m *Machine) {
+	c.device = c.add(nvrm.ClassDevice, c.handle(m))
+	c.add(nvrm.ClassSubdevice, c.device)
+	c.next += 500 // memory and others that CUDA has freed
+	c.group(8, compute)
 }
 
 func inode(fd int) uint64 {
@@ -191,13 +229,38 @@ func (c *client) group(channels int, engine nvrm.Class) {
 	}
 }
 
+// client returns the first client of the process.
 func (p *Process) client() *client {
-	for _, c := range p.m.clients {
-		if slices.Contains(slices.Collect(maps.Values(p.files)), c.file) {
+	for _, h := range slices.Sorted(maps.Keys(p.m.clients)) {
+		if c := p.m.clients[h]; slices.Contains(slices.Collect(maps.Values(p.files)), c.file) {
 			return c
 		}
 	}
 	return nil
+}
+
+// Off returns how many compute channels of all clients of the machine are off, and how many exist.
+func (m *Machine) Off() (off, all int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.clients {
+		for _, o := range c.objects {
+			if o.class == compute {
+				all++
+				if c.objects[o.parent].off > 0 {
+					off++
+				}
+			}
+		}
+	}
+	return off, all
+}
+
+// Assign has RM assign so many handles of clients to others. After 1<<20 it begins again.
+func (m *Machine) Assign(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.newest = clientBase + (m.newest-clientBase+nvrm.Handle(n))&(1<<20-1)
 }
 
 // Bear adds a group of compute channels, as a new context does.
@@ -278,195 +341,4 @@ func (m *Machine) Clients() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.clients)
-}
-
-// Sys returns the machine as a program sees it.
-func (m *Machine) Sys() nvrm.Sys { return sys{m} }
-
-type sys struct{ m *Machine }
-
-func (s sys) Open(key gpreempt.ProcessKey) (nvrm.Process, error) {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	p := s.m.processes[key]
-	if p == nil {
-		return nil, fmt.Errorf("process %d: %w", key.PID, proc.ErrGone)
-	}
-	fd, err := unix.FcntlInt(uintptr(p.alive[0]), unix.F_DUPFD_CLOEXEC, 0)
-	return &handle{p, fd}, err
-}
-
-func (s sys) NewestClient() (nvrm.Handle, error) {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	s.m.newest++
-	return s.m.newest - 1, nil
-}
-
-// SetConfidential sets what RM answers about confidential computing.
-func (m *Machine) SetConfidential(state nvrm.Confidential, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.cc, m.ccErr = state, err
-}
-
-func (s sys) Confidential() (nvrm.Confidential, error) {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	return s.m.cc, s.m.ccErr
-}
-
-func (s sys) Adopt(pidfd int, _ int32) nvrm.Process {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	return &handle{s.m.pidfds[inode(pidfd)], pidfd}
-}
-
-type handle struct {
-	*Process
-	fd int
-}
-
-func (h *handle) FD() int      { return h.fd }
-func (h *handle) Exited() bool { return proc.Exited(h.fd) }
-func (h *handle) Close()       { _ = unix.Close(h.fd) }
-
-func (h *handle) Parent() (nvrm.Process, error) {
-	if h.parent == nil {
-		return nil, proc.ErrGone
-	}
-	return sys{h.m}.Open(h.parent.Key)
-}
-
-func (h *handle) Files() ([]int, error) {
-	h.m.mu.Lock()
-	defer h.m.mu.Unlock()
-	if h.gone {
-		return nil, proc.ErrGone
-	}
-	return slices.Sorted(maps.Keys(h.files)), nil
-}
-
-func (h *handle) Copy(number int) (nvrm.File, error) {
-	h.m.mu.Lock()
-	defer h.m.mu.Unlock()
-	f := h.files[number]
-	switch {
-	case h.gone:
-		return nil, proc.ErrGone
-	case f == nil:
-		return nil, unix.EBADF
-	}
-	fd, err := unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	f.copies++
-	return &file{m: h.m, fd: fd, f: f}, nil
-}
-
-// file is a copy.
-type file struct {
-	m  *Machine
-	fd int
-	f  *openFile // nil: not one of the machine
-}
-
-func (f *file) Close() error {
-	f.m.mu.Lock()
-	defer f.m.mu.Unlock()
-	if f.f != nil {
-		f.f.copies--
-		f.m.release(f.f)
-	}
-	return unix.Close(f.fd)
-}
-
-func (f *file) Control(clientHandle, objectHandle nvrm.Handle, cmd nvrm.Command, params []byte) error {
-	f.m.mu.Lock()
-	f.m.calls++
-	call, before := f.m.calls, f.m.before
-	f.m.mu.Unlock()
-	if before != nil {
-		if err := before(call, cmd); err != nil {
-			return err
-		}
-	}
-	f.m.mu.Lock()
-	defer f.m.mu.Unlock()
-	c := f.m.clients[clientHandle]
-	switch {
-	case f.f == nil:
-		return unix.EBADF
-	case c == nil, c.file != f.f:
-		return WrongClient
-	}
-	o := c.objects[objectHandle]
-	if o == nil {
-		return nvrm.ObjectNotFound
-	}
-	switch {
-	case cmd == nvrm.GetHandleInfo && o.class == nvrm.ClassRoot:
-		return c.info(nvrm.Params[nvrm.HandleInfo](params))
-	case cmd == nvrm.GetGPUID && o.class == nvrm.ClassSubdevice:
-		nvrm.Params[nvrm.GPUIDInfo](params).GPU = uint32(GPU)
-		return nil
-	case cmd == nvrm.DisableChannels && o.class == nvrm.ClassSubdevice:
-		return f.m.disable(nvrm.Params[nvrm.DisableList](params))
-	}
-	return nvrm.NotSupported
-}
-
-// WrongClient is the status for a client of another file, or none.
-const WrongClient = nvrm.InvalidClient
-
-func (c *client) info(p *nvrm.HandleInfo) error {
-	o := c.objects[p.Object]
-	switch {
-	case o == nil:
-		return nvrm.ObjectNotFound
-	case p.Index == nvrm.IndexParent:
-		p.Result = uint64(o.parent)
-	case p.Index == nvrm.IndexClass:
-		p.Result = uint64(o.class)
-	default:
-		return nvrm.InvalidArgument
-	}
-	return nil
-}
-
-// disable is the firmware's, as a driver of version 580.159.04 with an H200 answered: clients in the
-// list are not checked against the caller, disabling is counted for each channel, and a wrong channel
-// prevents disabling those before it, but not enabling them.
-func (m *Machine) disable(p *nvrm.DisableList) error {
-	if p.PreemptEvent != 0 {
-		return nvrm.NotPermitted
-	}
-	if p.Number == 0 {
-		return nvrm.InvalidStruct
-	}
-	if p.OnlyScheduling != 0 {
-		panic(errors.New("OnlyScheduling leaves a state that nothing undoes"))
-	}
-	wrong := func(i uint32) bool {
-		c := m.clients[p.Clients[i]]
-		return c == nil || c.objects[p.Channels[i]] == nil || !c.objects[p.Channels[i]].class.IsChannel()
-	}
-	for i := range min(p.Number, nvrm.MaxChannels) {
-		if p.Disable != 0 && wrong(i) {
-			return nvrm.InvalidChannel
-		}
-	}
-	for i := range min(p.Number, nvrm.MaxChannels) {
-		c := m.clients[p.Clients[i]]
-		if wrong(i) {
-			return nvrm.InvalidChannel // those before it are done
-		}
-		if o := c.objects[p.Channels[i]]; p.Disable != 0 {
-			o.off++
-		} else {
-			o.off = max(0, o.off-1)
-		}
-	}
-	return nil
 }

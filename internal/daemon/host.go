@@ -51,7 +51,7 @@ type Host struct {
 	// RM is the driver of NVIDIA. Nil is a host without it.
 	RM nvrm.Sys
 	// Supervise starts the supervisor of nvchannels; nil starts this program as one.
-	Supervise func(socket *os.File) (pid int, err error)
+	Supervise func(socket *os.File) (*os.Process, error)
 	// Attach starts a thread that traces a process, for dbgtrap. Nil has dbgtrap run in helper
 	// processes.
 	Attach dbgtrap.Tracer

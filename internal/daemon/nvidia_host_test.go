@@ -34,10 +34,10 @@ func addNVIDIA(t *testing.T, h *fakeHost, model string) *nvrmtest.Machine {
 		t.Fatal(err)
 	}
 	h.opts.Host.RM = m.Sys()
-	h.opts.Host.Supervise = func(socket *os.File) (int, error) {
+	h.opts.Host.Supervise = func(socket *os.File) (*os.Process, error) {
 		fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
 		ended := make(chan error, 1)
 		go func() { ended <- nvchannels.Supervise(fd, m.Sys(), profile) }()
@@ -47,7 +47,7 @@ func addNVIDIA(t *testing.T, h *fakeHost, model string) *nvrmtest.Machine {
 			}
 			_ = unix.Close(fd)
 		})
-		return 0, nil
+		return nil, nil //nolint:nilnil // it is a goroutine
 	}
 	return m
 }

@@ -86,7 +86,7 @@ func readPauses(h Host, helpers *helper.Pool, log *zap.Logger) (*pauses, []error
 		log:     log,
 	}
 	if profile, err := nvrm.ReadProfile(h.files()); err == nil && h.RM != nil {
-		p.NVIDIA = newNVIDIA(h, profile, config.NVIDIA{}, j, log)
+		p.NVIDIA = newNVIDIA(h, profile, config.NVIDIA{}, nil, j, log)
 	}
 	entries, unreadable := j.Entries()
 	for _, err := range unreadable {

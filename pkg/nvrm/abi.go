@@ -23,7 +23,7 @@ func (h Handle) String() string { return fmt.Sprintf("%#x", uint32(h)) }
 type Class uint32
 
 // Classes of objects (src/common/sdk/nvidia/inc/class). The classes of channels, compute engines
-// and copy engines change with the architecture; IsChannel, IsCompute and IsCopy know them.
+// and copy engines change with the architecture; IsChannel and IsCompute know them.
 const (
 	ClassRoot         Class = 0x41   // NV01_ROOT_CLIENT
 	ClassDevice       Class = 0x80   // NV01_DEVICE_0
@@ -37,9 +37,6 @@ func (c Class) IsChannel() bool { return c&0xff == 0x6f && c >= 0xc36f && c <= 0
 
 // IsCompute reports whether c is a compute engine: VOLTA_COMPUTE_A to BLACKWELL_COMPUTE_B.
 func (c Class) IsCompute() bool { return c&0xff == 0xc0 && c >= 0xc3c0 && c <= 0xcec0 }
-
-// IsCopy reports whether c is a copy engine: VOLTA_DMA_COPY_A to BLACKWELL_DMA_COPY_B.
-func (c Class) IsCopy() bool { return c&0xff == 0xb5 && c >= 0xc3b5 && c <= 0xcab5 }
 
 // Command is a control call.
 type Command uint32

@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
@@ -77,13 +76,6 @@ func (p recordedProcess) Copy(number int) (nvrm.File, error) {
 	}
 	f, err := p.Process.Copy(number)
 	return recordedFile{f, p.r, number}, err
-}
-
-func (p recordedProcess) Parent() (nvrm.Process, error) {
-	if p.r.real == nil {
-		return nil, proc.ErrGone
-	}
-	return p.Process.Parent()
 }
 
 func (p recordedProcess) Close() {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/proc"
@@ -35,6 +36,9 @@ type Source struct {
 	sys     Sys
 	profile Profile
 	pids    map[int32]*seen
+	// owners has the process of each client, also for Owner.
+	mu     sync.Mutex
+	owners map[Handle]gpreempt.ProcessKey
 	// omit are processes that are no use of a GPU: parts of the daemon, which hold copies.
 	omit func(pid int32) bool
 }
@@ -47,7 +51,6 @@ type seen struct {
 	first, due time.Time
 	view       *View // nil for one that does not have the driver open
 	process    Process
-	use        discovery.Use
 	scan       bool
 }
 
@@ -124,18 +127,29 @@ func (s *Source) Uses() (all []discovery.Use, warnings []string, err error) {
 		if err != nil || s.omit(int32(pid)) {
 			continue
 		}
-		p, err := s.examine(int32(pid), now)
-		if err != nil && !errors.Is(err, proc.ErrGone) && !errors.Is(err, fs.ErrNotExist) {
-			warnings = append(warnings, fmt.Sprintf("the channels of process %d are not known: %v", pid, err))
-		}
-		if p != nil && p.view != nil {
-			all = append(all, p.use)
+		if err := s.examine(int32(pid), now); err != nil && !errors.Is(err, proc.ErrGone) && !errors.Is(err, fs.ErrNotExist) {
+			warnings = append(warnings, fmt.Sprintf("the channels of process %d are not known, or not all: %v", pid, err))
 		}
 	}
+	owners := map[Handle]gpreempt.ProcessKey{}
 	for pid, p := range s.pids {
 		if !p.scan {
 			p.drop()
 			delete(s.pids, pid)
+			continue
+		}
+		for _, c := range p.clients() {
+			if owner, known := owners[c]; !known || older(p.key, owner) {
+				owners[c] = p.key
+			}
+		}
+	}
+	s.mu.Lock()
+	s.owners = owners
+	s.mu.Unlock()
+	for _, p := range s.pids {
+		if p.view != nil {
+			all = append(all, s.list(p))
 		}
 	}
 	slices.SortFunc(all, func(a, b discovery.Use) int { return cmp.Compare(a.Key.PID, b.Key.PID) })
@@ -150,6 +164,28 @@ func (s *Source) Close() {
 	clear(s.pids)
 }
 
+// Owner returns the process whose work a client's channels have: of those that have its file, which
+// may have been forked, the oldest. It is zero for a client that the last Uses did not find. It may
+// be called at any time.
+func (s *Source) Owner(client Handle) gpreempt.ProcessKey {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.owners[client]
+}
+
+// older reports whether a process was started before another one. The clock of their starts ticks
+// each 10 ms; pids mostly count upwards.
+func older(a, b gpreempt.ProcessKey) bool {
+	return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.PID, b.PID)) < 0
+}
+
+func (p *seen) clients() []Handle {
+	if p.view == nil {
+		return nil
+	}
+	return p.view.Clients()
+}
+
 // drop forgets that the process has the driver open.
 func (p *seen) drop() {
 	if p.process != nil {
@@ -159,15 +195,15 @@ func (p *seen) drop() {
 }
 
 // examine reads a process if it is due.
-func (s *Source) examine(pid int32, now time.Time) (*seen, error) {
+func (s *Source) examine(pid int32, now time.Time) error {
 	p := s.pids[pid]
-	if p != nil && p.view == nil && now.Before(p.due) {
+	if p != nil && now.Before(p.due) && (p.view == nil || !p.process.Exited()) {
 		p.scan = true
-		return nil, nil
+		return nil
 	}
 	key, err := s.key(pid)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if p == nil || p.key != key {
 		if p != nil {
@@ -182,15 +218,16 @@ func (s *Source) examine(pid int32, now time.Time) (*seen, error) {
 	}
 	if p.view == nil {
 		if err := s.open(p); err != nil || p.view == nil {
-			return nil, err
+			return err
 		}
 	}
-	if err := p.view.Scan(); err != nil {
+	if err := p.view.Scan(); errors.Is(err, proc.ErrGone) {
 		p.drop()
-		return nil, err
+		return err
+	} else if err != nil {
+		return err // what was known stays
 	}
-	p.use = p.list()
-	return p, nil
+	return nil
 }
 
 // open starts to view a process that has the driver open.
@@ -222,11 +259,14 @@ func (s *Source) key(pid int32) (gpreempt.ProcessKey, error) {
 
 // list returns the channels as queues. An id is the place of the client and the lower part of the
 // handle: handles count upwards and are not used again.
-func (p *seen) list() discovery.Use {
+func (s *Source) list(p *seen) discovery.Use {
 	channels, _ := p.view.Channels()
 	u := discovery.Use{Key: p.key}
 	var clients []Handle
 	for _, c := range channels {
+		if owner := s.Owner(c.Client); owner != p.key && !owner.IsZero() {
+			continue
+		}
 		if !slices.Contains(clients, c.Client) {
 			clients = append(clients, c.Client)
 		}
@@ -248,6 +288,5 @@ func (s *Source) Look(key gpreempt.ProcessKey) (discovery.Use, bool) {
 	if p == nil || p.key != key || p.view == nil || p.view.Scan() != nil {
 		return discovery.Use{}, false
 	}
-	p.use = p.list()
-	return p.use, true
+	return s.list(p), true
 }

@@ -33,8 +33,6 @@ type Process interface {
 	Files() ([]int, error)
 	// Copy returns a copy of one of them.
 	Copy(number int) (File, error)
-	// Parent returns the process that has started it, or adopted it; proc.ErrGone without one.
-	Parent() (Process, error)
 	// FD is a pidfd: it becomes readable when all threads of the process have ended.
 	FD() int
 	Exited() bool
@@ -77,14 +75,11 @@ func (kernel) NewestClient() (Handle, error) {
 		return 0, &fs.PathError{Op: "open", Path: ControlPath, Err: err}
 	}
 	defer unix.Close(fd) // which frees the client, too
-	arg := nvos64{Class: ClassRoot}
-	if err := call(fd, escAlloc, &arg); err != nil {
+	h, err := alloc(fd, 0, ClassRoot)
+	if err != nil {
 		return 0, fmt.Errorf("create an RM client: %w", err)
 	}
-	if arg.Status != OK {
-		return 0, fmt.Errorf("create an RM client: %w", arg.Status)
-	}
-	return arg.New, nil
+	return h, nil
 }
 
 type process struct {
@@ -96,22 +91,6 @@ func (p process) FD() int               { return p.pidfd }
 func (p process) Exited() bool          { return proc.Exited(p.pidfd) }
 func (p process) Close()                { _ = unix.Close(p.pidfd) } // nothing is lost
 func (p process) Files() ([]int, error) { return controlFiles(p.pid) }
-
-func (p process) Parent() (Process, error) {
-	h, err := proc.Open("/", gpreempt.ProcessKey{PID: p.pid})
-	if err != nil {
-		return nil, err
-	}
-	defer h.Close()
-	stat, err := h.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if stat.Parent <= 0 || p.Exited() {
-		return nil, proc.ErrGone
-	}
-	return kernel{}.Open(gpreempt.ProcessKey{PID: stat.Parent})
-}
 
 // controlFiles returns the descriptors of a process that are of ControlPath, by their names: so
 // none of another device is opened.

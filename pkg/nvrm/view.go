@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -24,20 +25,25 @@ type Channel struct {
 	Compute bool
 }
 
+// Is reports whether c and other are the same channel, however it was found.
+func (c Channel) Is(other Channel) bool { return c.Client == other.Client && c.Handle == other.Handle }
+
 const (
-	// clientBase is the first handle of a client (RS_CLIENT_HANDLE_BASE).
-	clientBase Handle = 0xc1d00000
+	// clientBase is the first handle of a client (RS_CLIENT_HANDLE_BASE). After clientCount handles
+	// RM begins with it again (serverAllocClient).
+	clientBase  Handle = 0xc1d00000
+	clientCount        = 1 << 20
 	// clientChunk is how many handles of older clients one scan tries for each file: a call takes
-	// one or two microseconds.
-	clientChunk = 4096
+	// two microseconds. A new process has a new client.
+	clientChunk = 1 << 15
 	// newestEvery is how often the newest client is asked for while the files of a process do not
 	// change: each time takes one of the handles.
-	newestEvery = 10 * time.Second
+	newestEvery = time.Minute
 	// wideGap and gap are how many handles without an object end a scan of objects, which begins
-	// behind the last object that was found. A process that frees many objects leaves such gaps. The
-	// first scan is a wide one, and one each wideEvery.
+	// behind the last object that was found. A process that frees many objects leaves such gaps. A
+	// scan is a wide one while a client has no channels, and once each wideEvery.
 	wideGap   = 2048
-	gap       = 32
+	gap       = 128
 	wideEvery = 30 * time.Second
 	// objectCount bounds the scans of one client.
 	objectCount = 1 << 20
@@ -60,13 +66,12 @@ type View struct {
 	newest   Handle
 }
 
-// viewFile is a control file of the process. Handles of clients from low on, below high, were tried.
+// viewFile is a control file of the process. The tried newest handles of clients below first were
+// tried, and all from first to next.
 type viewFile struct {
-	low, high Handle
-	clients   map[Handle]*viewClient
-	// owned is set for a file that is the process's own, and not a copy of a file of the process
-	// that forked it.
-	owned bool
+	first, next Handle
+	tried       int
+	clients     map[Handle]*viewClient
 }
 
 type viewClient struct {
@@ -127,30 +132,27 @@ func (v *View) scanFile(number, allowed int) error {
 	}
 	defer f.Close()
 	known := v.files[number]
-	if known != nil && !known.belongs(f) { // another file has the number now
-		known = nil
+	if known != nil {
+		if is, err := known.is(f); err != nil {
+			return err
+		} else if !is { // another file has the number now
+			known = nil
+		}
 	}
 	if known == nil {
-		known = &viewFile{low: v.newest, high: v.newest, clients: map[Handle]*viewClient{}}
+		known = &viewFile{first: v.newest, next: v.newest, clients: map[Handle]*viewClient{}}
 		v.files[number] = known
 	}
-	for h := known.high; h < v.newest; h++ {
-		known.try(f, h, v.first)
+	for ; known.next != v.newest; known.next = behind(known.next, 1) {
+		known.try(f, known.next, v.first)
 	}
-	known.high = max(known.high, v.newest)
-	for n := 0; n < clientChunk && len(known.clients) == 0 && known.low > clientBase; n++ {
-		known.low--
-		known.try(f, known.low, v.first)
-	}
-	if !known.owned && len(known.clients) > 0 {
-		known.owned = !v.inherited(known)
+	for n := 0; n < clientChunk && !v.searched(known); n++ {
+		known.tried++
+		known.try(f, behind(known.first, -known.tried), v.first)
 	}
 	for h, c := range known.clients {
-		if !known.owned {
-			break
-		}
 		c.check(f, h)
-		if len(c.objects) == 0 {
+		if !c.hasChannels() {
 			allowed = wideGap
 		}
 		if err := c.find(f, h, allowed); err != nil {
@@ -160,40 +162,22 @@ func (v *View) scanFile(number, allowed int) error {
 	return nil
 }
 
-// inherited reports whether a living ancestor has the file, too: its channels are that one's. So a
-// data loader's worker, say, which was forked from a process that uses the GPU, has none.
-func (v *View) inherited(known *viewFile) bool {
-	p, err := v.process.Parent()
-	for err == nil {
-		numbers, _ := p.Files() // none of one that has exited
-		found := slices.ContainsFunc(numbers, func(n int) bool {
-			f, err := p.Copy(n)
-			if err != nil {
-				return false
-			}
-			defer f.Close()
-			return known.belongs(f)
-		})
-		child := p
-		if !found {
-			p, err = child.Parent()
-		}
-		child.Close()
-		if found {
-			return true
-		}
-	}
-	return false
+// behind returns the handle of a client that RM assigns n later.
+func behind(h Handle, n int) Handle {
+	return clientBase + Handle((int(h-clientBase)+n)&(clientCount-1))
 }
 
 // Quick looks for channels that were born since the last Scan, in clients that it knows and behind
 // at most so many handles without an object.
 func (v *View) Quick(gap int) error {
 	for n, known := range v.files {
-		if !known.owned {
+		if len(known.clients) == 0 {
 			continue
 		}
 		f, err := v.process.Copy(n)
+		if errors.Is(err, unix.EBADF) { // closed meanwhile: the next Scan forgets it
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -210,35 +194,46 @@ func (v *View) Quick(gap int) error {
 	return nil
 }
 
-// Has reports whether a client is one of the process's, by the last Scan.
-func (v *View) Has(client Handle) bool {
-	for _, known := range v.files {
-		if known.clients[client] != nil {
-			return true
-		}
-	}
-	return false
-}
-
 // Searched reports whether every handle was tried for the files that have no client: some are
 // files of other uses.
 func (v *View) Searched() bool {
 	for _, known := range v.files {
-		if len(known.clients) == 0 && known.low > clientBase {
+		if !v.searched(known) {
 			return false
 		}
 	}
 	return true
 }
 
-// belongs reports whether the clients are those of a file.
-func (k *viewFile) belongs(f File) bool {
+// searched reports whether a file has clients, or all handles were tried. Those that RM assigned
+// before it began again are tried only if the process would have no client at all.
+func (v *View) searched(known *viewFile) bool {
+	if len(known.clients) > 0 || known.tried >= clientCount {
+		return true
+	}
+	return known.tried >= int(known.first-clientBase) && len(v.Clients()) > 0
+}
+
+// Clients returns the clients that the last Scan knows.
+func (v *View) Clients() (all []Handle) {
+	for _, known := range v.files {
+		all = slices.AppendSeq(all, maps.Keys(known.clients))
+	}
+	return all
+}
+
+// is reports whether the clients are those of a file.
+func (k *viewFile) is(f File) (bool, error) {
 	for h := range k.clients {
-		if _, err := classOf(f, h, h); err != nil {
-			return false
+		_, err := classOf(f, h, h)
+		if errors.Is(err, InvalidClient) || absent(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
 		}
 	}
-	return true
+	return true, nil
 }
 
 // try adds a client if it is one of the file.
@@ -248,14 +243,21 @@ func (k *viewFile) try(f File, h, first Handle) {
 	}
 }
 
-// check forgets channels that were freed.
+func (c *viewClient) hasChannels() bool {
+	for _, o := range c.objects {
+		if o.class.IsChannel() {
+			return true
+		}
+	}
+	return false
+}
+
+// check forgets objects that were freed.
 func (c *viewClient) check(f File, client Handle) {
 	for h, o := range c.objects {
-		if !o.class.IsChannel() {
-			continue
-		}
-		if class, err := classOf(f, client, h); err != nil || class != o.class {
+		if class, err := classOf(f, client, h); absent(err) || err == nil && class != o.class {
 			delete(c.objects, h)
+			delete(c.gpus, h)
 		}
 	}
 }
@@ -286,24 +288,26 @@ func (c *viewClient) find(f File, client Handle, allowed int) error {
 // add adds the object with a handle if it matters, and reports whether there is one.
 func (c *viewClient) add(f File, client, h Handle) (found bool, err error) {
 	class, err := classOf(f, client, h)
-	if errors.As(err, new(Status)) {
-		return false, nil
-	}
 	if err != nil {
+		if absent(err) {
+			err = nil
+		}
 		return false, err
 	}
 	if !class.IsChannel() && !class.IsCompute() && class != ClassGroup && class != ClassDevice && class != ClassSubdevice {
 		return true, nil
 	}
-	if parent, err := info(f, client, h, IndexParent); err == nil { // it was not freed meanwhile
+	parent, err := info(f, client, h, IndexParent)
+	if err == nil && class == ClassSubdevice {
+		c.gpus[h], err = gpuOf(f, client, h)
+	}
+	if absent(err) { // freed meanwhile
+		return true, nil
+	}
+	if err == nil {
 		c.objects[h] = object{class, Handle(parent)}
 	}
-	if class == ClassSubdevice {
-		if id, err := gpuOf(f, client, h); err == nil {
-			c.gpus[h] = id
-		}
-	}
-	return true, nil
+	return true, err
 }
 
 // Channels returns the channels that are known, ascending by client and handle, and how many others
@@ -318,9 +322,6 @@ func (v *View) Channels() (all []Channel, unknown int) {
 
 func (v *View) list() (all []Channel, unknown int) {
 	for n, f := range v.files {
-		if !f.owned {
-			continue
-		}
 		for client, c := range f.clients {
 			compute := map[Handle]bool{} // groups and channels
 			for _, o := range c.objects {
@@ -344,9 +345,9 @@ func (v *View) list() (all []Channel, unknown int) {
 		}
 	}
 	slices.SortFunc(all, func(a, b Channel) int {
-		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Handle, b.Handle))
+		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Handle, b.Handle), cmp.Compare(a.File, b.File))
 	})
-	return all, unknown
+	return slices.CompactFunc(all, Channel.Is), unknown // a client that several descriptors have
 }
 
 // subdevice returns the subdevice on the GPU of an object below a device.
@@ -361,12 +362,13 @@ func (c *viewClient) subdevice(h Handle) (Handle, gpreempt.GPUID, bool) {
 		}
 		h = o.parent
 	}
-	for sub, id := range c.gpus {
+	var newest Handle
+	for sub := range c.gpus {
 		if c.objects[sub].parent == h {
-			return sub, id, true
+			newest = max(newest, sub)
 		}
 	}
-	return 0, 0, false
+	return newest, c.gpus[newest], newest != 0
 }
 
 // Group is channels of one process.
@@ -423,7 +425,7 @@ func EnableEach(p Process, channels []Channel) error {
 	var errs []error
 	for _, c := range channels {
 		err := Set([]Group{{p, []Channel{c}}}, false)
-		freed := slices.ContainsFunc([]error{InvalidChannel, InvalidClient, ObjectNotFound, unix.EBADF}, func(e error) bool { return errors.Is(err, e) })
+		freed := absent(err) || errors.Is(err, InvalidChannel) || errors.Is(err, InvalidClient) || errors.Is(err, unix.EBADF)
 		if err != nil && !freed {
 			errs = append(errs, err)
 		}
@@ -448,6 +450,9 @@ func (e *SetError) Error() string {
 
 // Unwrap returns the cause.
 func (e *SetError) Unwrap() error { return e.Err }
+
+// absent reports whether an error says that there is no such object.
+func absent(err error) bool { return errors.Is(err, ObjectNotFound) || errors.Is(err, InvalidObject) }
 
 func classOf(f File, client, h Handle) (Class, error) {
 	result, err := info(f, client, h, IndexClass)

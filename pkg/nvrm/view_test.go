@@ -151,49 +151,51 @@ func TestChannelsThatAreBornDuringALookAreFound(t *testing.T) {
 	}
 }
 
-func TestTheChannelsOfAForkedProcessAreThoseOfItsAncestorWhileThatLives(t *testing.T) {
+// procFiles returns the files of /proc of a process.
+func procFiles(root fstest.MapFS, key gpreempt.ProcessKey) {
+	dir := fmt.Sprintf("proc/%d/", key.PID)
+	root[dir+"stat"] = &fstest.MapFile{Data: fmt.Appendf(nil, "%d (job) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", key.PID, key.Start)}
+	root[dir+"status"] = &fstest.MapFile{Data: []byte("Uid:\t1\t1\t1\t1\nGid:\t1\t1\t1\t1\n")}
+}
+
+// A forked process has the files of its parent. That it has another parent by now does not matter.
+func TestTheChannelsOfAForkedProcessAreThoseOfTheOldestThatHasTheFile(t *testing.T) {
 	m := nvrmtest.New()
 	t.Cleanup(m.Close)
-	parent := m.Start(key)
-	middle := parent.Fork(gpreempt.ProcessKey{PID: 101, Start: 8})
-	child := middle.Fork(gpreempt.ProcessKey{PID: 102, Start: 9})
-	open := func(key gpreempt.ProcessKey) *nvrm.View {
-		p, err := m.Sys().Open(key)
+	keys := []gpreempt.ProcessKey{{PID: 300, Start: 7}, {PID: 200, Start: 8}, {PID: 100, Start: 9}}
+	parent := m.Start(keys[0])
+	middle := parent.Fork(keys[1])
+	middle.Fork(keys[2])
+	middle.Kill()
+	root := fstest.MapFS{}
+	procFiles(root, keys[0])
+	procFiles(root, keys[2])
+	s := nvrm.NewSource(root, m.Sys(), profile(t), func(int32) bool { return false })
+	t.Cleanup(s.Close)
+	uses := func() (all []string) {
+		found, warnings, err := s.Uses()
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(p.Close)
-		return nvrm.NewView(m.Sys(), p, profile(t))
-	}
-	views := []*nvrm.View{open(parent.Key), open(middle.Key), open(child.Key)}
-	count := func() (n [3]int) {
-		for i, v := range views {
-			_ = v.Scan() // one has exited
-			if err := v.Quick(8); err != nil && i > 0 {
-				t.Error(err)
-			}
-			channels, _ := v.Channels()
-			n[i] = len(channels)
+		for _, u := range found {
+			all = append(all, fmt.Sprintf("%v %d", u.Key, len(u.Queues)))
 		}
-		return n
+		return append(all, warnings...)
 	}
-	got := [][3]int{count()}
+	got := [][]string{uses()}
 	parent.Kill()
-	got = append(got, count())
-	want := [][3]int{{20, 0, 0}, {20, 20, 0}}
+	delete(root, "proc/300/stat")
+	got = append(got, uses())
+	want := [][]string{{"100@9 0", "300@7 20"}, {"100@9 20"}}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("channels of parent, child and grandchild, and after the parent's end (-want +got):\n%s", diff)
+		t.Errorf("processes and their channels, before and after the parent's end (-want +got):\n%s", diff)
 	}
 }
 
 func TestAClientOlderThanTheSearchedHandlesIsFoundByLaterScans(t *testing.T) {
 	m := nvrmtest.New()
 	m.Start(key)
-	for range 10_000 {
-		if _, err := m.Sys().NewestClient(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	m.Assign(100_000)
 	v, _ := viewOf(t, m)
 	scans := 1
 	for ; scans < 10; scans++ {
@@ -204,8 +206,8 @@ func TestAClientOlderThanTheSearchedHandlesIsFoundByLaterScans(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if scans != 3 {
-		t.Errorf("the channels were found by scan %d, want 3 of 4096 handles each", scans)
+	if scans != 4 {
+		t.Errorf("the channels were found by scan %d, want 4 of 32768 handles each", scans)
 	}
 }
 
@@ -239,13 +241,11 @@ func TestChannelsAreSetThroughCopiesOfTheProcessOnly(t *testing.T) {
 }
 
 func TestSourceListsProcessesWithTheDriverOpenAndItsGPUs(t *testing.T) {
-	stat := func(pid int32, start uint64) *fstest.MapFile {
-		return &fstest.MapFile{Data: fmt.Appendf(nil, "%d (job) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, start)}
-	}
 	root := fstest.MapFS{
-		"proc/100/stat": stat(100, 7), "proc/101/stat": stat(101, 8), "proc/102/stat": stat(102, 9),
-		"proc/100/status": {Data: []byte("Uid:\t1\t1\t1\t1\nGid:\t1\t1\t1\t1\n")},
 		"proc/driver/nvidia/gpus/0000:01:00.0/information": {Data: []byte("Model: \t\t NVIDIA H100 80GB HBM3\nDevice Minor: \t 0\n")},
+	}
+	for _, k := range []gpreempt.ProcessKey{key, {PID: 101, Start: 8}, {PID: 102, Start: 9}} {
+		procFiles(root, k)
 	}
 	m := nvrmtest.New()
 	p := m.Start(key)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,9 +24,18 @@ const answerTime = 2 * time.Second
 type guard struct {
 	file *os.File
 	fd   int
-	pid  int
-	// lapsed is called when the supervisor has put everything on, because of silence.
+	// process is nil for a supervisor that is not a program.
+	process *os.Process
+	// lapsed is called when the supervisor has put everything on, because of silence. lapse is set
+	// before.
 	lapsed func()
+	lapse  atomic.Bool
+	// heard is when the supervisor has answered last, in nanoseconds since begin.
+	begin time.Time
+	heard atomic.Int64
+
+	// taken is set once its end was taken in. The mechanism's lock guards it.
+	taken bool
 
 	mu      sync.Mutex // guards what follows
 	number  uint64
@@ -36,34 +46,34 @@ type guard struct {
 
 // start starts this program as a supervisor. It gets a process group of its own: what a terminal
 // kills is the daemon's group.
-func start(socket *os.File) (pid int, err error) {
+func start(socket *os.File) (*os.Process, error) {
 	// Also not what the daemon has inherited itself.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return 0, os.NewSyscallError("close_range", err)
+		return nil, os.NewSyscallError("close_range", err)
 	}
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{"gpreemptd", Argument}, Env: []string{"GOMAXPROCS=2", "GOTRACEBACK=single"},
 		Stderr: os.Stderr, ExtraFiles: []*os.File{socket}, SysProcAttr: &unix.SysProcAttr{Setpgid: true},
 	}
 	if err := cmd.Start(); err != nil {
-		return 0, err
+		return nil, err
 	}
 	go func() { _ = cmd.Wait() }() // how it ended is known by its socket
-	return cmd.Process.Pid, nil
+	return cmd.Process, nil
 }
 
 // newGuard starts a supervisor.
-func newGuard(start func(*os.File) (int, error), lapsed func()) (*guard, error) {
+func newGuard(start func(*os.File) (*os.Process, error), lapsed func()) (*guard, error) {
 	daemon, supervisor, err := newPair()
 	if err != nil {
 		return nil, err
 	}
 	defer supervisor.Close()
-	pid, err := start(supervisor)
+	process, err := start(supervisor)
 	if err != nil {
 		return nil, errors.Join(err, daemon.Close())
 	}
-	g := &guard{file: daemon, fd: int(daemon.Fd()), pid: pid, lapsed: lapsed, waiting: map[uint64]chan struct{}{}, ended: make(chan struct{})}
+	g := &guard{begin: time.Now(), file: daemon, fd: int(daemon.Fd()), process: process, lapsed: lapsed, waiting: map[uint64]chan struct{}{}, ended: make(chan struct{})}
 	go g.listen()
 	return g, nil
 }
@@ -79,8 +89,10 @@ func (g *guard) listen() {
 		}
 		switch m.Kind {
 		case kindLapsed:
+			g.lapse.Store(true)
 			g.lapsed()
 		case kindDone:
+			g.heard.Store(int64(time.Since(g.begin)))
 			g.mu.Lock()
 			if done := g.waiting[m.Number]; done != nil {
 				close(done)
@@ -108,8 +120,9 @@ func (g *guard) ask(m message, descriptors ...int) error {
 	m.Number = g.number
 	g.waiting[m.Number] = done
 	g.mu.Unlock()
-	if err := send(g.fd, m, 0, descriptors...); err != nil {
-		return fmt.Errorf("tell the supervisor: %w", err)
+	if err := send(g.fd, m, unix.MSG_DONTWAIT, descriptors...); err != nil {
+		g.kill()
+		return fmt.Errorf("call the supervisor: %w", err)
 	}
 	late := time.NewTimer(answerTime)
 	defer late.Stop()
@@ -119,7 +132,8 @@ func (g *guard) ask(m message, descriptors ...int) error {
 	case <-g.ended:
 		return errors.New("the supervisor has ended")
 	case <-late.C:
-		return fmt.Errorf("the supervisor, process %d, does not answer within %v", g.pid, answerTime)
+		g.kill()
+		return fmt.Errorf("the supervisor does not answer within %v", answerTime)
 	}
 }
 
@@ -136,12 +150,28 @@ func (g *guard) disarm(target gpreempt.ProcessKey) error {
 // beat does not block.
 func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, unix.MSG_DONTWAIT) } // a full socket has others
 
-// close has the supervisor end, and waits for that a moment.
-func (g *guard) close() {
+// fresh reports whether the supervisor has answered lately, and nothing was silent: it works, and
+// what it has said last still holds.
+func (g *guard) fresh() bool { return time.Since(g.begin)-time.Duration(g.heard.Load()) < silence/2 }
+
+// kill ends a supervisor that does not answer: it would not put anything on. Another one is started
+// in its place.
+func (g *guard) kill() {
 	_ = unix.Shutdown(g.fd, unix.SHUT_RDWR)
+	if g.process != nil {
+		_ = g.process.Kill() // it may have ended
+	}
+	<-g.ended
+}
+
+// close has the supervisor put everything on and end, and waits for that a moment.
+func (g *guard) close() {
+	_ = unix.Shutdown(g.fd, unix.SHUT_WR)
 	select {
 	case <-g.ended:
 	case <-time.After(time.Second):
+		_ = unix.Shutdown(g.fd, unix.SHUT_RD)
+		<-g.ended
 	}
 	_ = g.file.Close() // nothing is lost
 }

@@ -34,8 +34,8 @@ import (
 const Name = "nvchannels"
 
 const (
-	// PollEvery is how often suspended processes are examined for channels that were born. Those
-	// are off within it, and the time of two calls.
+	// PollEvery is how often suspended processes are examined for new channels of known clients.
+	// Those are off within it, and the time of two calls.
 	PollEvery = 20 * time.Millisecond
 	// soon is how long after a Suspend they are examined first: not before the answer to an
 	// announcement is on its way.
@@ -48,8 +48,9 @@ const (
 	idleEvery = 500 * time.Millisecond
 	// fullEvery and idleFullEvery are how often a process that is suspended, and one that runs, is
 	// also examined for new clients and for channels that were freed. That takes a few times as
-	// long, and meanwhile a call that takes channels off takes half as long again.
-	fullEvery     = time.Second
+	// long, and meanwhile a call that takes channels off takes half as long again. So what a new
+	// client of a suspended process has is off within fullEvery.
+	fullEvery     = 500 * time.Millisecond
 	idleFullEvery = 5 * time.Second
 	// searchScans is how many scans may be needed to find the clients of a process: every handle
 	// is tried then.
@@ -63,6 +64,9 @@ type Config struct {
 	Journal mechanism.Store
 	// CopyEngines has channels of copy engines taken off, too.
 	CopyEngines bool
+	// Owner returns the process whose work the channels of a client have, when several have its
+	// file; zero if that is not known. Nil is a host where none is known.
+	Owner func(nvrm.Handle) gpreempt.ProcessKey
 	// Refused returns why processes of this host must not be suspended, and what to do; "" if
 	// nothing prevents it.
 	Refused func() (why, remedy string)
@@ -71,7 +75,7 @@ type Config struct {
 
 	// Start starts a supervisor, which calls Supervise, with its end of a socket; nil starts this
 	// program as one.
-	Start func(socket *os.File) (pid int, err error)
+	Start func(socket *os.File) (*os.Process, error)
 }
 
 // Mechanism is a mechanism.Batcher.
@@ -83,11 +87,11 @@ type Mechanism struct {
 	wake     chan struct{}         // examine soon
 	stop     chan struct{}
 	examiner sync.WaitGroup
+	closed   atomic.Bool
 
 	// calls is held through calls of the driver, and guards all below and in sessions: the driver
 	// makes such calls one at a time.
 	calls   sync.Mutex
-	closed  bool
 	members []*session
 	// single is set once the driver has refused to set channels of several processes in one call.
 	single bool
@@ -102,6 +106,9 @@ func New(cfg Config) *Mechanism {
 	}
 	if cfg.Refused == nil {
 		cfg.Refused = func() (string, string) { return "", "" }
+	}
+	if cfg.Owner == nil {
+		cfg.Owner = func(nvrm.Handle) gpreempt.ProcessKey { return gpreempt.ProcessKey{} }
 	}
 	if cfg.Start == nil {
 		cfg.Start = start
@@ -118,7 +125,7 @@ func (*Mechanism) Name() string { return Name }
 // Owns reports whether a process is the supervisor.
 func (m *Mechanism) Owns(pid int32) bool {
 	g := m.guard.Load()
-	return g != nil && int32(g.pid) == pid
+	return g != nil && g.process != nil && int32(g.process.Pid) == pid
 }
 
 // Beat shows that the daemon works. It is called at least every BeatEvery, and does not block.
@@ -128,67 +135,86 @@ func (m *Mechanism) Beat() {
 	}
 }
 
-// supervisor returns the supervisor, and starts one if it does not run. It needs calls.
-func (m *Mechanism) supervisor() (*guard, error) {
-	if g := m.guard.Load(); g != nil && !g.hasEnded() && !m.closed {
-		return g, nil
+// supervised starts a supervisor if none runs. It needs calls.
+func (m *Mechanism) supervised() error {
+	if m.closed.Load() {
+		return errClosed
 	}
-	if m.closed {
-		return nil, errClosed
+	if g := m.guard.Load(); g != nil {
+		if !g.hasEnded() {
+			return nil
+		}
+		m.takeEnd(g)
 	}
 	g, err := newGuard(m.cfg.Start, m.lapsed)
 	if err != nil {
-		return nil, fmt.Errorf("start the supervisor: %w", err)
+		return fmt.Errorf("start the supervisor: %w", err)
 	}
 	m.guard.Store(g)
-	for _, s := range m.members { // what an earlier one knew
-		s.armed = nil
+	if m.closed.Load() { // meanwhile
+		g.close()
 	}
 	go func() {
 		<-g.ended
-		m.unguarded()
+		m.calls.Lock()
+		defer m.calls.Unlock()
+		m.takeEnd(g)
 	}()
-	return g, nil
+	return nil
 }
 
-// unguarded puts everything on, because the supervisor has ended before the daemon: nobody would
-// do so at the daemon's death.
-func (m *Mechanism) unguarded() {
-	m.calls.Lock()
-	defer m.calls.Unlock()
-	if m.closed {
+// takeEnd puts everything on, because a supervisor has ended before the daemon: nobody would do so
+// at the daemon's death. It needs calls.
+func (m *Mechanism) takeEnd(g *guard) {
+	if m.closed.Load() || m.guard.Load() != g || g.taken {
 		return
 	}
+	g.taken = true
 	m.cfg.Log.Error("the supervisor of nvchannels has ended; what was suspended runs, and is suspended again with another one", log.Mechanism(Name))
+	for _, s := range m.members {
+		s.runAgain()
+		s.armed = nil
+	}
+}
+
+// lapsed is called when the supervisor says that it has put everything on.
+func (m *Mechanism) lapsed() {
+	go func() { // not in the goroutine that takes the supervisor's answers
+		m.calls.Lock()
+		defer m.calls.Unlock()
+		m.takeLapse()
+	}()
+}
+
+// takeLapse takes in that the supervisor has put everything on, if it has. It needs calls.
+func (m *Mechanism) takeLapse() {
+	if g := m.guard.Load(); g == nil || !g.lapse.CompareAndSwap(true, false) {
+		return
+	}
+	m.cfg.Log.Warn("gpreemptd was silent, and the supervisor of nvchannels has resumed everything; it is suspended again", log.Mechanism(Name))
 	for _, s := range m.members {
 		s.runAgain()
 	}
 }
 
-// lapsed takes in that the supervisor has put everything on.
-func (m *Mechanism) lapsed() {
-	go func() { // not in the goroutine that takes the supervisor's answers
-		m.calls.Lock()
-		defer m.calls.Unlock()
-		m.cfg.Log.Warn("gpreemptd was silent, and the supervisor of nvchannels has resumed everything; it is suspended again", log.Mechanism(Name))
-		for _, s := range m.members {
-			s.runAgain()
-		}
-	}()
-}
-
-// Close ends the supervisor, which puts on what may still be off.
+// Close ends the supervisor, which puts on what may still be off. It does not wait for calls that
+// hang.
 func (m *Mechanism) Close() error {
-	m.calls.Lock()
-	first := !m.closed
-	m.closed = true
-	m.calls.Unlock()
-	if first {
-		close(m.stop)
+	if m.closed.Swap(true) {
+		return nil
 	}
-	m.examiner.Wait()
-	if g := m.guard.Load(); g != nil && first {
+	close(m.stop)
+	if g := m.guard.Swap(nil); g != nil {
 		g.close()
+	}
+	ended := make(chan struct{})
+	go func() {
+		m.examiner.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(time.Second):
 	}
 	return nil
 }
@@ -229,7 +255,10 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	m.calls.Lock()
 	defer m.calls.Unlock()
 	if err = m.pauses.Begin(mechanism.JournalEntry{Target: target}); err == nil {
-		if err = s.arm(); err != nil {
+		if err = m.supervised(); err == nil {
+			err = s.arm()
+		}
+		if err != nil {
 			m.pauses.End(target)
 		}
 	}
@@ -254,6 +283,9 @@ func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session
 func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []error {
 	m.calls.Lock()
 	defer m.calls.Unlock()
+	if g := m.guard.Load(); g != nil && !g.fresh() && g.ask(message{Kind: kindBeat}) == nil {
+		m.takeLapse() // its answer comes behind that
+	}
 	errs := make([]error, len(all))
 	var ready []*session
 	for i, s := range all {
@@ -293,7 +325,7 @@ func (m *Mechanism) several(all []*session, do func([]*session) error) bool {
 	err := do(all)
 	if err != nil {
 		m.cfg.Log.Info("channels of several processes were not set by one call; each is set by a call of its own", log.Err(err))
-		m.single = errors.Is(err, nvrm.NotPermitted) || errors.Is(err, nvrm.InvalidClient)
+		m.single = errors.Is(err, nvrm.NotPermitted)
 	}
 	return err == nil
 }
@@ -301,6 +333,9 @@ func (m *Mechanism) several(all []*session, do func([]*session) error) bool {
 // off takes every channel of sessions off that is known, or found behind at most so many handles
 // without an object. After an error some may be. It needs calls.
 func (m *Mechanism) off(all []*session, gap int) error {
+	if err := m.supervised(); err != nil {
+		return err
+	}
 	var groups []nvrm.Group
 	off := make([][]nvrm.Channel, len(all))
 	for i, s := range all {
@@ -314,7 +349,7 @@ func (m *Mechanism) off(all []*session, gap int) error {
 			return err
 		}
 		off[i] = s.armed
-		born := slices.DeleteFunc(slices.Clone(s.armed), func(c nvrm.Channel) bool { return slices.Contains(s.off, c) })
+		born := slices.DeleteFunc(slices.Clone(s.armed), func(c nvrm.Channel) bool { return slices.ContainsFunc(s.off, c.Is) })
 		if len(born) > 0 {
 			groups = append(groups, nvrm.Group{Process: s.process, Channels: born})
 		}
@@ -373,12 +408,16 @@ func ours(sessions []mechanism.Session) []*session {
 func (m *Mechanism) examine() {
 	tick := time.NewTimer(idleEvery)
 	defer tick.Stop()
+	due := time.Now().Add(idleEvery)
 	for {
 		select {
 		case <-m.stop:
 			return
 		case <-m.wake:
-			tick.Reset(soon)
+			if next := time.Now().Add(soon); next.Before(due) {
+				due = next
+				tick.Reset(soon)
+			}
 			continue
 		case <-tick.C:
 		}
@@ -394,6 +433,7 @@ func (m *Mechanism) examine() {
 			s.examine()
 			m.calls.Unlock()
 		}
+		due = time.Now().Add(every)
 		tick.Reset(every)
 	}
 }
@@ -426,8 +466,10 @@ func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Ch
 	v, searchErr := search(func() error { return nil }, sys, profile, p)
 	if searchErr == nil {
 		channels, unknown := v.Channels()
-		if searchErr = nvrm.EnableEach(p, channels); searchErr == nil && unknown > 0 {
-			searchErr = fmt.Errorf("the GPUs of %d channels are not known", unknown)
+		searchErr = nvrm.EnableEach(p, channels)
+		files, _ := p.Files() // none of one that has exited
+		if searchErr == nil && (unknown > 0 || len(v.Clients()) == 0 && len(files) > 0) {
+			searchErr = errors.New("its channels, or their GPUs, are not known")
 		}
 	}
 	if err = errors.Join(err, searchErr); p.Exited() || errors.Is(err, mechanism.ErrGone) {

@@ -230,6 +230,7 @@ func TestSeveralProcessesAreSetByOneCall(t *testing.T) {
 	}{
 		{"together", nil, []int{1, 1, 1, 1}},
 		{"a channel was freed meanwhile", nvrm.InvalidChannel, []int{1 + 4, 1, 1, 1}},
+		{"a process has opened its file again", nvrm.InvalidClient, []int{1 + 4, 1, 1, 1}},
 		{"the driver refuses that", nvrm.NotPermitted, []int{1 + 4, 2, 2, 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -326,7 +327,7 @@ func TestAGPUThatFailsIsNamed(t *testing.T) {
 func TestWithoutASupervisorOrAJournalNothingIsSuspended(t *testing.T) {
 	none := errors.New("no processes left")
 	for _, breakIt := range []func(*world){
-		func(w *world) { w.m.cfg.Start = func(*os.File) (int, error) { return 0, none } },
+		func(w *world) { w.m.cfg.Start = func(*os.File) (*os.Process, error) { return nil, none } },
 		func(w *world) { w.journal.err = none },
 	} {
 		w := newWorld(t)
@@ -337,7 +338,7 @@ func TestWithoutASupervisorOrAJournalNothingIsSuspended(t *testing.T) {
 		}
 		w.m.cfg.Start, w.journal.err = w.start, nil
 		s := w.attach()
-		w.m.cfg.Start = func(*os.File) (int, error) { return 0, none }
+		w.m.cfg.Start = func(*os.File) (*os.Process, error) { return nil, none }
 		w.kill()
 		<-w.m.guard.Load().ended
 		if err := s.Suspend(t.Context()); !errors.Is(err, none) {
@@ -406,7 +407,7 @@ func TestAnyHistory(t *testing.T) {
 				processes[rapid.IntRange(0, 1).Draw(rt, "process")].Bear(rapid.IntRange(1, 3).Draw(rt, "channels"))
 			},
 			"free":  func(rt *rapid.T) { processes[rapid.IntRange(0, 1).Draw(rt, "process")].FreeChannel() },
-			"lapse": func(*rapid.T) { w.m.lapsed() },
+			"lapse": func(*rapid.T) { w.lapse() },
 			"fault": func(rt *rapid.T) {
 				at, status := rapid.IntRange(1, 60).Draw(rt, "call"), rapid.SampledFrom([]nvrm.Status{nvrm.GPUIsLost, nvrm.InvalidChannel, nvrm.NotPermitted, nvrm.InvalidClient}).Draw(rt, "status")
 				w.machine.Before(func(n int, cmd nvrm.Command) error {
@@ -440,7 +441,7 @@ func TestASuspensionThatIsMadeAgainIsUndoneByOneResume(t *testing.T) {
 	p := w.machine.Start(target)
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
-	w.m.lapsed()
+	w.lapse()
 	must(t, s.Suspend(t.Context()))
 	if got := stateOf(p); got.Off != 8 {
 		t.Errorf("suspended again: %v", got)

@@ -51,7 +51,8 @@ func (s *session) channels() ([]nvrm.Channel, error) {
 	}
 	chosen := make([]nvrm.Channel, 0, len(all))
 	for _, c := range all {
-		if c.Compute || s.m.cfg.CopyEngines {
+		owner := s.m.cfg.Owner(c.Client)
+		if (c.Compute || s.m.cfg.CopyEngines) && (owner == s.target || owner.IsZero()) {
 			chosen = append(chosen, c)
 		}
 	}
@@ -66,13 +67,16 @@ func (s *session) arm() error {
 		return err
 	}
 	for _, c := range s.off {
-		if !slices.Contains(all, c) {
+		if !slices.ContainsFunc(all, c.Is) {
 			all = append(all, c)
 		}
 	}
-	g, err := s.m.supervisor()
-	if err != nil || s.armed != nil && slices.Equal(all, s.armed) {
-		return err
+	if s.armed != nil && slices.Equal(all, s.armed) {
+		return nil
+	}
+	g := s.m.guard.Load()
+	if g == nil {
+		return errClosed
 	}
 	if err := g.arm(s.target, s.process.FD(), all); err != nil {
 		return err
@@ -223,7 +227,7 @@ func (s *session) examine() {
 		if s.looked = time.Now(); s.total == 0 || time.Since(s.full) >= idleFullEvery {
 			look = s.scan
 		}
-		if look() == nil {
+		if look() == nil && s.m.supervised() == nil {
 			_ = s.arm() // Suspend reports it
 		}
 		return
@@ -231,13 +235,15 @@ func (s *session) examine() {
 		return
 	}
 	if time.Since(s.full) >= fullEvery {
-		if err := s.scan(); err == nil && len(s.off) > 0 && !s.view.Has(s.off[0].Client) {
+		err := s.scan()
+		if err == nil && len(s.off) > 0 && len(s.view.Clients()) == 0 && s.on() == nil {
 			s.lose(mechanism.ErrReplaced) // the files were closed: it runs another program, or has ended its use of the GPU
 			return
 		}
 	}
+	s.looked = time.Now()
 	if err := s.m.off([]*session{s}, gap); err != nil { // the owner suspends it again, and learns why that fails
-		s.unsure, s.ran = true, true
+		s.ran = true
 		s.notify()
 	}
 }

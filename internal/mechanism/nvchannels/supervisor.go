@@ -91,7 +91,7 @@ func supervise(fd int, sys nvrm.Sys, profile nvrm.Profile, silence time.Duration
 			}
 			if len(s.armed) > 0 {
 				s.lapsed = true
-				_ = s.enable() // it is tried again
+				_ = s.enable(false) // it is tried again
 			}
 			limit = time.Now().Add(again)
 			continue
@@ -142,50 +142,50 @@ func (s *supervisor) serve(buf []byte) error {
 	}
 	if s.lapsed { // before the answer: the daemon knows then
 		s.lapsed = false
-		if err := send(s.fd, message{Kind: kindLapsed}, 0); err != nil {
+		if err := send(s.fd, message{Kind: kindLapsed}, unix.MSG_DONTWAIT); err != nil {
 			return err
 		}
 	}
 	switch m.Kind {
 	case kindBeat:
-		return nil
 	case kindDisarm:
 		s.forget(m.Target)
 	case kindArm:
-		s.forget(m.Target)
 		if len(descriptors) != 1 {
 			return fmt.Errorf("%d descriptors for one process", len(descriptors))
 		}
+		s.forget(m.Target)
 		s.armed[m.Target] = guarded{s.sys.Adopt(descriptors[0], m.Target.PID), m.Channels}
 	default:
 		return fmt.Errorf("unknown message %q", m.Kind)
 	}
-	return send(s.fd, message{Kind: kindDone, Number: m.Number}, 0)
+	return send(s.fd, message{Kind: kindDone, Number: m.Number}, unix.MSG_DONTWAIT)
 }
 
-// enable puts on everything that may be off, all processes at once: one that hangs holds up only
-// itself.
-func (s *supervisor) enable() error {
+// enable puts on everything that may be off, all processes at once. With last it forgets those that
+// run then: the next daemon may suspend them.
+func (s *supervisor) enable(last bool) error {
+	keys := slices.Collect(maps.Keys(s.armed))
+	errs := make([]error, len(keys))
 	var all sync.WaitGroup
-	errs := make(chan error, len(s.armed))
-	for _, g := range s.armed {
-		all.Go(func() { errs <- restore(s.sys, s.profile, g.process, g.channels) })
+	for i, key := range keys {
+		all.Go(func() { errs[i] = restore(s.sys, s.profile, s.armed[key].process, s.armed[key].channels) })
 	}
 	all.Wait()
-	close(errs)
-	var joined []error
-	for err := range errs {
-		joined = append(joined, err)
+	for i, key := range keys {
+		if last && errs[i] == nil {
+			s.forget(key)
+		}
 	}
-	return errors.Join(joined...)
+	return errors.Join(errs...)
 }
 
 // end puts everything on again after the daemon has ended.
 func (s *supervisor) end() error {
-	err := s.enable()
+	err := s.enable(true)
 	for n := 0; err != nil && n < tries; n++ {
 		time.Sleep(again)
-		err = s.enable()
+		err = s.enable(true)
 	}
 	for key := range s.armed {
 		s.forget(key)

@@ -144,15 +144,20 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-func (w *world) start(socket *os.File) (int, error) {
+func (w *world) start(socket *os.File) (*os.Process, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.dead {
-		return 0, errDead
+		return nil, errDead
 	}
+	return w.startNext(socket)
+}
+
+// startNext is start for another daemon.
+func (w *world) startNext(socket *os.File) (*os.Process, error) {
 	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	w.starts++
 	w.supervisors.Go(func() {
@@ -161,7 +166,13 @@ func (w *world) start(socket *os.File) (int, error) {
 			w.t.Error(err)
 		}
 	})
-	return 0, nil
+	return nil, nil //nolint:nilnil // it is a goroutine
+}
+
+// lapse is the news that the supervisor has put everything on.
+func (w *world) lapse() {
+	w.m.guard.Load().lapse.Store(true)
+	w.m.lapsed()
 }
 
 // kill ends the supervisors.

@@ -1,0 +1,355 @@
+package nvchannels
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/nvrmtest"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
+)
+
+// examine examines a process now, by a scan.
+func (w *world) examine(s mechanism.Session) {
+	w.m.calls.Lock()
+	defer w.m.calls.Unlock()
+	s.(*session).full = time.Time{}
+	s.(*session).examine()
+}
+
+// nothingIsOff checks that after the end of the session, the mechanism and the supervisor.
+func (w *world) nothingIsOff(sessions ...mechanism.Session) {
+	w.t.Helper()
+	for _, s := range sessions {
+		if err := s.Close(); err != nil {
+			w.t.Error(err)
+		}
+	}
+	if err := w.m.Close(); err != nil {
+		w.t.Error(err)
+	}
+	w.supervisors.Wait()
+	if off, all := w.machine.Off(); off > 0 || len(w.journal.list()) > 0 {
+		w.t.Errorf("at the end %d of %d channels are off, with %d journal entries", off, all, len(w.journal.list()))
+	}
+}
+
+func TestAProcessThatClosesOneOfItsFilesIsPutOnWithTheOther(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	p.OpenFile()
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	if off, all := w.machine.Off(); off != 16 || all != 16 {
+		t.Errorf("%d of %d channels are off", off, all)
+	}
+	p.CloseFile(nvrmtest.FirstFile)
+	w.examine(s)
+	if off, _ := w.machine.Off(); off != 8 {
+		t.Errorf("a file was closed, and %d channels are off", off)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestAProcessThatClosesAllItsFilesIsReplaced(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.CloseFile(nvrmtest.FirstFile)
+	w.examine(s)
+	if _, err := s.Handle(t.Context()); !errors.Is(err, mechanism.ErrReplaced) {
+		t.Errorf("Handle: %v", err)
+	}
+	w.nothingIsOff(s)
+}
+
+// The client is an old one, which a short search would not find again.
+func TestALookThatFailsForgetsNoClient(t *testing.T) {
+	w := newWorld(t)
+	w.machine.Start(target)
+	s := w.attach()
+	w.machine.Assign(100_000)
+	must(t, s.Suspend(t.Context()))
+	failed := false
+	w.machine.Before(func(_ int, cmd nvrm.Command) error {
+		if cmd == nvrm.GetHandleInfo && !failed {
+			failed = true
+			return nvrm.Status(0x51) // NV_ERR_NO_MEMORY
+		}
+		return nil
+	})
+	w.examine(s)
+	w.machine.Before(nil)
+	if _, err := s.Handle(t.Context()); !failed || err != nil {
+		t.Errorf("failed %v, Handle: %v", failed, err)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestTheChannelsOfAForkedProcessAreSetOnce(t *testing.T) {
+	w := newWorld(t)
+	w.m.cfg.Owner = func(nvrm.Handle) gpreempt.ProcessKey { return target }
+	p := w.machine.Start(target)
+	child := p.Fork(other)
+	sessions := []mechanism.Session{w.attachTo(other), w.attach()}
+	must(t, errors.Join(w.m.SuspendAll(t.Context(), sessions)...))
+	child.Kill()
+	w.examine(sessions[0])
+	if got := stateOf(p); got != (state{8, 8, 0}) {
+		t.Errorf("after the child's end: %v", got)
+	}
+	must(t, sessions[1].Resume(t.Context()))
+	if got := stateOf(p); got != (state{0, 8, 0}) {
+		t.Errorf("after Resume: %v", got)
+	}
+	w.nothingIsOff(sessions...)
+}
+
+func TestAChannelOfTwoDescriptorsIsDisabledOnce(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	number := p.Dup()
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	entries := w.journal.list()
+	p.CloseFile(number)
+	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+	must(t, later.Undo(t.Context(), entries[0]))
+	if got := stateOf(p); got.Off != 0 {
+		t.Errorf("after one Undo: %v", got)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestUndoFindsAClientAlsoAfterTheHandlesBeganAgain(t *testing.T) {
+	w := newWorld(t)
+	w.machine.Assign(1<<20 - 1000)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	w.machine.Assign(2000)
+	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+	must(t, later.Undo(t.Context(), w.journal.list()[0]))
+	if got := stateOf(p); got.Off != 0 {
+		t.Errorf("after Undo: %v", got)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestCloseDoesNotWaitForACallThatHangs(t *testing.T) {
+	w := newWorld(t)
+	w.machine.Start(target)
+	s := w.attach()
+	release, hangs := make(chan struct{}), make(chan struct{})
+	var once atomic.Bool
+	w.machine.Before(func(_ int, cmd nvrm.Command) error {
+		if cmd == nvrm.DisableChannels && once.CompareAndSwap(false, true) {
+			close(hangs)
+			<-release
+		}
+		return nil
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- s.Suspend(t.Context()) }()
+	<-hangs
+	must(t, w.m.Close()) // the test's timeout ends this
+	close(release)
+	<-ended
+	w.nothingIsOff(s)
+}
+
+func TestCloseReturnsWhenTheSupervisorHasPutEverythingOn(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	w.machine.Before(func(_ int, cmd nvrm.Command) error {
+		for range 1000 {
+			runtime.Gosched()
+		}
+		return nil
+	})
+	must(t, w.m.Close())
+	if got := stateOf(p); got.Off > 0 {
+		t.Errorf("after Close: %v", got)
+	}
+	w.machine.Before(nil)
+	w.nothingIsOff(s)
+}
+
+func TestASupervisorThatHangsIsReplaced(t *testing.T) {
+	w := newWorld(t)
+	ends := make(chan int, 1)
+	w.m.cfg.Start = func(socket *os.File) (*os.Process, error) {
+		fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		go func() { // it answers once
+			m, descriptors, err := receive(fd, make([]byte, maxPacket))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = unix.Close(descriptors[0])
+			if err := send(fd, message{Kind: kindDone, Number: m.Number}, 0); err != nil {
+				t.Error(err)
+			}
+			ends <- fd
+		}()
+		return nil, nil //nolint:nilnil // it is a goroutine
+	}
+	p := w.machine.Start(target)
+	s := w.attach()
+	defer unix.Close(<-ends)
+	first := w.m.guard.Load()
+	first.heard.Store(-int64(time.Hour))
+	for range 5000 {
+		w.m.Beat() // the socket is full
+	}
+	w.m.cfg.Start = w.start
+	must(t, s.Suspend(t.Context()))
+	<-first.ended
+	if got := stateOf(p); got.Off != 8 || w.starts != 1 {
+		t.Errorf("%v with %d further supervisors", got, w.starts)
+	}
+	w.nothingIsOff(s)
+}
+
+// The process that cannot be put on keeps an earlier supervisor busy.
+func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
+	w := newWorld(t)
+	var broken atomic.Bool
+	broken.Store(true)
+	tried := make(chan struct{}, 1000)
+	ended := make(chan struct{})
+	w.m.cfg.Start = func(socket *os.File) (*os.Process, error) {
+		if w.dead {
+			return nil, errDead
+		}
+		fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		go func() {
+			defer close(ended)
+			defer unix.Close(fd)
+			_ = supervise(fd, brokenSys{w.machine.Sys(), &broken, tried}, w.m.cfg.Profile, time.Hour)
+		}()
+		return nil, nil //nolint:nilnil // it is a goroutine
+	}
+	p := w.machine.Start(target)
+	w.machine.Start(other)
+	must(t, errors.Join(w.m.SuspendAll(t.Context(), []mechanism.Session{w.attach(), w.attachTo(other)})...))
+	w.m.calls.Lock() // nothing of the first daemon runs any more
+	w.die()
+	<-tried
+	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal, Start: w.startNext})
+	for _, e := range w.journal.list() {
+		must(t, later.Undo(t.Context(), e))
+	}
+	s, err := later.Attach(t.Context(), target)
+	must(t, err)
+	for len(tried) > 0 {
+		<-tried
+	}
+	must(t, s.Suspend(t.Context()))
+	for range 20 { // of its tries
+		<-tried
+	}
+	if got := stateOf(p); got.Off != 8 {
+		t.Errorf("what the next daemon has suspended is %v", got)
+	}
+	broken.Store(false)
+	w.m.calls.Unlock()
+	<-ended
+	must(t, s.Close())
+	must(t, later.Close())
+}
+
+// brokenSys cannot copy descriptors of a process.
+type brokenSys struct {
+	nvrm.Sys
+	broken *atomic.Bool
+	tried  chan struct{}
+}
+
+func (b brokenSys) Adopt(fd int, pid int32) nvrm.Process {
+	p := b.Sys.Adopt(fd, pid)
+	if pid == other.PID {
+		return brokenProcess{p, b}
+	}
+	return p
+}
+
+type brokenProcess struct {
+	nvrm.Process
+	brokenSys
+}
+
+func (b brokenProcess) Copy(n int) (nvrm.File, error) {
+	if b.broken.Load() {
+		b.tried <- struct{}{}
+		return nil, unix.EMFILE
+	}
+	return b.Process.Copy(n)
+}
+
+func TestChannelsOfANewClientAreTakenOff(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.OpenFile()
+	for off := 0; off < 16; off, _ = w.machine.Off() { // the test's timeout ends this
+		runtime.Gosched()
+	}
+	w.nothingIsOff(s)
+}
+
+// The daemon was silent, and its first action is a Suspend: the supervisor's news is still to come.
+func TestSuspendAfterASilenceLearnsFirstWhatTheSupervisorDid(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	inner := s.(*session)
+	must(t, restore(w.machine.Sys(), w.m.cfg.Profile, inner.process, inner.off)) // as the supervisor does
+	guard := w.m.guard.Load()
+	guard.heard.Store(-int64(time.Hour))
+	guard.lapse.Store(true) // its news comes before the answer
+	must(t, s.Suspend(t.Context()))
+	if got := stateOf(p); got.Off != 8 {
+		t.Errorf("after Suspend: %v", got)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestAFileThatIsClosedMeanwhileDoesNotResumeTheProcess(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	number := p.OpenFile()
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.CloseFile(number)
+	enables := countSets(w.machine, 0, nil)
+	w.m.calls.Lock()
+	s.(*session).full = time.Now()
+	s.(*session).examine()
+	w.m.calls.Unlock()
+	w.examine(s)
+	must(t, s.Suspend(t.Context()))
+	w.machine.Before(nil)
+	if running, err := s.Handle(t.Context()); *enables > 0 || running || err != nil {
+		t.Errorf("%d calls set channels; Handle: %v, %v", *enables, running, err)
+	}
+	w.nothingIsOff(s)
+}
