@@ -33,8 +33,9 @@ const (
 	// RM begins with it again (serverAllocClient).
 	clientBase  Handle = 0xc1d00000
 	clientCount        = 1 << 20
-	// clientChunk is how many handles of older clients one scan tries for each file: a call takes
-	// two microseconds. A new process has a new client.
+	// clientChunk and firstChunk are how many handles of older clients one scan tries for each file,
+	// later ones and the first: a call takes two microseconds. A new process has a new client.
+	firstChunk  = 1 << 11
 	clientChunk = 1 << 15
 	// newestEvery is how often the newest client is asked for while the files of a process do not
 	// change: each time takes one of the handles.
@@ -146,7 +147,11 @@ func (v *View) scanFile(number, allowed int) error {
 	for ; known.next != v.newest; known.next = behind(known.next, 1) {
 		known.try(f, known.next, v.first)
 	}
-	for n := 0; n < clientChunk && !v.searched(known); n++ {
+	chunk := clientChunk
+	if known.tried == 0 { // another file may have the client
+		chunk = firstChunk
+	}
+	for n := 0; n < chunk && !v.searched(known); n++ {
 		known.tried++
 		known.try(f, behind(known.first, -known.tried), v.first)
 	}

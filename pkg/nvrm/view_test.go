@@ -207,7 +207,7 @@ func TestAClientOlderThanTheSearchedHandlesIsFoundByLaterScans(t *testing.T) {
 		}
 	}
 	if scans != 4 {
-		t.Errorf("the channels were found by scan %d, want 4 of 32768 handles each", scans)
+		t.Errorf("the channels were found by scan %d, want 4: 2048 handles and 32768 in each further one", scans)
 	}
 }
 
