@@ -184,6 +184,30 @@ func (p *Process) OpenFile() (number int) {
 	return number
 }
 
+// OpenBare opens another file, without a client.
+func (p *Process) OpenBare() (number int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	number = p.number()
+	p.open()
+	return number
+}
+
+// AddClient creates a client of a file, that has 8 compute channels.
+func (p *Process) AddClient(number int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	p.m.newClient(p.files[number]).boot(p.m)
+}
+
+// FreeClient frees the first client of the process. Its file stays open.
+func (p *Process) FreeClient() {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	first := p.client()
+	maps.DeleteFunc(p.m.clients, func(_ nvrm.Handle, c *client) bool { return c == first })
+}
+
 // boot creates what CUDA does, in a new client.
 func (c *client) boot(m *Machine) {
 	c.device = c.add(nvrm.ClassDevice, c.handle(m))

@@ -139,7 +139,7 @@ func (s *Source) Uses() (all []discovery.Use, warnings []string, err error) {
 			continue
 		}
 		for _, c := range p.clients() {
-			if owner, known := owners[c]; !known || older(p.key, owner) {
+			if owner, known := owners[c]; !known || Older(p.key, owner) {
 				owners[c] = p.key
 			}
 		}
@@ -173,9 +173,9 @@ func (s *Source) Owner(client Handle) gpreempt.ProcessKey {
 	return s.owners[client]
 }
 
-// older reports whether a process was started before another one. The clock of their starts ticks
+// Older reports whether a process was started before another one. The clock of their starts ticks
 // each 10 ms; pids mostly count upwards.
-func older(a, b gpreempt.ProcessKey) bool {
+func Older(a, b gpreempt.ProcessKey) bool {
 	return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.PID, b.PID)) < 0
 }
 

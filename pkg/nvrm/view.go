@@ -33,10 +33,11 @@ const (
 	// RM begins with it again (serverAllocClient).
 	clientBase  Handle = 0xc1d00000
 	clientCount        = 1 << 20
-	// clientChunk and firstChunk are how many handles of older clients one scan tries for each file,
-	// later ones and the first: a call takes two microseconds. A new process has a new client.
-	firstChunk  = 1 << 11
-	clientChunk = 1 << 15
+	// clientChunk is how many handles of older clients one scan tries for each file while the process
+	// has no client that is known: a call takes two microseconds. A new process has a new client.
+	clientChunk = 4096
+	// near is how far from a client of the process others are looked for, in all of its files.
+	near = 1024
 	// newestEvery is how often the newest client is asked for while the files of a process do not
 	// change: each time takes one of the handles.
 	newestEvery = time.Minute
@@ -68,12 +69,17 @@ type View struct {
 }
 
 // viewFile is a control file of the process. The tried newest handles of clients below first were
-// tried, and all from first to next.
+// tried, all from first to next, and those near a client if the process has one.
 type viewFile struct {
 	first, next Handle
 	tried       int
+	near        bool
+	since       time.Time // when it was found
 	clients     map[Handle]*viewClient
 }
+
+// young reports whether the file may get its client still.
+func (k *viewFile) young() bool { return len(k.clients) == 0 && time.Since(k.since) < newestEvery }
 
 type viewClient struct {
 	next    Handle // no object is known from here on
@@ -98,7 +104,7 @@ func (v *View) Scan() error {
 		return err
 	}
 	v.listed = false
-	fresh := slices.ContainsFunc(numbers, func(n int) bool { return v.files[n] == nil })
+	fresh := slices.ContainsFunc(numbers, func(n int) bool { return v.files[n] == nil || v.files[n].young() })
 	if fresh || time.Since(v.asked) >= newestEvery {
 		if v.newest, err = v.sys.NewestClient(); err != nil {
 			return err
@@ -141,19 +147,21 @@ func (v *View) scanFile(number, allowed int) error {
 		}
 	}
 	if known == nil {
-		known = &viewFile{first: v.newest, next: v.newest, clients: map[Handle]*viewClient{}}
+		known = &viewFile{first: v.newest, next: v.newest, since: time.Now(), clients: map[Handle]*viewClient{}}
 		v.files[number] = known
 	}
 	for ; known.next != v.newest; known.next = behind(known.next, 1) {
 		known.try(f, known.next, v.first)
 	}
-	chunk := clientChunk
-	if known.tried == 0 { // another file may have the client
-		chunk = firstChunk
-	}
-	for n := 0; n < chunk && !v.searched(known); n++ {
+	for n := 0; n < clientChunk && len(v.Clients()) == 0 && known.tried < clientCount; n++ {
 		known.tried++
 		known.try(f, behind(known.first, -known.tried), v.first)
+	}
+	if all := v.Clients(); len(all) > 0 && !known.near {
+		known.near = true
+		for n := -near; n <= near; n++ {
+			known.try(f, behind(slices.Min(all), n), v.first)
+		}
 	}
 	for h, c := range known.clients {
 		c.check(f, h)
@@ -199,24 +207,14 @@ func (v *View) Quick(gap int) error {
 	return nil
 }
 
-// Searched reports whether every handle was tried for the files that have no client: some are
-// files of other uses.
+// Searched reports whether every handle was tried for all files, or those near a client for all.
 func (v *View) Searched() bool {
 	for _, known := range v.files {
-		if !v.searched(known) {
+		if !known.near && known.tried < clientCount {
 			return false
 		}
 	}
 	return true
-}
-
-// searched reports whether a file has clients, or all handles were tried. Those that RM assigned
-// before it began again are tried only if the process would have no client at all.
-func (v *View) searched(known *viewFile) bool {
-	if len(known.clients) > 0 || known.tried >= clientCount {
-		return true
-	}
-	return known.tried >= int(known.first-clientBase) && len(v.Clients()) > 0
 }
 
 // Clients returns the clients that the last Scan knows.
@@ -227,23 +225,23 @@ func (v *View) Clients() (all []Handle) {
 	return all
 }
 
-// is reports whether the clients are those of a file.
+// is forgets clients that were freed. It reports whether the file had none, or has some of them.
 func (k *viewFile) is(f File) (bool, error) {
+	none := len(k.clients) == 0
 	for h := range k.clients {
 		_, err := classOf(f, h, h)
 		if errors.Is(err, InvalidClient) || absent(err) {
-			return false, nil
-		}
-		if err != nil {
+			delete(k.clients, h)
+		} else if err != nil {
 			return false, err
 		}
 	}
-	return true, nil
+	return none || len(k.clients) > 0, nil
 }
 
 // try adds a client if it is one of the file.
 func (k *viewFile) try(f File, h, first Handle) {
-	if _, err := classOf(f, h, h); err == nil {
+	if _, err := classOf(f, h, h); err == nil && k.clients[h] == nil {
 		k.clients[h] = &viewClient{next: first, objects: map[Handle]object{}, gpus: map[Handle]gpreempt.GPUID{}}
 	}
 }
@@ -424,18 +422,20 @@ func Set(groups []Group, disable bool) error {
 	return nil
 }
 
-// EnableEach puts channels of a process on again one by one, whatever fails. Those that were freed
-// are no failures.
-func EnableEach(p Process, channels []Channel) error {
+// EnableEach puts channels of a process on again one by one, whatever fails. Those that were freed,
+// or whose clients or files are not there any more, are no failures; it reports whether there were any.
+func EnableEach(p Process, channels []Channel) (lost bool, err error) {
 	var errs []error
 	for _, c := range channels {
 		err := Set([]Group{{p, []Channel{c}}}, false)
-		freed := absent(err) || errors.Is(err, InvalidChannel) || errors.Is(err, InvalidClient) || errors.Is(err, unix.EBADF)
-		if err != nil && !freed {
+		switch {
+		case errors.Is(err, InvalidChannel), errors.Is(err, InvalidClient), errors.Is(err, unix.EBADF), absent(err):
+			lost = true
+		case err != nil:
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return lost, errors.Join(errs...)
 }
 
 // SetError is why channels of a GPU could not be set.

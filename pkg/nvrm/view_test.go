@@ -198,7 +198,7 @@ func TestAClientOlderThanTheSearchedHandlesIsFoundByLaterScans(t *testing.T) {
 	m.Assign(100_000)
 	v, _ := viewOf(t, m)
 	scans := 1
-	for ; scans < 10; scans++ {
+	for ; scans < 100; scans++ {
 		if channels, _ := v.Channels(); len(channels) == 20 {
 			break
 		}
@@ -206,8 +206,8 @@ func TestAClientOlderThanTheSearchedHandlesIsFoundByLaterScans(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if scans != 4 {
-		t.Errorf("the channels were found by scan %d, want 4: 2048 handles and 32768 in each further one", scans)
+	if scans != 25 {
+		t.Errorf("the channels were found by scan %d, want 25 of 4096 handles each", scans)
 	}
 }
 

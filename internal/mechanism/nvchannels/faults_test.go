@@ -10,9 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/emu/nvrmtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
@@ -20,7 +18,7 @@ import (
 func (w *world) examine(s mechanism.Session) {
 	w.m.calls.Lock()
 	defer w.m.calls.Unlock()
-	s.(*session).full = time.Time{}
+	s.(*session).full, s.(*session).looked = time.Time{}, time.Time{}
 	s.(*session).examine()
 }
 
@@ -39,36 +37,6 @@ func (w *world) nothingIsOff(sessions ...mechanism.Session) {
 	if off, all := w.machine.Off(); off > 0 || len(w.journal.list()) > 0 {
 		w.t.Errorf("at the end %d of %d channels are off, with %d journal entries", off, all, len(w.journal.list()))
 	}
-}
-
-func TestAProcessThatClosesOneOfItsFilesIsPutOnWithTheOther(t *testing.T) {
-	w := newWorld(t)
-	p := w.machine.Start(target)
-	p.OpenFile()
-	s := w.attach()
-	must(t, s.Suspend(t.Context()))
-	if off, all := w.machine.Off(); off != 16 || all != 16 {
-		t.Errorf("%d of %d channels are off", off, all)
-	}
-	p.CloseFile(nvrmtest.FirstFile)
-	w.examine(s)
-	if off, _ := w.machine.Off(); off != 8 {
-		t.Errorf("a file was closed, and %d channels are off", off)
-	}
-	w.nothingIsOff(s)
-}
-
-func TestAProcessThatClosesAllItsFilesIsReplaced(t *testing.T) {
-	w := newWorld(t)
-	p := w.machine.Start(target)
-	s := w.attach()
-	must(t, s.Suspend(t.Context()))
-	p.CloseFile(nvrmtest.FirstFile)
-	w.examine(s)
-	if _, err := s.Handle(t.Context()); !errors.Is(err, mechanism.ErrReplaced) {
-		t.Errorf("Handle: %v", err)
-	}
-	w.nothingIsOff(s)
 }
 
 // The client is an old one, which a short search would not find again.
@@ -90,56 +58,6 @@ func TestALookThatFailsForgetsNoClient(t *testing.T) {
 	w.machine.Before(nil)
 	if _, err := s.Handle(t.Context()); !failed || err != nil {
 		t.Errorf("failed %v, Handle: %v", failed, err)
-	}
-	w.nothingIsOff(s)
-}
-
-func TestTheChannelsOfAForkedProcessAreSetOnce(t *testing.T) {
-	w := newWorld(t)
-	w.m.cfg.Owner = func(nvrm.Handle) gpreempt.ProcessKey { return target }
-	p := w.machine.Start(target)
-	child := p.Fork(other)
-	sessions := []mechanism.Session{w.attachTo(other), w.attach()}
-	must(t, errors.Join(w.m.SuspendAll(t.Context(), sessions)...))
-	child.Kill()
-	w.examine(sessions[0])
-	if got := stateOf(p); got != (state{8, 8, 0}) {
-		t.Errorf("after the child's end: %v", got)
-	}
-	must(t, sessions[1].Resume(t.Context()))
-	if got := stateOf(p); got != (state{0, 8, 0}) {
-		t.Errorf("after Resume: %v", got)
-	}
-	w.nothingIsOff(sessions...)
-}
-
-func TestAChannelOfTwoDescriptorsIsDisabledOnce(t *testing.T) {
-	w := newWorld(t)
-	p := w.machine.Start(target)
-	number := p.Dup()
-	s := w.attach()
-	must(t, s.Suspend(t.Context()))
-	entries := w.journal.list()
-	p.CloseFile(number)
-	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
-	must(t, later.Undo(t.Context(), entries[0]))
-	if got := stateOf(p); got.Off != 0 {
-		t.Errorf("after one Undo: %v", got)
-	}
-	w.nothingIsOff(s)
-}
-
-func TestUndoFindsAClientAlsoAfterTheHandlesBeganAgain(t *testing.T) {
-	w := newWorld(t)
-	w.machine.Assign(1<<20 - 1000)
-	p := w.machine.Start(target)
-	s := w.attach()
-	must(t, s.Suspend(t.Context()))
-	w.machine.Assign(2000)
-	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
-	must(t, later.Undo(t.Context(), w.journal.list()[0]))
-	if got := stateOf(p); got.Off != 0 {
-		t.Errorf("after Undo: %v", got)
 	}
 	w.nothingIsOff(s)
 }
@@ -303,18 +221,6 @@ func (b brokenProcess) Copy(n int) (nvrm.File, error) {
 	return b.Process.Copy(n)
 }
 
-func TestChannelsOfANewClientAreTakenOff(t *testing.T) {
-	w := newWorld(t)
-	p := w.machine.Start(target)
-	s := w.attach()
-	must(t, s.Suspend(t.Context()))
-	p.OpenFile()
-	for off := 0; off < 16; off, _ = w.machine.Off() { // the test's timeout ends this
-		runtime.Gosched()
-	}
-	w.nothingIsOff(s)
-}
-
 // The daemon was silent, and its first action is a Suspend: the supervisor's news is still to come.
 func TestSuspendAfterASilenceLearnsFirstWhatTheSupervisorDid(t *testing.T) {
 	w := newWorld(t)
@@ -322,7 +228,7 @@ func TestSuspendAfterASilenceLearnsFirstWhatTheSupervisorDid(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
 	inner := s.(*session)
-	must(t, restore(w.machine.Sys(), w.m.cfg.Profile, inner.process, inner.off)) // as the supervisor does
+	must(t, restore(w.machine.Sys(), w.m.cfg.Profile, inner.process, inner.off, every)) // as the supervisor does
 	guard := w.m.guard.Load()
 	guard.heard.Store(-int64(time.Hour))
 	guard.lapse.Store(true) // its news comes before the answer
@@ -333,23 +239,81 @@ func TestSuspendAfterASilenceLearnsFirstWhatTheSupervisorDid(t *testing.T) {
 	w.nothingIsOff(s)
 }
 
-func TestAFileThatIsClosedMeanwhileDoesNotResumeTheProcess(t *testing.T) {
+func TestTheEndOfTheSupervisorDuringAnExaminationResumes(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
-	number := p.OpenFile()
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
-	p.CloseFile(number)
-	enables := countSets(w.machine, 0, nil)
 	w.m.calls.Lock()
+	guard := w.m.guard.Load()
+	w.kill()
+	<-guard.ended
 	s.(*session).full = time.Now()
 	s.(*session).examine()
+	off, known := stateOf(p).Off, len(s.(*session).off)
 	w.m.calls.Unlock()
-	w.examine(s)
-	must(t, s.Suspend(t.Context()))
-	w.machine.Before(nil)
-	if running, err := s.Handle(t.Context()); *enables > 0 || running || err != nil {
-		t.Errorf("%d calls set channels; Handle: %v, %v", *enables, running, err)
+	if running, err := s.Handle(t.Context()); !running || err != nil || off != 0 || known != 0 {
+		t.Errorf("Handle: %v, %v; %d channels are off, %d as the session knows", running, err, off, known)
 	}
 	w.nothingIsOff(s)
+}
+
+func TestNewsOfALapseCountsAlsoWhenTheSupervisorHasJustAnswered(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	inner, guard := s.(*session), w.m.guard.Load()
+	must(t, inner.restore(inner.off)) // as the supervisor does
+	guard.lapse.Store(true)
+	guard.heard.Store(int64(time.Since(guard.begin)))
+	must(t, s.Suspend(t.Context()))
+	if got := stateOf(p); got.Off != 8 {
+		t.Errorf("after Suspend: %v", got)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestAProcessWithTooManyChannelsDisturbsNoOther(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	w.machine.Start(other).Bear(2000)
+	if _, err := w.m.Attach(t.Context(), other); err == nil {
+		t.Error("a process was attached to whose list is too long for the supervisor")
+	}
+	if got := stateOf(p); got.Off != 8 || w.starts != 1 {
+		t.Errorf("%v, %d supervisors", got, w.starts)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestASuspendDuringCloseLeavesNothingOff(t *testing.T) {
+	w := newWorld(t)
+	w.machine.Start(target)
+	s := w.attach()
+	hangs := make(chan struct{})
+	var once atomic.Bool
+	w.machine.Before(func(_ int, cmd nvrm.Command) error {
+		if cmd == nvrm.DisableChannels && once.CompareAndSwap(false, true) {
+			close(hangs)
+			for !w.m.closed.Load() {
+				runtime.Gosched()
+			}
+			w.supervisors.Wait() // it has put everything on
+		}
+		return nil
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- s.Suspend(t.Context()) }()
+	<-hangs
+	must(t, w.m.Close())
+	if err := <-ended; !errors.Is(err, errClosed) {
+		t.Errorf("Suspend: %v", err)
+	}
+	if off, _ := w.machine.Off(); off > 0 {
+		t.Errorf("%d channels are off", off)
+	}
+	must(t, s.Close())
 }

@@ -121,7 +121,9 @@ func (g *guard) ask(m message, descriptors ...int) error {
 	g.waiting[m.Number] = done
 	g.mu.Unlock()
 	if err := send(g.fd, m, unix.MSG_DONTWAIT, descriptors...); err != nil {
-		g.kill()
+		if errors.Is(err, unix.EAGAIN) { // it takes nothing
+			g.kill()
+		}
 		return fmt.Errorf("call the supervisor: %w", err)
 	}
 	late := time.NewTimer(answerTime)

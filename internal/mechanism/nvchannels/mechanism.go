@@ -54,7 +54,7 @@ const (
 	idleFullEvery = 5 * time.Second
 	// searchScans is how many scans may be needed to find the clients of a process: every handle
 	// is tried then.
-	searchScans = 256
+	searchScans = 300
 )
 
 // Config is what a Mechanism needs.
@@ -258,6 +258,9 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		if err = m.supervised(); err == nil {
 			err = s.arm()
 		}
+		if err == nil && len(s.armed) > 0 { // what a process that shared the file may have left off
+			err = s.restore(s.armed)
+		}
 		if err != nil {
 			m.pauses.End(target)
 		}
@@ -283,9 +286,10 @@ func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session
 func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []error {
 	m.calls.Lock()
 	defer m.calls.Unlock()
-	if g := m.guard.Load(); g != nil && !g.fresh() && g.ask(message{Kind: kindBeat}) == nil {
-		m.takeLapse() // its answer comes behind that
+	if g := m.guard.Load(); g != nil && !g.fresh() {
+		_ = g.ask(message{Kind: kindBeat}) // its answer comes behind the news of a lapse; supervised replaces one without answer
 	}
+	m.takeLapse()
 	errs := make([]error, len(all))
 	var ready []*session
 	for i, s := range all {
@@ -333,8 +337,12 @@ func (m *Mechanism) several(all []*session, do func([]*session) error) bool {
 // off takes every channel of sessions off that is known, or found behind at most so many handles
 // without an object. After an error some may be. It needs calls.
 func (m *Mechanism) off(all []*session, gap int) error {
+	earlier := m.guard.Load()
 	if err := m.supervised(); err != nil {
 		return err
+	}
+	if earlier != m.guard.Load() { // what the earlier one knew was put on
+		return errUnsure
 	}
 	var groups []nvrm.Group
 	off := make([][]nvrm.Channel, len(all))
@@ -355,6 +363,9 @@ func (m *Mechanism) off(all []*session, gap int) error {
 		}
 	}
 	err := nvrm.Set(groups, true)
+	if err == nil && m.closed.Load() { // the supervisor has ended meanwhile
+		err = errClosed
+	}
 	for i, s := range all {
 		s.off, s.unsure = off[i], err != nil
 	}
@@ -436,57 +447,4 @@ func (m *Mechanism) examine() {
 		due = time.Now().Add(every)
 		tick.Reset(every)
 	}
-}
-
-// search returns a view of a process whose clients were looked for among all handles, unless it is
-// canceled.
-func search(canceled func() error, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process) (*nvrm.View, error) {
-	v := nvrm.NewView(sys, p, profile)
-	for range searchScans {
-		if err := canceled(); err != nil {
-			return nil, err
-		}
-		if err := v.Scan(); err != nil {
-			return nil, err
-		}
-		if v.Searched() {
-			break
-		}
-	}
-	return v, nil
-}
-
-// restore puts channels of a process on: those that are known, and after a failure also all that a
-// search finds. It returns nil for a process that has exited.
-func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel) error {
-	if len(known) > 0 && nvrm.Set([]nvrm.Group{{Process: p, Channels: known}}, false) == nil {
-		return nil
-	}
-	err := nvrm.EnableEach(p, known)
-	v, searchErr := search(func() error { return nil }, sys, profile, p)
-	if searchErr == nil {
-		channels, unknown := v.Channels()
-		searchErr = nvrm.EnableEach(p, channels)
-		files, _ := p.Files() // none of one that has exited
-		if searchErr == nil && (unknown > 0 || len(v.Clients()) == 0 && len(files) > 0) {
-			searchErr = errors.New("its channels, or their GPUs, are not known")
-		}
-	}
-	if err = errors.Join(err, searchErr); p.Exited() || errors.Is(err, mechanism.ErrGone) {
-		return nil
-	}
-	return err
-}
-
-// Undo puts the channels of a process on that an earlier daemon may have left off, and removes the
-// entry. That has no effect on channels that are on.
-func (m *Mechanism) Undo(_ context.Context, e mechanism.JournalEntry) error {
-	return m.pauses.Undo(e, func() error {
-		p, err := m.cfg.Sys.Open(e.Target)
-		if err != nil {
-			return err
-		}
-		defer p.Close()
-		return restore(m.cfg.Sys, m.cfg.Profile, p, nil)
-	})
 }

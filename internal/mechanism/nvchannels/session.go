@@ -51,12 +51,27 @@ func (s *session) channels() ([]nvrm.Channel, error) {
 	}
 	chosen := make([]nvrm.Channel, 0, len(all))
 	for _, c := range all {
-		owner := s.m.cfg.Owner(c.Client)
-		if (c.Compute || s.m.cfg.CopyEngines) && (owner == s.target || owner.IsZero()) {
+		if (c.Compute || s.m.cfg.CopyEngines) && s.mine(c.Client) {
 			chosen = append(chosen, c)
 		}
 	}
 	return chosen, nil
+}
+
+// mine reports whether the channels of a client are set for this process: of those that have its file,
+// after a fork, the oldest.
+func (s *session) mine(client nvrm.Handle) bool {
+	if owner := s.m.cfg.Owner(client); !owner.IsZero() {
+		return owner == s.target
+	}
+	return !slices.ContainsFunc(s.m.members, func(o *session) bool {
+		return nvrm.Older(o.target, s.target) && slices.Contains(o.view.Clients(), client)
+	})
+}
+
+// restore puts channels on, and after a failure all that are the process's.
+func (s *session) restore(known []nvrm.Channel) error {
+	return restore(s.m.cfg.Sys, s.m.cfg.Profile, s.process, known, s.mine)
 }
 
 // arm has the supervisor know the channels, before any of them is taken off. What is off stays
@@ -135,7 +150,7 @@ func hardware(err error) *nvrm.SetError {
 func (s *session) on() error {
 	known := s.off // after a call that has failed, all that it was for
 	if len(known) > 0 {
-		if err := restore(s.m.cfg.Sys, s.m.cfg.Profile, s.process, known); err != nil {
+		if err := s.restore(known); err != nil {
 			s.unsure = true
 			return err
 		}
@@ -253,8 +268,18 @@ func (s *session) scan() error {
 	return s.view.Scan()
 }
 
-// lose ends the use of the process.
+// lose ends the use of the process. Another one may still have its file, and the channels.
 func (s *session) lose(why error) {
+	for _, o := range s.m.members {
+		if o == s {
+			continue
+		}
+		all, _ := o.view.Channels()
+		left := slices.DeleteFunc(slices.Clone(all), func(c nvrm.Channel) bool { return !slices.ContainsFunc(s.off, c.Is) })
+		if _, err := nvrm.EnableEach(o.process, left); err != nil {
+			s.m.cfg.Log.Warn("a process that has the file of one that has exited may stay suspended", log.Target(o.target), log.Err(err))
+		}
+	}
 	s.lost = fmt.Errorf("process %d: %w", s.target.PID, why)
 	s.release()
 	s.notify()
@@ -263,10 +288,10 @@ func (s *session) lose(why error) {
 // runAgain takes in that nobody holds the process, or that nobody would put it on: it runs until
 // the owner suspends it again.
 func (s *session) runAgain() {
-	if !s.suspended && !s.unsure {
+	if !s.suspended && !s.unsure && len(s.off) == 0 {
 		return
 	}
-	s.ran = s.suspended
+	s.ran = s.ran || s.suspended
 	if err := s.on(); err != nil {
 		s.m.cfg.Log.Error("a process could not be resumed", log.Target(s.target), log.Err(err))
 	}

@@ -169,7 +169,7 @@ func (s *supervisor) enable(last bool) error {
 	errs := make([]error, len(keys))
 	var all sync.WaitGroup
 	for i, key := range keys {
-		all.Go(func() { errs[i] = restore(s.sys, s.profile, s.armed[key].process, s.armed[key].channels) })
+		all.Go(func() { errs[i] = restore(s.sys, s.profile, s.armed[key].process, s.armed[key].channels, every) })
 	}
 	all.Wait()
 	for i, key := range keys {

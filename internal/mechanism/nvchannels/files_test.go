@@ -1,0 +1,209 @@
+package nvchannels
+
+import (
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/gpreempt/gpreempt/emu/nvrmtest"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
+)
+
+func TestAProcessThatClosesOneOfItsFilesIsPutOnWithTheOther(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	p.OpenFile()
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	if off, all := w.machine.Off(); off != 16 || all != 16 {
+		t.Errorf("%d of %d channels are off", off, all)
+	}
+	p.CloseFile(nvrmtest.FirstFile)
+	w.examine(s)
+	if off, _ := w.machine.Off(); off != 8 {
+		t.Errorf("a file was closed, and %d channels are off", off)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestAProcessThatClosesAllItsFilesIsReplaced(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.CloseFile(nvrmtest.FirstFile)
+	w.examine(s)
+	if _, err := s.Handle(t.Context()); !errors.Is(err, mechanism.ErrReplaced) {
+		t.Errorf("Handle: %v", err)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestTheChannelsOfAForkedProcessAreSetOnce(t *testing.T) {
+	w := newWorld(t)
+	w.m.cfg.Owner = func(nvrm.Handle) gpreempt.ProcessKey { return target }
+	p := w.machine.Start(target)
+	child := p.Fork(other)
+	sessions := []mechanism.Session{w.attachTo(other), w.attach()}
+	must(t, errors.Join(w.m.SuspendAll(t.Context(), sessions)...))
+	child.Kill()
+	w.examine(sessions[0])
+	if got := stateOf(p); got != (state{8, 8, 0}) {
+		t.Errorf("after the child's end: %v", got)
+	}
+	must(t, sessions[1].Resume(t.Context()))
+	if got := stateOf(p); got != (state{0, 8, 0}) {
+		t.Errorf("after Resume: %v", got)
+	}
+	w.nothingIsOff(sessions...)
+}
+
+func TestAChannelOfTwoDescriptorsIsDisabledOnce(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	number := p.Dup()
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	entries := w.journal.list()
+	p.CloseFile(number)
+	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+	must(t, later.Undo(t.Context(), entries[0]))
+	if got := stateOf(p); got.Off != 0 {
+		t.Errorf("after one Undo: %v", got)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestUndoFindsAClientAlsoAfterTheHandlesBeganAgain(t *testing.T) {
+	w := newWorld(t)
+	w.machine.Assign(1<<20 - 1000)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	w.machine.Assign(2000)
+	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+	must(t, later.Undo(t.Context(), w.journal.list()[0]))
+	if got := stateOf(p); got.Off != 0 {
+		t.Errorf("after Undo: %v", got)
+	}
+	w.nothingIsOff(s)
+}
+
+func TestAProcessWithSeveralClientsIsTakenOffWhole(t *testing.T) {
+	for name, change := range map[string]func(w *world, p *nvrmtest.Process, s mechanism.Session){
+		"two clients of a file, before": func(_ *world, p *nvrmtest.Process, _ mechanism.Session) { p.AddClient(nvrmtest.FirstFile) },
+		"a file that gets its client later": func(w *world, p *nvrmtest.Process, s mechanism.Session) {
+			number := p.OpenBare()
+			w.examine(s)
+			p.AddClient(number)
+			w.examine(s)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			p := w.machine.Start(target)
+			if name == "two clients of a file, before" {
+				change(w, p, nil)
+			}
+			s := w.attach()
+			if name != "two clients of a file, before" {
+				change(w, p, s)
+			}
+			must(t, s.Suspend(t.Context()))
+			if off, all := w.machine.Off(); off != 16 || all != 16 {
+				t.Errorf("%d of %d channels are off", off, all)
+			}
+			entries := w.journal.list()
+			later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+			must(t, later.Undo(t.Context(), entries[0]))
+			if off, _ := w.machine.Off(); off != 0 {
+				t.Errorf("%d channels are off after Undo", off)
+			}
+			w.nothingIsOff(s)
+		})
+	}
+}
+
+func TestAProcessThatFreesAClientIsPutOnWithTheOther(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	p.AddClient(nvrmtest.FirstFile)
+	w.machine.Assign(100_000)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.FreeClient()
+	w.examine(s)
+	if off, all := w.machine.Off(); off != 8 || all != 8 {
+		t.Errorf("%d of %d channels are off", off, all)
+	}
+	p.FreeClient()
+	must(t, s.Resume(t.Context()))
+	w.nothingIsOff(s)
+}
+
+// Discovery does not know yet whose the file is.
+func TestProcessesThatShareAFileAreSetOnce(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	child := p.Fork(other)
+	sessions := []mechanism.Session{w.attach(), w.attachTo(other)}
+	must(t, errors.Join(w.m.SuspendAll(t.Context(), sessions)...))
+	child.Kill()
+	w.examine(sessions[1])
+	must(t, sessions[0].Resume(t.Context()))
+	if got := stateOf(p); got != (state{0, 8, 0}) {
+		t.Errorf("after Resume: %v", got)
+	}
+	w.nothingIsOff(sessions...)
+}
+
+func TestAChildThatOutlivesItsSuspendedParentIsPutOn(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	child := p.Fork(other)
+	sessions := []mechanism.Session{w.attach(), w.attachTo(other)}
+	must(t, errors.Join(w.m.SuspendAll(t.Context(), sessions[:1])...))
+	p.Kill()
+	w.examine(sessions[0])
+	if got := stateOf(child); got != (state{0, 8, 0}) {
+		t.Errorf("after the parent's end: %v", got)
+	}
+	must(t, sessions[1].Suspend(t.Context()))
+	w.nothingIsOff(sessions...)
+}
+
+func TestChannelsOfANewClientAreTakenOff(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.OpenFile()
+	for off := 0; off < 16; off, _ = w.machine.Off() { // the test's timeout ends this
+		runtime.Gosched()
+	}
+	w.nothingIsOff(s)
+}
+
+func TestAFileThatIsClosedMeanwhileDoesNotResumeTheProcess(t *testing.T) {
+	w := newWorld(t)
+	p := w.machine.Start(target)
+	number := p.OpenFile()
+	s := w.attach()
+	must(t, s.Suspend(t.Context()))
+	p.CloseFile(number)
+	enables := countSets(w.machine, 0, nil)
+	w.m.calls.Lock()
+	s.(*session).full = time.Now()
+	s.(*session).examine()
+	w.m.calls.Unlock()
+	w.examine(s)
+	must(t, s.Suspend(t.Context()))
+	w.machine.Before(nil)
+	if running, err := s.Handle(t.Context()); *enables > 0 || running || err != nil {
+		t.Errorf("%d calls set channels; Handle: %v, %v", *enables, running, err)
+	}
+	w.nothingIsOff(s)
+}
