@@ -120,12 +120,11 @@ func (v *View) Scan() error {
 	if time.Since(v.wide) >= wideEvery {
 		allowed, v.wide = wideGap, time.Now()
 	}
+	var errs []error // one file hides no other
 	for _, n := range numbers {
-		if err := v.scanFile(n, allowed); err != nil {
-			return err
-		}
+		errs = append(errs, v.scanFile(n, allowed))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (v *View) scanFile(number, allowed int) error {

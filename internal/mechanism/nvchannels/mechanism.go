@@ -152,7 +152,9 @@ func (m *Mechanism) supervised() error {
 	}
 	m.guard.Store(g)
 	if m.closed.Load() { // meanwhile
+		m.guard.Store(nil)
 		g.close()
+		return errClosed
 	}
 	go func() {
 		<-g.ended
