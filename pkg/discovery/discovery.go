@@ -315,12 +315,12 @@ type known struct {
 
 // process reads one process of KFD.
 func (f *FS) process(in dirs, e entry, now time.Time) (*known, []string, error) {
-	return f.read1(in.procs, e, now, func(k *known) (bool, []string, error) { return f.queues(k, in.listed) })
+	return f.readProcess(in.procs, e, now, func(k *known) (bool, []string, error) { return f.queues(k, in.listed) })
 }
 
-// read1 reads one process; queues updates its queues. First readings are between two readings of the start time:
-// if that did not change, they are all of one process.
-func (f *FS) read1(procs directory, e entry, now time.Time, queues func(*known) (fresh bool, warnings []string, err error)) (*known, []string, error) {
+// readProcess reads one process; queues updates its queues. First readings are between two readings of the
+// start time: if that did not change, they are all of one process.
+func (f *FS) readProcess(procs directory, e entry, now time.Time, queues func(*known) (fresh bool, warnings []string, err error)) (*known, []string, error) {
 	unique := f.unique && e.inode != 0
 	pid := int32(e.number)
 	before, err := f.alive(procs, pid)

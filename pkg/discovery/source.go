@@ -80,7 +80,7 @@ func (f *FS) uses(procs directory, found []*known, now time.Time) ([]*known, []s
 
 // use reads the facts of a process of the source.
 func (f *FS) use(procs directory, u Use, now time.Time) (*known, error) {
-	k, _, err := f.read1(procs, entry{number: uint32(u.Key.PID)}, now, func(k *known) (bool, []string, error) {
+	k, _, err := f.readProcess(procs, entry{number: uint32(u.Key.PID)}, now, func(k *known) (bool, []string, error) {
 		fresh := !slices.Equal(k.proc.Queues, u.Queues) || !slices.Equal(k.proc.Incarnations, u.Incarnations)
 		k.proc.Driver, k.proc.Queues, k.proc.Incarnations = f.source.Driver(), u.Queues, u.Incarnations
 		return fresh, nil, nil

@@ -63,9 +63,6 @@ func NewSource(root fs.FS, sys Sys, profile Profile, omit func(pid int32) bool) 
 // Driver implements discovery.Source.
 func (*Source) Driver() string { return Driver }
 
-// Profile is that of the driver.
-func (s *Source) Profile() Profile { return s.profile }
-
 // GPUs implements discovery.Source.
 func (s *Source) GPUs() ([]gpreempt.GPU, error) { return GPUs(s.root) }
 

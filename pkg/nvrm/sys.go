@@ -58,7 +58,7 @@ func Kernel() Sys { return kernel{} }
 type kernel struct{}
 
 func (kernel) Open(key gpreempt.ProcessKey) (Process, error) {
-	p, err := proc.OpenWithPidfd("/", key)
+	p, err := proc.Open("/", key)
 	if err != nil {
 		return nil, err
 	}

@@ -139,9 +139,9 @@ func (v *View) scanFile(number, allowed int) error {
 	defer f.Close()
 	known := v.files[number]
 	if known != nil {
-		if is, err := known.is(f); err != nil {
+		if same, err := known.isStill(f); err != nil {
 			return err
-		} else if !is { // another file has the number now
+		} else if !same { // another file has the number now
 			known = nil
 		}
 	}
@@ -164,10 +164,11 @@ func (v *View) scanFile(number, allowed int) error {
 	}
 	for h, c := range known.clients {
 		c.check(f, h)
+		gap := allowed
 		if !c.hasChannels() {
-			allowed = wideGap
+			gap = wideGap
 		}
-		if err := c.find(f, h, allowed); err != nil {
+		if err := c.find(f, h, gap); err != nil {
 			return err
 		}
 	}
@@ -224,8 +225,8 @@ func (v *View) Clients() (all []Handle) {
 	return all
 }
 
-// is forgets clients that were freed. It reports whether the file had none, or has some of them.
-func (k *viewFile) is(f File) (bool, error) {
+// isStill forgets clients that were freed. It reports whether the file had none, or has some of them.
+func (k *viewFile) isStill(f File) (bool, error) {
 	none := len(k.clients) == 0
 	for h := range k.clients {
 		_, err := classOf(f, h, h)

@@ -240,7 +240,8 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 	return one(mechanism.Evidence{Check: "NVIDIA driver", Found: m.cfg.Profile.Version + ", whose structures are those of " + m.cfg.Profile.Tag, OK: true})
 }
 
-// Attach implements mechanism.Mechanism. It changes nothing for the process.
+// Attach implements mechanism.Mechanism. The process runs on, also if another one has left its
+// channels off.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
 	p, err := m.cfg.Sys.Open(target)
 	if err != nil {

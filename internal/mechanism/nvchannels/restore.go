@@ -28,8 +28,8 @@ func search(canceled func() error, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Pr
 }
 
 // restore puts channels of a process on: those that are known, and if some are not there any more, or
-// none are known, all that a search finds. It returns nil for a process
-// that has exited.
+// none are known, all that a search finds and that are mine. It returns nil for a process that has
+// exited.
 func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel, mine func(nvrm.Handle) bool) error {
 	if len(known) > 0 && nvrm.Set([]nvrm.Group{{Process: p, Channels: known}}, false) == nil {
 		return nil
