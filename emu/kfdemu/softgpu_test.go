@@ -251,7 +251,7 @@ func TestSoftGPURunsEachPacketOnceWhileItsQueueIsUnmappedAndMapped(t *testing.T)
 			t.Fatalf("%d packets ran on a queue that was unmapped", after-before)
 		}
 		m.send(softMap, job)
-		until(t, "a packet has run", func() bool { return job.ran() > before || before == packets })
+		until(t, "a packet has run", func() bool { return job.ran() > before || before == job.pushed })
 	}
 	for _, q := range []*softRing{job, other} {
 		until(t, "the last packet has been completed", func() bool { return q.u64(softRead) == q.pushed })
