@@ -123,6 +123,6 @@ func TestShadowAttachesToNothing(t *testing.T) {
 		p, _ := m.process(job.PID)
 		return !p.Enabled
 	})
-	m.checkRuns(job)
+	m.awaitEach(job, 2, onGPU)
 	job.stop()
 }

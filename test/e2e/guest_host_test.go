@@ -1,10 +1,13 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -100,6 +103,24 @@ func loadDriver(t *testing.T) {
 	}
 }
 
+// opened returns what a process has open. It opens and closes files meanwhile.
+func opened(t *testing.T, pid string) (names []string) {
+	t.Helper()
+	dir := filepath.Join("/proc", pid, "fd")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		name, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
 func TestGuestDriverThatComesLateIsTakenUpAndNoGPUIsNoCrash(t *testing.T) {
 	inGuest(t)
 	steady(t)
@@ -109,9 +130,8 @@ func TestGuestDriverThatComesLateIsTakenUpAndNoGPUIsNoCrash(t *testing.T) {
 		return property(t, "MainPID") != before && property(t, "ActiveState") == "active" && strings.Contains(property(t, "StatusText"), "has no compute GPU")
 	})
 	pid := property(t, "MainPID")
-	opened := must(t, "ls", "-l", "/proc/"+pid+"/fd")
-	if !strings.Contains(opened, "/dev/kfd") {
-		t.Errorf("it has not opened /dev/kfd:\n%s\n%s", opened, answers(t))
+	if opened := opened(t, pid); !slices.Contains(opened, "/dev/kfd") {
+		t.Errorf("it has not opened /dev/kfd: %q\n%s", opened, answers(t))
 	}
 	steady(t)
 	t.Logf("status: %s", property(t, "StatusText"))
