@@ -263,7 +263,7 @@ func (p *Process) client() *client {
 	return nil
 }
 
-// Off returns how many compute channels of all clients of the machine are off, and how many exist.
+// Off returns how many compute channels of all clients of the machine are disabled, and how many exist.
 func (m *Machine) Off() (off, all int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -308,7 +308,7 @@ func (p *Process) FreeChannel() {
 	}
 }
 
-// State returns how many compute channels of the process are off, and how many it has; and the
+// State returns how many compute channels of the process are disabled, and how many it has; and the
 // same of other channels.
 func (p *Process) State() (off, all, othersOff, others int) {
 	p.m.mu.Lock()

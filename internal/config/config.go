@@ -60,7 +60,7 @@ type Safety struct {
 
 // NVIDIA configures the mechanism nvchannels.
 type NVIDIA struct {
-	// CopyEngines has the channels of copy engines taken off, too.
+	// CopyEngines disables the channels of copy engines too.
 	CopyEngines bool
 }
 

@@ -35,7 +35,7 @@ func TestDoctorSaysWhatPreventsTheUseOfNVIDIAsGPUs(t *testing.T) {
 	const (
 		leaveOut = "remove nvchannels from the config key mechanisms"
 		risk     = ". If gpreemptd and its supervisor both die, processes stay suspended until gpreemptd --cleanup"
-		why      = ", hazard nvidia-unmeasured: Channels were not taken off such a GPU by such a driver; at most the driver's public source was compared, and the driver does not undo it."
+		why      = ", hazard nvidia-unmeasured: The mechanism never ran on such a GPU with such a driver: at most the driver's public source was compared. The driver does not resume a process when gpreemptd dies."
 		try      = "Run the test pkg/nvrm.TestTheDriverBehavesAsExpected with a job on a spare GPU (docs/nvidia.md); if it succeeds, allow the driver and the GPU with a row in safety.hazards."
 	)
 	site, err := safety.Parse("site", []byte("- {id: here, nvidia: \"=575\", model: [A100], action: allow, why: Tested.}\n- {id: one, nvidia: \"=580\", model: [H100], action: limit, why: Ours.}\n"))

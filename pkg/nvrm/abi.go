@@ -1,9 +1,9 @@
 // Package nvrm is the part of the interface of NVIDIA's resource manager (RM) that shows which
-// processes have channels on which GPUs, and takes channels off a GPU. It is experimental: the
-// interface is not a documented ABI, so that driver versions whose source was not read are refused.
+// processes have channels on which GPUs, and that disables and enables channels. It is experimental:
+// the interface is not a documented ABI, so driver versions whose source was not read are refused.
 //
-// Names and layouts are those of the public headers of NVIDIA/open-gpu-kernel-modules; the file is
-// in the comment of each. Everything goes through copies of a process's own descriptors of
+// Names and layouts are those of the public headers of NVIDIA/open-gpu-kernel-modules; the comment of
+// each names the file. Everything goes through copies of a process's own descriptors of
 // /dev/nvidiactl: RM ties a client to the open file (rmclientValidate_IMPL), so that a copy acts
 // as that client and as no other. A copy keeps the client and its memory alive after the process
 // has exited: close it soon.

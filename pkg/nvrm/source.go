@@ -22,8 +22,8 @@ const Driver = "nvidia"
 
 const (
 	gpusDir = "proc/driver/nvidia/gpus"
-	// youngFor is how long after it was first seen a process is examined each youngEvery, to find
-	// that it opens the driver; later only each recheck.
+	// A process is examined each youngEvery until youngFor after it was first seen, to find out
+	// whether it opens the driver, and later each recheck.
 	youngFor   = 30 * time.Second
 	youngEvery = 500 * time.Millisecond
 	recheck    = 5 * time.Second
@@ -36,10 +36,10 @@ type Source struct {
 	sys     Sys
 	profile Profile
 	pids    map[int32]*seen
-	// owners has the process of each client, also for Owner.
+	// owners contains the process of each client, for Owner.
 	mu     sync.Mutex
 	owners map[Handle]gpreempt.ProcessKey
-	// omit are processes that are no use of a GPU: parts of the daemon, which hold copies.
+	// omit reports whether a process is a part of the daemon, which holds copies.
 	omit func(pid int32) bool
 }
 
@@ -54,8 +54,8 @@ type seen struct {
 	scan       bool
 }
 
-// NewSource returns a source for a host with the driver of a profile. omit reports processes that
-// are part of the program itself, whose copies of descriptors are no use of a GPU.
+// NewSource returns a source for a host with the driver of a profile. omit reports whether a process
+// is a part of the program itself, whose copies of descriptors are no use of a GPU.
 func NewSource(root fs.FS, sys Sys, profile Profile, omit func(pid int32) bool) *Source {
 	return &Source{root: root, sys: sys, profile: profile, pids: map[int32]*seen{}, omit: omit}
 }
@@ -161,17 +161,17 @@ func (s *Source) Close() {
 	clear(s.pids)
 }
 
-// Owner returns the process whose work a client's channels have: of those that have its file, which
-// may have been forked, the oldest. It is zero for a client that the last Uses did not find. It may
-// be called at any time.
+// Owner returns the process that a client belongs to. After a fork several processes have its file,
+// and it belongs to the oldest. The result is zero for a client that the last Uses did not find. It
+// may be called at any time.
 func (s *Source) Owner(client Handle) gpreempt.ProcessKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.owners[client]
 }
 
-// Older reports whether a process was started before another one. The clock of their starts ticks
-// each 10 ms; pids mostly count upwards.
+// Older reports whether a process was started before another one: by start time, whose unit is 10 ms,
+// and then by pid.
 func Older(a, b gpreempt.ProcessKey) bool {
 	return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.PID, b.PID)) < 0
 }
@@ -191,7 +191,7 @@ func (p *seen) drop() {
 	p.view, p.process = nil, nil
 }
 
-// examine reads a process if it is due.
+// examine updates what is known about a process if it is due.
 func (s *Source) examine(pid int32, now time.Time) error {
 	p := s.pids[pid]
 	if p != nil && now.Before(p.due) && (p.view == nil || !p.process.Exited()) {
@@ -254,8 +254,8 @@ func (s *Source) key(pid int32) (gpreempt.ProcessKey, error) {
 	return gpreempt.ProcessKey{PID: pid, Start: stat.Start}, err
 }
 
-// list returns the channels as queues. An id is the place of the client and the lower part of the
-// handle: handles count upwards and are not used again.
+// list returns the channels as queues. An id consists of the index of the client and the lower part of
+// the handle: handles count upwards and are not reused.
 func (s *Source) list(p *seen) discovery.Use {
 	channels, _ := p.view.Channels()
 	u := discovery.Use{Key: p.key}

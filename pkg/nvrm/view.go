@@ -15,13 +15,13 @@ import (
 
 // Channel is a channel of a process: a queue of work for an engine of a GPU.
 type Channel struct {
-	// File is the number of the process's descriptor that has the client.
+	// File is the number of the process's file descriptor to which the client belongs.
 	File           int
 	Client, Handle Handle
 	// Subdevice is the client's own object of the channel's GPU.
 	Subdevice Handle
 	GPU       gpreempt.GPUID
-	// Compute is set for one of a group with compute engines. Others feed copy engines.
+	// Compute is set for a channel of a group with compute engines. Other channels feed copy engines.
 	Compute bool
 }
 
@@ -30,30 +30,31 @@ func (c Channel) Is(other Channel) bool { return c.Client == other.Client && c.H
 
 const (
 	// clientBase is the first handle of a client (RS_CLIENT_HANDLE_BASE). After clientCount handles
-	// RM begins with it again (serverAllocClient).
+	// RM starts with it again (serverAllocClient).
 	clientBase  Handle = 0xc1d00000
 	clientCount        = 1 << 20
-	// clientChunk is how many handles of older clients one scan tries for each file while the process
-	// has no client that is known: a call takes two microseconds. A new process has a new client.
+	// clientChunk is the number of handles of older clients that one scan tries for each file while no
+	// client of the process is known. A call takes two microseconds. A new process has a new client.
 	clientChunk = 4096
-	// near is how far from a client of the process others are looked for, in all of its files.
+	// near is the distance from a client of the process within which other clients are looked for, in
+	// all of its files.
 	near = 1024
-	// newestEvery is how often the newest client is asked for while the files of a process do not
-	// change: each time takes one of the handles.
+	// newestEvery is the time between requests for the newest client while the files of a process do
+	// not change: each request uses up one handle.
 	newestEvery = time.Minute
-	// wideGap and gap are how many handles without an object end a scan of objects, which begins
-	// behind the last object that was found. A process that frees many objects leaves such gaps. A
-	// scan is a wide one while a client has no channels, and once each wideEvery.
+	// wideGap and gap are the numbers of handles without an object that end a scan of objects, which
+	// starts after the last object found. A process that frees many objects leaves such gaps. A scan
+	// is wide while a client has no channels, and once each wideEvery.
 	wideGap   = 2048
 	gap       = 128
 	wideEvery = 30 * time.Second
-	// objectCount bounds the scans of one client.
+	// objectCount is the largest number of handles that one scan of a client tries.
 	objectCount = 1 << 20
 )
 
-// View is what is known of the clients and channels of one process. It is cheap to bring up to
-// date: known objects are only checked, and new ones looked for where user-mode CUDA puts them.
-// It is not safe for concurrent use.
+// View is what is known about the clients and channels of one process. An update is cheap: known
+// objects are only checked, and new ones are looked for where user-mode CUDA creates them. It is not
+// safe for concurrent use.
 type View struct {
 	sys     Sys
 	first   Handle
@@ -68,8 +69,8 @@ type View struct {
 	newest   Handle
 }
 
-// viewFile is a control file of the process. The tried newest handles of clients below first were
-// tried, all from first to next, and those near a client if the process has one.
+// viewFile is a control file of the process. Tried handles of clients: all from first to next, the
+// newest ones below first, whose number is tried, and those near a client if near is set.
 type viewFile struct {
 	first, next Handle
 	tried       int
@@ -78,7 +79,7 @@ type viewFile struct {
 	clients     map[Handle]*viewClient
 }
 
-// young reports whether the file may get its client still.
+// young reports whether a client may still be created for the file.
 func (k *viewFile) young() bool { return len(k.clients) == 0 && time.Since(k.since) < newestEvery }
 
 type viewClient struct {
@@ -97,7 +98,7 @@ func NewView(sys Sys, p Process, profile Profile) *View {
 	return &View{sys: sys, first: profile.FirstObject, process: p, files: map[int]*viewFile{}}
 }
 
-// Scan brings the view up to date. It holds copies of the process's files only meanwhile.
+// Scan updates the view. It holds copies of the process's files only meanwhile.
 func (v *View) Scan() error {
 	numbers, err := v.process.Files()
 	if err != nil {
@@ -120,7 +121,7 @@ func (v *View) Scan() error {
 	if time.Since(v.wide) >= wideEvery {
 		allowed, v.wide = wideGap, time.Now()
 	}
-	var errs []error // one file hides no other
+	var errs []error // the other files are scanned after an error
 	for _, n := range numbers {
 		errs = append(errs, v.scanFile(n, allowed))
 	}
@@ -180,8 +181,8 @@ func behind(h Handle, n int) Handle {
 	return clientBase + Handle((int(h-clientBase)+n)&(clientCount-1))
 }
 
-// Quick looks for channels that were born since the last Scan, in clients that it knows and behind
-// at most so many handles without an object.
+// Quick looks for channels that were created since the last Scan, in known clients. It tries at most
+// gap handles without an object.
 func (v *View) Quick(gap int) error {
 	for n, known := range v.files {
 		if len(known.clients) == 0 {
@@ -207,7 +208,7 @@ func (v *View) Quick(gap int) error {
 	return nil
 }
 
-// Searched reports whether every handle was tried for all files, or those near a client for all.
+// Searched reports whether, for each file, every handle or every handle near a client was tried.
 func (v *View) Searched() bool {
 	for _, known := range v.files {
 		if !known.near && known.tried < clientCount {
@@ -217,7 +218,7 @@ func (v *View) Searched() bool {
 	return true
 }
 
-// Clients returns the clients that the last Scan knows.
+// Clients returns the clients that the last Scan found.
 func (v *View) Clients() (all []Handle) {
 	for _, known := range v.files {
 		all = slices.AppendSeq(all, maps.Keys(known.clients))
@@ -225,7 +226,8 @@ func (v *View) Clients() (all []Handle) {
 	return all
 }
 
-// isStill forgets clients that were freed. It reports whether the file had none, or has some of them.
+// isStill forgets clients that were freed. It reports whether f can still be the same file: it had no
+// client, or still has one.
 func (k *viewFile) isStill(f File) (bool, error) {
 	none := len(k.clients) == 0
 	for h := range k.clients {
@@ -277,7 +279,7 @@ func (c *viewClient) find(f File, client Handle, allowed int) error {
 			misses++
 			continue
 		}
-		// Handles count upwards: those below may have been born after they were asked for.
+		// Handles count upwards: objects with lower ones may have been created after these were tried.
 		for earlier := c.next; earlier < h; earlier++ {
 			if _, err := c.add(f, client, earlier); err != nil {
 				return err
@@ -313,8 +315,8 @@ func (c *viewClient) add(f File, client, h Handle) (found bool, err error) {
 	return true, err
 }
 
-// Channels returns the channels that are known, ascending by client and handle, and how many others
-// there are, whose GPU is not known. The caller must not change the slice.
+// Channels returns the known channels, ascending by client and handle, and the number of channels
+// whose GPU is not known. The caller must not change the slice.
 func (v *View) Channels() (all []Channel, unknown int) {
 	if !v.listed {
 		v.channels, v.unknown = v.list()
@@ -350,7 +352,7 @@ func (v *View) list() (all []Channel, unknown int) {
 	slices.SortFunc(all, func(a, b Channel) int {
 		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Handle, b.Handle), cmp.Compare(a.File, b.File))
 	})
-	return slices.CompactFunc(all, Channel.Is), unknown // a client that several descriptors have
+	return slices.CompactFunc(all, Channel.Is), unknown // several descriptors may have one client
 }
 
 // subdevice returns the subdevice on the GPU of an object below a device.
@@ -374,15 +376,15 @@ func (c *viewClient) subdevice(h Handle) (Handle, gpreempt.GPUID, bool) {
 	return newest, c.gpus[newest], newest != 0
 }
 
-// Group is channels of one process.
+// Group is a set of channels of one process.
 type Group struct {
 	Process  Process
 	Channels []Channel
 }
 
-// Set takes the channels of all groups off their GPUs, and returns when they are off, or puts them
-// on again. It makes a call for each GPU and MaxChannels, as the client of the first of these
-// channels, through a copy of its file. An error ends it: what was done of that call is not known.
+// Set disables the channels of all groups, and returns when they are off their GPUs, or enables them.
+// It makes a call for each GPU and MaxChannels, as the client of the first of these channels, through
+// a copy of its file. It stops at the first error: how much of that call was done is not known.
 func Set(groups []Group, disable bool) error {
 	type member struct {
 		Channel
@@ -422,8 +424,8 @@ func Set(groups []Group, disable bool) error {
 	return nil
 }
 
-// EnableEach puts channels of a process on again one by one, whatever fails. Those that were freed,
-// or whose clients or files are not there any more, are no failures; it reports whether there were any.
+// EnableEach enables channels of a process one by one, and continues after errors. A channel that was
+// freed, or whose client or file is gone, is skipped; lost reports whether there was one.
 func EnableEach(p Process, channels []Channel) (lost bool, err error) {
 	var errs []error
 	for _, c := range channels {
@@ -438,7 +440,7 @@ func EnableEach(p Process, channels []Channel) (lost bool, err error) {
 	return lost, errors.Join(errs...)
 }
 
-// SetError is why channels of a GPU could not be set.
+// SetError is the error of disabling or enabling channels of a GPU.
 type SetError struct {
 	GPU     gpreempt.GPUID
 	Disable bool
@@ -446,9 +448,9 @@ type SetError struct {
 }
 
 func (e *SetError) Error() string {
-	what := "put channels on GPU %v again: %v"
+	what := "enable channels of GPU %v: %v"
 	if e.Disable {
-		what = "take channels off GPU %v: %v"
+		what = "disable channels of GPU %v: %v"
 	}
 	return fmt.Sprintf(what, e.GPU, e.Err)
 }

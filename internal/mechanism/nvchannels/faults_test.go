@@ -142,7 +142,7 @@ func TestASupervisorThatHangsIsReplaced(t *testing.T) {
 	w.nothingIsOff(s)
 }
 
-// The process that cannot be put on keeps an earlier supervisor busy.
+// The process that cannot be resumed keeps an earlier supervisor busy.
 func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	w := newWorld(t)
 	var broken atomic.Bool
@@ -228,7 +228,7 @@ func TestSuspendAfterASilenceLearnsFirstWhatTheSupervisorDid(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
 	inner := s.(*session)
-	must(t, restore(w.machine.Sys(), w.m.cfg.Profile, inner.process, inner.off, every)) // as the supervisor does
+	must(t, restore(w.machine.Sys(), w.m.cfg.Profile, inner.process, inner.disabled, every)) // as the supervisor does
 	guard := w.m.guard.Load()
 	guard.heard.Store(-int64(time.Hour))
 	guard.lapse.Store(true) // its news comes before the answer
@@ -250,7 +250,7 @@ func TestTheEndOfTheSupervisorDuringAnExaminationResumes(t *testing.T) {
 	<-guard.ended
 	s.(*session).full = time.Now()
 	s.(*session).examine()
-	off, known := stateOf(p).Off, len(s.(*session).off)
+	off, known := stateOf(p).Off, len(s.(*session).disabled)
 	w.m.calls.Unlock()
 	if running, err := s.Handle(t.Context()); !running || err != nil || off != 0 || known != 0 {
 		t.Errorf("Handle: %v, %v; %d channels are off, %d as the session knows", running, err, off, known)
@@ -264,7 +264,7 @@ func TestNewsOfALapseCountsAlsoWhenTheSupervisorHasJustAnswered(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
 	inner, guard := s.(*session), w.m.guard.Load()
-	must(t, inner.restore(inner.off)) // as the supervisor does
+	must(t, inner.restore(inner.disabled)) // as the supervisor does
 	guard.lapse.Store(true)
 	guard.heard.Store(int64(time.Since(guard.begin)))
 	must(t, s.Suspend(t.Context()))

@@ -26,28 +26,28 @@ type guard struct {
 	fd   int
 	// process is nil for a supervisor that is not a program.
 	process *os.Process
-	// lapsed is called when the supervisor has put everything on, because of silence. lapse is set
-	// before.
+	// lapsed is called when the supervisor has resumed everything because the daemon was silent. lapse
+	// is set before.
 	lapsed func()
 	lapse  atomic.Bool
-	// heard is when the supervisor has answered last, in nanoseconds since begin.
+	// heard is the time of the supervisor's last answer, in nanoseconds since begin.
 	begin time.Time
 	heard atomic.Int64
 
-	// taken is set once its end was taken in. The mechanism's lock guards it.
-	taken bool
+	// handled is set when the mechanism has handled its end. The mechanism's lock guards it.
+	handled bool
 
 	mu      sync.Mutex // guards what follows
 	number  uint64
 	waiting map[uint64]chan struct{}
-	// ended is closed when the supervisor has.
+	// ended is closed when the supervisor has ended.
 	ended chan struct{}
 }
 
-// start starts this program as a supervisor. It gets a process group of its own: what a terminal
-// kills is the daemon's group.
+// start starts this program as a supervisor, in a process group of its own: a terminal kills the
+// daemon's group.
 func start(socket *os.File) (*os.Process, error) {
-	// Also not what the daemon has inherited itself.
+	// Descriptors that the daemon has inherited are not passed on either.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("close_range", err)
 	}
@@ -58,7 +58,7 @@ func start(socket *os.File) (*os.Process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	go func() { _ = cmd.Wait() }() // how it ended is known by its socket
+	go func() { _ = cmd.Wait() }() // its socket shows that it has ended
 	return cmd.Process, nil
 }
 
@@ -78,7 +78,7 @@ func newGuard(start func(*os.File) (*os.Process, error), lapsed func()) (*guard,
 	return g, nil
 }
 
-// listen takes what the supervisor says, until it ends.
+// listen receives the supervisor's messages until it ends.
 func (g *guard) listen() {
 	defer close(g.ended)
 	buf := make([]byte, 4096)
@@ -121,7 +121,7 @@ func (g *guard) ask(m message, descriptors ...int) error {
 	g.waiting[m.Number] = done
 	g.mu.Unlock()
 	if err := send(g.fd, m, unix.MSG_DONTWAIT, descriptors...); err != nil {
-		if errors.Is(err, unix.EAGAIN) { // it takes nothing
+		if errors.Is(err, unix.EAGAIN) { // it does not read
 			g.kill()
 		}
 		return fmt.Errorf("call the supervisor: %w", err)
@@ -139,25 +139,25 @@ func (g *guard) ask(m message, descriptors ...int) error {
 	}
 }
 
-// arm tells the supervisor which channels of a process to put on. It replaces an earlier list.
+// arm sends the supervisor the list of channels of a process to enable. It replaces an earlier list.
 func (g *guard) arm(target gpreempt.ProcessKey, pidfd int, channels []nvrm.Channel) error {
 	return g.ask(message{Kind: kindArm, Target: target, Channels: channels}, pidfd)
 }
 
-// disarm has the supervisor forget a process that runs.
+// disarm makes the supervisor forget a process that runs.
 func (g *guard) disarm(target gpreempt.ProcessKey) error {
 	return g.ask(message{Kind: kindDisarm, Target: target})
 }
 
-// beat does not block.
-func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, unix.MSG_DONTWAIT) } // a full socket has others
+// beat sends a beat. It does not block: a full socket contains other beats.
+func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, unix.MSG_DONTWAIT) }
 
-// fresh reports whether the supervisor has answered lately, and nothing was silent: it works, and
-// what it has said last still holds.
+// fresh reports whether the supervisor has answered so recently that it cannot have resumed anything
+// since.
 func (g *guard) fresh() bool { return time.Since(g.begin)-time.Duration(g.heard.Load()) < silence/2 }
 
-// kill ends a supervisor that does not answer: it would not put anything on. Another one is started
-// in its place.
+// kill ends a supervisor that does not answer, because it would not resume anything. The next
+// action starts another one.
 func (g *guard) kill() {
 	_ = unix.Shutdown(g.fd, unix.SHUT_RDWR)
 	if g.process != nil {
@@ -166,7 +166,7 @@ func (g *guard) kill() {
 	<-g.ended
 }
 
-// close has the supervisor put everything on and end, and waits for that a moment.
+// close makes the supervisor resume everything and end, and waits a second for that.
 func (g *guard) close() {
 	_ = unix.Shutdown(g.fd, unix.SHUT_WR)
 	select {

@@ -1,15 +1,15 @@
-// Package nvchannels implements an experimental mechanism for NVIDIA's GPUs: it takes the compute
-// channels of processes off their GPUs, in the middle of kernels, and puts them on again, as the
-// processes' own RM clients (see pkg/nvrm).
+// Package nvchannels implements an experimental mechanism for NVIDIA's GPUs: it disables the compute
+// channels of processes in the middle of their kernels, and enables them again, as the processes' own
+// RM clients (see pkg/nvrm).
 //
-// The driver does not undo that when the daemon dies. So everything that may be taken off is known
-// to others first: each process with a session is in the journal, and a supervisor process has the
-// list of its channels. That puts them on within a second of the daemon's death or silence. Both
-// are brought up to date when channels are born, not at each Suspend: enabling what is on has no
+// The driver does not enable them when the daemon dies. So each process with a session is in the
+// journal, and a supervisor process has the list of its channels before any is disabled. The
+// supervisor enables them within a second of the daemon's death or silence. Journal and supervisor
+// are updated when channels are created, not at each Suspend: enabling an enabled channel has no
 // effect.
 //
-// A copy of a process's descriptor would keep its memory on the GPU after its death. Copies exist
-// only during a call; what is kept are pidfds.
+// A copy of a process's descriptor would keep its memory on the GPU after its death. So copies exist
+// only during a call, and only pidfds are kept.
 package nvchannels
 
 import (
@@ -30,30 +30,29 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// Name is the mechanism's.
+// Name is the name of the mechanism.
 const Name = "nvchannels"
 
 const (
-	// PollEvery is how often suspended processes are examined for new channels of known clients.
-	// Those are off within it, and the time of two calls.
+	// PollEvery is the time between examinations of suspended processes for new channels of known
+	// clients. They are disabled within it and the time of two calls.
 	PollEvery = 20 * time.Millisecond
-	// soon is how long after a Suspend they are examined first: not before the answer to an
-	// announcement is on its way.
+	// soon is the time from a Suspend to the first examination, which would delay the answer to an
+	// announcement.
 	soon = 2 * time.Millisecond
-	// hotGap and gap are how far a Suspend and an examination look for channels behind those that are
-	// known: 2.4 us for each handle.
+	// hotGap and gap are the numbers of handles after the known channels that a Suspend and an
+	// examination try: 2.4 us each.
 	hotGap = 2
 	gap    = 32
-	// idleEvery is how often processes that run are.
+	// idleEvery is the time between examinations of processes that run.
 	idleEvery = 500 * time.Millisecond
-	// fullEvery and idleFullEvery are how often a process that is suspended, and one that runs, is
-	// also examined for new clients and for channels that were freed. That takes a few times as
-	// long, and meanwhile a call that takes channels off takes half as long again. So what a new
-	// client of a suspended process has is off within fullEvery.
+	// fullEvery and idleFullEvery are the times between examinations of a suspended process, and of
+	// one that runs, for new clients and freed channels too. Such an examination takes a few times
+	// as long, and a call that disables channels meanwhile takes half as long again. So the channels
+	// of a new client of a suspended process are disabled within fullEvery.
 	fullEvery     = 500 * time.Millisecond
 	idleFullEvery = 5 * time.Second
-	// searchScans is how many scans may be needed to find the clients of a process: every handle
-	// is tried then.
+	// searchScans is the number of scans after which every handle for a client has been tried.
 	searchScans = 300
 )
 
@@ -62,10 +61,10 @@ type Config struct {
 	Sys     nvrm.Sys
 	Profile nvrm.Profile
 	Journal mechanism.Store
-	// CopyEngines has channels of copy engines taken off, too.
+	// CopyEngines disables channels of copy engines too.
 	CopyEngines bool
-	// Owner returns the process whose work the channels of a client have, when several have its
-	// file; zero if that is not known. Nil is a host where none is known.
+	// Owner returns the process that a client belongs to when several have its file; zero if it is
+	// not known. Nil means that none is known.
 	Owner func(nvrm.Handle) gpreempt.ProcessKey
 	// Refused returns why processes of this host must not be suspended, and what to do; "" if
 	// nothing prevents it.
@@ -84,16 +83,16 @@ type Mechanism struct {
 	pauses   mechanism.Pauses
 	sessions mechanism.Sessions[*session]
 	guard    atomic.Pointer[guard] // nil before the first
-	wake     chan struct{}         // examine soon
+	wake     chan struct{}         // makes examine look soon
 	stop     chan struct{}
 	examiner sync.WaitGroup
 	closed   atomic.Bool
 
-	// calls is held through calls of the driver, and guards all below and in sessions: the driver
-	// makes such calls one at a time.
+	// calls is held during calls of the driver, which makes them one at a time. It guards what
+	// follows, and the sessions.
 	calls   sync.Mutex
 	members []*session
-	// single is set once the driver has refused to set channels of several processes in one call.
+	// single is set when the driver has refused a call with channels of several processes.
 	single bool
 }
 
@@ -144,14 +143,14 @@ func (m *Mechanism) supervised() error {
 		if !g.hasEnded() {
 			return nil
 		}
-		m.takeEnd(g)
+		m.handleEnd(g)
 	}
 	g, err := newGuard(m.cfg.Start, m.lapsed)
 	if err != nil {
 		return fmt.Errorf("start the supervisor: %w", err)
 	}
 	m.guard.Store(g)
-	if m.closed.Load() { // meanwhile
+	if m.closed.Load() { // Close was called meanwhile
 		m.guard.Store(nil)
 		g.close()
 		return errClosed
@@ -160,18 +159,18 @@ func (m *Mechanism) supervised() error {
 		<-g.ended
 		m.calls.Lock()
 		defer m.calls.Unlock()
-		m.takeEnd(g)
+		m.handleEnd(g)
 	}()
 	return nil
 }
 
-// takeEnd puts everything on, because a supervisor has ended before the daemon: nobody would do so
-// at the daemon's death. It needs calls.
-func (m *Mechanism) takeEnd(g *guard) {
-	if m.closed.Load() || m.guard.Load() != g || g.taken {
+// handleEnd resumes everything after a supervisor has ended before the daemon, because nothing would
+// do so at the daemon's death. It needs calls.
+func (m *Mechanism) handleEnd(g *guard) {
+	if m.closed.Load() || m.guard.Load() != g || g.handled {
 		return
 	}
-	g.taken = true
+	g.handled = true
 	m.cfg.Log.Error("the supervisor of nvchannels has ended; what was suspended runs, and is suspended again with another one", log.Mechanism(Name))
 	for _, s := range m.members {
 		s.runAgain()
@@ -179,17 +178,17 @@ func (m *Mechanism) takeEnd(g *guard) {
 	}
 }
 
-// lapsed is called when the supervisor says that it has put everything on.
+// lapsed is called when the supervisor reports that it has resumed everything.
 func (m *Mechanism) lapsed() {
-	go func() { // not in the goroutine that takes the supervisor's answers
+	go func() { // not in the goroutine that receives the supervisor's answers
 		m.calls.Lock()
 		defer m.calls.Unlock()
-		m.takeLapse()
+		m.handleLapse()
 	}()
 }
 
-// takeLapse takes in that the supervisor has put everything on, if it has. It needs calls.
-func (m *Mechanism) takeLapse() {
+// handleLapse resumes everything here too if the supervisor has resumed it. It needs calls.
+func (m *Mechanism) handleLapse() {
 	if g := m.guard.Load(); g == nil || !g.lapse.CompareAndSwap(true, false) {
 		return
 	}
@@ -199,7 +198,7 @@ func (m *Mechanism) takeLapse() {
 	}
 }
 
-// Close ends the supervisor, which puts on what may still be off. It does not wait for calls that
+// Close ends the supervisor, which enables what may still be disabled. It does not wait for calls that
 // hang.
 func (m *Mechanism) Close() error {
 	if m.closed.Swap(true) {
@@ -240,8 +239,8 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 	return one(mechanism.Evidence{Check: "NVIDIA driver", Found: m.cfg.Profile.Version + ", whose structures are those of " + m.cfg.Profile.Tag, OK: true})
 }
 
-// Attach implements mechanism.Mechanism. The process runs on, also if another one has left its
-// channels off.
+// Attach implements mechanism.Mechanism. The process runs, even if another one has left its channels
+// disabled.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
 	p, err := m.cfg.Sys.Open(target)
 	if err != nil {
@@ -261,7 +260,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		if err = m.supervised(); err == nil {
 			err = s.arm()
 		}
-		if err == nil && len(s.armed) > 0 { // what a process that shared the file may have left off
+		if err == nil && len(s.armed) > 0 { // a process that shared the file may have left them disabled
 			err = s.restore(s.armed)
 		}
 		if err != nil {
@@ -282,17 +281,17 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 
 // SuspendAll implements mechanism.Batcher.
 func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
-	return m.suspend(ctx, ours(sessions), func() {})
+	return m.suspend(ctx, toSessions(sessions), func() {})
 }
 
-// suspend calls done for each that it has suspended.
+// suspend calls done for each session that it has suspended.
 func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []error {
 	m.calls.Lock()
 	defer m.calls.Unlock()
 	if g := m.guard.Load(); g != nil && !g.fresh() {
-		_ = g.ask(message{Kind: kindBeat}) // its answer comes behind the news of a lapse; supervised replaces one without answer
+		_ = g.ask(message{Kind: kindBeat}) // the answer follows the report of a lapse; supervised replaces a supervisor that does not answer
 	}
-	m.takeLapse()
+	m.handleLapse()
 	errs := make([]error, len(all))
 	var ready []*session
 	for i, s := range all {
@@ -300,10 +299,10 @@ func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []
 			ready = append(ready, s)
 		}
 	}
-	if !m.several(ready, func(all []*session) error { return m.off(all, hotGap) }) {
+	if !m.several(ready, func(all []*session) error { return m.disable(all, hotGap) }) {
 		for i, s := range all {
 			if errs[i] == nil {
-				errs[i] = s.offAlone()
+				errs[i] = s.disableAlone()
 			}
 		}
 	}
@@ -323,32 +322,31 @@ func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []
 	return errs
 }
 
-// several does something with several sessions by calls for all of them, and reports whether it
-// was done. It needs calls.
+// several calls do for several sessions at once, and reports whether that succeeded. It needs calls.
 func (m *Mechanism) several(all []*session, do func([]*session) error) bool {
 	if len(all) < 2 || m.single {
 		return false
 	}
 	err := do(all)
 	if err != nil {
-		m.cfg.Log.Info("channels of several processes were not set by one call; each is set by a call of its own", log.Err(err))
+		m.cfg.Log.Info("one call for the channels of several processes failed; each process gets a call of its own", log.Err(err))
 		m.single = errors.Is(err, nvrm.NotPermitted)
 	}
 	return err == nil
 }
 
-// off takes every channel of sessions off that is known, or found behind at most so many handles
-// without an object. After an error some may be. It needs calls.
-func (m *Mechanism) off(all []*session, gap int) error {
+// disable disables every channel of sessions that is known, or found after at most gap handles without
+// an object. After an error some may be disabled. It needs calls.
+func (m *Mechanism) disable(all []*session, gap int) error {
 	earlier := m.guard.Load()
 	if err := m.supervised(); err != nil {
 		return err
 	}
-	if earlier != m.guard.Load() { // what the earlier one knew was put on
+	if earlier != m.guard.Load() { // everything that the earlier one knew was resumed
 		return errUnsure
 	}
 	var groups []nvrm.Group
-	off := make([][]nvrm.Channel, len(all))
+	armed := make([][]nvrm.Channel, len(all))
 	for i, s := range all {
 		if s.unsure {
 			return errUnsure
@@ -359,10 +357,10 @@ func (m *Mechanism) off(all []*session, gap int) error {
 		if err := s.arm(); err != nil {
 			return err
 		}
-		off[i] = s.armed
-		born := slices.DeleteFunc(slices.Clone(s.armed), func(c nvrm.Channel) bool { return slices.ContainsFunc(s.off, c.Is) })
-		if len(born) > 0 {
-			groups = append(groups, nvrm.Group{Process: s.process, Channels: born})
+		armed[i] = s.armed
+		added := slices.DeleteFunc(slices.Clone(s.armed), func(c nvrm.Channel) bool { return slices.ContainsFunc(s.disabled, c.Is) })
+		if len(added) > 0 {
+			groups = append(groups, nvrm.Group{Process: s.process, Channels: added})
 		}
 	}
 	err := nvrm.Set(groups, true)
@@ -370,20 +368,20 @@ func (m *Mechanism) off(all []*session, gap int) error {
 		err = errClosed
 	}
 	for i, s := range all {
-		s.off, s.unsure = off[i], err != nil
+		s.disabled, s.unsure = armed[i], err != nil
 	}
 	return err
 }
 
-var errUnsure = errors.New("what is off of a process is not known")
+var errUnsure = errors.New("which channels of a process are disabled is not known")
 
 // ResumeAll implements mechanism.Batcher.
 func (m *Mechanism) ResumeAll(_ context.Context, sessions []mechanism.Session) []error {
 	m.calls.Lock()
 	defer m.calls.Unlock()
-	all := ours(sessions)
+	all := toSessions(sessions)
 	errs := make([]error, len(all))
-	if m.several(all, m.on) {
+	if m.several(all, m.enable) {
 		return errs
 	}
 	for i, s := range all {
@@ -392,25 +390,25 @@ func (m *Mechanism) ResumeAll(_ context.Context, sessions []mechanism.Session) [
 	return errs
 }
 
-// on puts every channel of sessions on. It needs calls.
-func (m *Mechanism) on(all []*session) error {
+// enable enables every channel of sessions. It needs calls.
+func (m *Mechanism) enable(all []*session) error {
 	var groups []nvrm.Group
 	for _, s := range all {
 		if s.closed || s.unsure {
 			return errUnsure
 		}
-		groups = append(groups, nvrm.Group{Process: s.process, Channels: s.off})
+		groups = append(groups, nvrm.Group{Process: s.process, Channels: s.disabled})
 	}
 	if err := nvrm.Set(groups, false); err != nil {
 		return err
 	}
 	for _, s := range all {
-		s.off, s.suspended = nil, false
+		s.disabled, s.suspended = nil, false
 	}
 	return nil
 }
 
-func ours(sessions []mechanism.Session) []*session {
+func toSessions(sessions []mechanism.Session) []*session {
 	own := make([]*session, len(sessions))
 	for i, s := range sessions {
 		own[i] = s.(*session)
@@ -418,7 +416,7 @@ func ours(sessions []mechanism.Session) []*session {
 	return own
 }
 
-// examine examines the processes from time to time.
+// examine examines the processes periodically.
 func (m *Mechanism) examine() {
 	tick := time.NewTimer(idleEvery)
 	defer tick.Stop()

@@ -376,8 +376,8 @@ func TestAnyHistory(t *testing.T) {
 						off, armed                int
 						suspended, unsure, closed bool
 						lost                      error
-					}{len(s.off), len(s.armed), s.suspended, s.unsure, s.closed, s.lost})
-				case errs[n] != nil && got.Off > 0 && !s.unsure && len(s.off) == 0:
+					}{len(s.disabled), len(s.armed), s.suspended, s.unsure, s.closed, s.lost})
+				case errs[n] != nil && got.Off > 0 && !s.unsure && len(s.disabled) == 0:
 					rt.Fatalf("process %d: %v is not known after %v", i, got, errs[n])
 				}
 			}

@@ -9,8 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// search returns a view of a process whose clients were looked for among all handles, unless it is
-// canceled.
+// search returns a view of a process after trying all handles for its clients, unless it is canceled.
 func search(canceled func() error, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process) (*nvrm.View, error) {
 	v := nvrm.NewView(sys, p, profile)
 	for range searchScans {
@@ -27,10 +26,10 @@ func search(canceled func() error, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Pr
 	return v, nil
 }
 
-// restore puts channels of a process on: those that are known, and if some are not there any more, or
-// none are known, all that a search finds and that are mine. It returns nil for a process that has
-// exited.
-func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel, mine func(nvrm.Handle) bool) error {
+// restore enables the known channels of a process. If some of them are gone, or none are known, it
+// also enables all channels that a search finds in clients that are owned. It returns nil for a process
+// that has exited.
+func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel, owned func(nvrm.Handle) bool) error {
 	if len(known) > 0 && nvrm.Set([]nvrm.Group{{Process: p, Channels: known}}, false) == nil {
 		return nil
 	}
@@ -39,7 +38,7 @@ func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Ch
 		v, searchErr := search(func() error { return nil }, sys, profile, p)
 		if searchErr == nil {
 			channels, unknown := v.Channels()
-			channels = slices.DeleteFunc(slices.Clone(channels), func(c nvrm.Channel) bool { return !mine(c.Client) })
+			channels = slices.DeleteFunc(slices.Clone(channels), func(c nvrm.Channel) bool { return !owned(c.Client) })
 			if _, searchErr = nvrm.EnableEach(p, channels); searchErr == nil && (unknown > 0 || !v.Searched()) {
 				searchErr = errors.New("its channels, or their GPUs, are not known")
 			}
@@ -52,11 +51,11 @@ func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Ch
 	return err
 }
 
-// every is for restore: all clients.
+// every reports that any client is owned, for restore.
 func every(nvrm.Handle) bool { return true }
 
-// Undo puts the channels of a process on that an earlier daemon may have left off, and removes the
-// entry. That has no effect on channels that are on.
+// Undo enables the channels of a process that an earlier daemon may have left disabled, and removes
+// the entry. Enabling a channel that is enabled has no effect.
 func (m *Mechanism) Undo(_ context.Context, e mechanism.JournalEntry) error {
 	return m.pauses.Undo(e, func() error {
 		p, err := m.cfg.Sys.Open(e.Target)

@@ -13,26 +13,26 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// session is a process whose channels may be off. It implements mechanism.Watcher. The mechanism's
-// lock guards its fields.
+// session is a process whose channels may be disabled. It implements mechanism.Watcher. The
+// mechanism's lock guards its fields.
 type session struct {
 	m       *Mechanism
 	target  gpreempt.ProcessKey
 	process nvrm.Process
 	events  chan struct{}
 	view    *nvrm.View
-	// looked and full are when the process was examined last, and when by a scan.
+	// looked is the time of the last examination, and full of the last one by a scan.
 	looked, full time.Time
-	total        int // channels, for changed
-	// armed are the channels that the supervisor would put on.
+	total        int // number of channels, for changed
+	// armed are the channels that the supervisor would enable.
 	armed []nvrm.Channel
-	// off are those that are off, each disabled once: the driver counts. unsure is set while some
-	// others of armed may be off, or some of off on.
-	off    []nvrm.Channel
-	unsure bool
-	// suspended: the last Suspend has succeeded, and no Resume since.
+	// disabled are the channels that are disabled, each once, because the driver counts. unsure is
+	// set while other channels of armed may be disabled too, or some of these may be enabled.
+	disabled []nvrm.Channel
+	unsure   bool
+	// suspended is set from a successful Suspend to the next Resume.
 	suspended bool
-	// ran: a suspended process runs. lost is why it cannot be suspended any more.
+	// ran is set when a suspended process runs again. lost is why it can no longer be suspended.
 	ran, changed, closed bool
 	lost                 error
 }
@@ -41,7 +41,7 @@ var _ mechanism.Watcher = (*session)(nil)
 
 var errClosed = errors.New("the mechanism, or the session with the process, has been closed")
 
-// channels returns those to take off.
+// channels returns the channels to disable.
 func (s *session) channels() ([]nvrm.Channel, error) {
 	all, unknown := s.view.Channels()
 	s.changed = s.changed || len(all) != s.total
@@ -51,16 +51,16 @@ func (s *session) channels() ([]nvrm.Channel, error) {
 	}
 	chosen := make([]nvrm.Channel, 0, len(all))
 	for _, c := range all {
-		if (c.Compute || s.m.cfg.CopyEngines) && s.mine(c.Client) {
+		if (c.Compute || s.m.cfg.CopyEngines) && s.owns(c.Client) {
 			chosen = append(chosen, c)
 		}
 	}
 	return chosen, nil
 }
 
-// mine reports whether the channels of a client are set for this process: of those that have its file,
-// after a fork, the oldest.
-func (s *session) mine(client nvrm.Handle) bool {
+// owns reports whether a client belongs to this process. After a fork several processes have its
+// file, and it belongs to the oldest.
+func (s *session) owns(client nvrm.Handle) bool {
 	if owner := s.m.cfg.Owner(client); !owner.IsZero() {
 		return owner == s.target
 	}
@@ -69,19 +69,19 @@ func (s *session) mine(client nvrm.Handle) bool {
 	})
 }
 
-// restore puts channels on, and after a failure all that are the process's.
+// restore enables channels, and after a failure all channels of the process.
 func (s *session) restore(known []nvrm.Channel) error {
-	return restore(s.m.cfg.Sys, s.m.cfg.Profile, s.process, known, s.mine)
+	return restore(s.m.cfg.Sys, s.m.cfg.Profile, s.process, known, s.owns)
 }
 
-// arm has the supervisor know the channels, before any of them is taken off. What is off stays
-// known, also when it cannot be seen any more.
+// arm sends the supervisor the channels before any of them is disabled. Disabled channels stay in its
+// list even if they are no longer found.
 func (s *session) arm() error {
 	all, err := s.channels()
 	if err != nil {
 		return err
 	}
-	for _, c := range s.off {
+	for _, c := range s.disabled {
 		if !slices.ContainsFunc(all, c.Is) {
 			all = append(all, c)
 		}
@@ -113,19 +113,19 @@ func (s *session) ready(ctx context.Context) error {
 	return nil
 }
 
-// offAlone takes every channel of this process off.
-func (s *session) offAlone() error {
+// disableAlone disables every channel of this process.
+func (s *session) disableAlone() error {
 	var err error
 	for try := range 2 {
 		err = nil
 		if s.unsure {
-			err = s.on()
+			err = s.enable()
 		}
-		if err == nil && try > 0 { // a channel was freed, say: the list is another one now
+		if err == nil && try > 0 { // the list may have changed, for example because a channel was freed
 			err = s.scan()
 		}
 		if err == nil {
-			err = s.m.off([]*session{s}, hotGap)
+			err = s.m.disable([]*session{s}, hotGap)
 		}
 		if err == nil || hardware(err) != nil {
 			break
@@ -146,27 +146,27 @@ func hardware(err error) *nvrm.SetError {
 	return nil
 }
 
-// on puts every channel on.
-func (s *session) on() error {
-	known := s.off // after a call that has failed, all that it was for
+// enable enables every channel.
+func (s *session) enable() error {
+	known := s.disabled // after a failed call, all channels of that call
 	if len(known) > 0 {
 		if err := s.restore(known); err != nil {
 			s.unsure = true
 			return err
 		}
 	}
-	s.off, s.unsure, s.suspended = nil, false, false
+	s.disabled, s.unsure, s.suspended = nil, false, false
 	return nil
 }
 
-// failure puts every channel on, and returns the error of an action.
+// failure enables every channel, and returns the error of an action.
 func (s *session) failure(err error) error {
-	undo := s.on()
+	undo := s.enable()
 	if s.process.Exited() || errors.Is(err, mechanism.ErrGone) {
 		return fmt.Errorf("process %d: %w", s.target.PID, mechanism.ErrGone)
 	}
 	if undo != nil {
-		err = errors.Join(err, fmt.Errorf("channels may stay off until gpreemptd resumes the process or ends: %w", undo))
+		err = errors.Join(err, fmt.Errorf("channels may stay disabled until gpreemptd resumes the process or ends: %w", undo))
 	}
 	if set := hardware(err); set != nil {
 		return &mechanism.HardwareError{GPUs: []gpreempt.GPUID{set.GPU}, Err: err}
@@ -178,7 +178,7 @@ func (s *session) resume() error {
 	if s.closed {
 		return errClosed
 	}
-	if err := s.on(); err != nil {
+	if err := s.enable(); err != nil {
 		return s.failure(err)
 	}
 	return nil
@@ -204,7 +204,7 @@ func (s *session) Close() error {
 	if s.closed {
 		return nil
 	}
-	if err := s.on(); err != nil {
+	if err := s.enable(); err != nil {
 		return s.failure(err)
 	}
 	s.release()
@@ -215,18 +215,18 @@ func (s *session) Close() error {
 	return nil
 }
 
-// release has the supervisor and the journal forget a process that runs, or has ended.
+// release makes the supervisor and the journal forget a process that runs or has ended.
 func (s *session) release() {
-	s.suspended, s.unsure, s.off, s.armed = false, false, nil, nil
+	s.suspended, s.unsure, s.disabled, s.armed = false, false, nil, nil
 	if g := s.m.guard.Load(); g != nil && !g.hasEnded() {
 		if err := g.disarm(s.target); err != nil {
-			s.m.cfg.Log.Warn("the supervisor keeps a process that runs", log.Target(s.target), log.Err(err))
+			s.m.cfg.Log.Warn("the supervisor does not forget a process that runs", log.Target(s.target), log.Err(err))
 		}
 	}
 	s.m.pauses.End(s.target)
 }
 
-// examine looks for the end of the process, and for channels that were born.
+// examine looks for the end of the process and for new channels.
 func (s *session) examine() {
 	switch {
 	case s.closed, s.lost != nil:
@@ -246,18 +246,18 @@ func (s *session) examine() {
 			_ = s.arm() // Suspend reports it
 		}
 		return
-	case s.unsure: // the owner suspends it again
+	case s.unsure: // the owner suspends the process again
 		return
 	}
 	if time.Since(s.full) >= fullEvery {
 		err := s.scan()
-		if err == nil && len(s.off) > 0 && len(s.view.Clients()) == 0 && s.on() == nil {
-			s.lose(mechanism.ErrReplaced) // the files were closed: it runs another program, or has ended its use of the GPU
+		if err == nil && len(s.disabled) > 0 && len(s.view.Clients()) == 0 && s.enable() == nil {
+			s.lose(mechanism.ErrReplaced) // its files are closed: it runs another program, or has stopped using the GPU
 			return
 		}
 	}
 	s.looked = time.Now()
-	if err := s.m.off([]*session{s}, gap); err != nil { // the owner suspends it again, and learns why that fails
+	if err := s.m.disable([]*session{s}, gap); err != nil { // the owner suspends the process again, and gets the error
 		s.ran = true
 		s.notify()
 	}
@@ -268,16 +268,17 @@ func (s *session) scan() error {
 	return s.view.Scan()
 }
 
-// lose ends the use of the process. Another one may still have its file, and the channels.
+// lose records why the process can no longer be suspended. Another process may still have its file
+// and channels.
 func (s *session) lose(why error) {
 	for _, o := range s.m.members {
 		if o == s {
 			continue
 		}
 		all, _ := o.view.Channels()
-		left := slices.DeleteFunc(slices.Clone(all), func(c nvrm.Channel) bool { return !slices.ContainsFunc(s.off, c.Is) })
+		left := slices.DeleteFunc(slices.Clone(all), func(c nvrm.Channel) bool { return !slices.ContainsFunc(s.disabled, c.Is) })
 		if _, err := nvrm.EnableEach(o.process, left); err != nil {
-			s.m.cfg.Log.Warn("a process that has the file of one that has exited may stay suspended", log.Target(o.target), log.Err(err))
+			s.m.cfg.Log.Warn("a process that shares a file with one that has exited may stay suspended", log.Target(o.target), log.Err(err))
 		}
 	}
 	s.lost = fmt.Errorf("process %d: %w", s.target.PID, why)
@@ -285,20 +286,20 @@ func (s *session) lose(why error) {
 	s.notify()
 }
 
-// runAgain takes in that nobody holds the process, or that nobody would put it on: it runs until
-// the owner suspends it again.
+// runAgain resumes the process after the supervisor has resumed it or has ended. The owner suspends
+// it again.
 func (s *session) runAgain() {
-	if !s.suspended && !s.unsure && len(s.off) == 0 {
+	if !s.suspended && !s.unsure && len(s.disabled) == 0 {
 		return
 	}
 	s.ran = s.ran || s.suspended
-	if err := s.on(); err != nil {
+	if err := s.enable(); err != nil {
 		s.m.cfg.Log.Error("a process could not be resumed", log.Target(s.target), log.Err(err))
 	}
 	s.notify()
 }
 
-// notify has the owner call Handle.
+// notify makes the owner call Handle.
 func (s *session) notify() {
 	select {
 	case s.events <- struct{}{}:

@@ -24,27 +24,27 @@ const Argument = "nvidia-supervisor"
 const (
 	// BeatEvery is the longest time between two calls of Beat.
 	BeatEvery = 200 * time.Millisecond
-	// silence is how long the daemon may be silent before everything is put on again: with the
-	// calls, less than a second.
+	// silence is how long the daemon may be silent before everything is resumed, which takes less
+	// than a second together with the calls.
 	silence = 700 * time.Millisecond
-	// again is how often that is repeated while the daemon is silent, because a call of a daemon
-	// that hangs may take channels off after it.
+	// again is the time between repetitions while the daemon is silent: a daemon that hangs in a
+	// call may disable channels after the first.
 	again = 200 * time.Millisecond
-	// tries is how often channels are tried to be put on after the daemon's death.
+	// tries is the number of attempts to enable channels after the daemon's death.
 	tries = 50
 )
 
 // socketFD is the descriptor by which the supervisor talks to its daemon.
 const socketFD = 3
 
-// Main is the program of the supervisor: it outlives the daemon, to put on again what that has
-// taken off. It returns the exit status.
+// Main is the program of the supervisor, which outlives the daemon and resumes what the daemon has
+// suspended. It returns the exit status.
 func Main() int {
 	// A terminal and systemd send these to all processes of the daemon. The supervisor ends when
 	// the daemon has.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	unix.CloseOnExec(socketFD)
-	_ = os.WriteFile("/proc/self/comm", []byte("gpreempt-nvsup"), 0) // for people only
+	_ = os.WriteFile("/proc/self/comm", []byte("gpreempt-nvsup"), 0) // only people read the name
 	profile, err := nvrm.ReadProfile(os.DirFS("/"))
 	if err == nil {
 		err = Supervise(socketFD, nvrm.Kernel(), profile)
@@ -56,7 +56,7 @@ func Main() int {
 	return 0
 }
 
-// guarded is a process with channels that may be off.
+// guarded is a process with channels that may be disabled.
 type guarded struct {
 	process  nvrm.Process
 	channels []nvrm.Channel
@@ -71,7 +71,7 @@ type supervisor struct {
 	lapsed  bool
 }
 
-// Supervise serves a daemon on a socket until that closes its end, and puts everything on again then.
+// Supervise serves a daemon on a socket until the daemon closes its end, and then resumes everything.
 func Supervise(fd int, sys nvrm.Sys, profile nvrm.Profile) error {
 	return supervise(fd, sys, profile, silence)
 }
@@ -134,13 +134,13 @@ func (s *supervisor) forget(key gpreempt.ProcessKey) {
 	}
 }
 
-// serve takes a packet.
+// serve receives and answers a packet.
 func (s *supervisor) serve(buf []byte) error {
 	m, descriptors, err := receive(s.fd, buf)
 	if err != nil {
 		return err
 	}
-	if s.lapsed { // before the answer: the daemon knows then
+	if s.lapsed { // before the answer, so that the daemon knows it when it has the answer
 		s.lapsed = false
 		if err := send(s.fd, message{Kind: kindLapsed}, unix.MSG_DONTWAIT); err != nil {
 			return err
@@ -162,8 +162,8 @@ func (s *supervisor) serve(buf []byte) error {
 	return send(s.fd, message{Kind: kindDone, Number: m.Number}, unix.MSG_DONTWAIT)
 }
 
-// enable puts on everything that may be off, all processes at once. With last it forgets those that
-// run then: the next daemon may suspend them.
+// enable enables every channel that may be disabled, all processes at once. With last it forgets
+// the processes that run then, because the next daemon may suspend them.
 func (s *supervisor) enable(last bool) error {
 	keys := slices.Collect(maps.Keys(s.armed))
 	errs := make([]error, len(keys))
@@ -180,7 +180,7 @@ func (s *supervisor) enable(last bool) error {
 	return errors.Join(errs...)
 }
 
-// end puts everything on again after the daemon has ended.
+// end resumes everything after the daemon has ended.
 func (s *supervisor) end() error {
 	err := s.enable(true)
 	for n := 0; err != nil && n < tries; n++ {

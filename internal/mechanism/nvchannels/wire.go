@@ -15,16 +15,16 @@ import (
 
 // Kinds of messages.
 const (
-	// kindArm: the channels are to be put on at the daemon's end or silence. With a pidfd. It
-	// replaces an earlier one of the process.
+	// kindArm, with a pidfd: enable the channels when the daemon ends or is silent. It replaces an
+	// earlier one for the process.
 	kindArm = "arm"
-	// kindDisarm: the process needs that no longer.
+	// kindDisarm: forget the process.
 	kindDisarm = "disarm"
 	// kindBeat: the daemon works.
 	kindBeat = "beat"
-	// kindDone answers arm and disarm.
+	// kindDone answers each message of the daemon.
 	kindDone = "done"
-	// kindLapsed: the daemon was silent, and everything was put on again. From the supervisor.
+	// kindLapsed, from the supervisor: the daemon was silent, and everything was resumed.
 	kindLapsed = "lapsed"
 )
 
@@ -38,7 +38,7 @@ type message struct {
 
 const maxPacket = 128 << 10
 
-// newPair returns two ends of a socket that keeps the bounds of packets.
+// newPair returns the two ends of a socket that preserves packet boundaries.
 func newPair() (daemon, supervisor *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -47,7 +47,7 @@ func newPair() (daemon, supervisor *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "supervisor"), os.NewFile(uintptr(fds[1]), "daemon"), nil
 }
 
-// send sends a packet. It waits for room unless flags have MSG_DONTWAIT.
+// send sends a packet. It waits for room in the socket unless flags contain MSG_DONTWAIT.
 func send(fd int, m message, flags int, descriptors ...int) error {
 	text, err := json.Marshal(m)
 	if err != nil {
@@ -68,7 +68,7 @@ func send(fd int, m message, flags int, descriptors ...int) error {
 	}
 }
 
-// receive receives a packet; io.EOF when the other end has closed.
+// receive receives a packet. It returns io.EOF when the other end has closed.
 func receive(fd int, buf []byte) (m message, descriptors []int, err error) {
 	room := make([]byte, unix.CmsgSpace(4))
 	var n, controlled int

@@ -169,7 +169,7 @@ func (w *world) startNext(socket *os.File) (*os.Process, error) {
 	return nil, nil //nolint:nilnil // it is a goroutine
 }
 
-// lapse is the news that the supervisor has put everything on.
+// lapse is the report that the supervisor has resumed everything.
 func (w *world) lapse() {
 	w.m.guard.Load().lapse.Store(true)
 	w.m.lapsed()
@@ -202,7 +202,7 @@ func (w *world) attachTo(key gpreempt.ProcessKey) mechanism.Watcher {
 	return s.(mechanism.Watcher)
 }
 
-// state are compute channels that are off, of how many, and others that are off.
+// state are the compute channels that are disabled, of how many, and the others that are disabled.
 type state struct{ Off, All, OthersOff int }
 
 func stateOf(p *nvrmtest.Process) state {
