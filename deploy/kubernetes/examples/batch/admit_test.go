@@ -100,7 +100,7 @@ func (m *manager) submit(t *testing.T, j *batchv1.Job) *kueue.Workload {
 	}
 	for i := range all.Items {
 		if all.Items[i].OwnerReferences[0].Name == j.Name {
-			if err := m.queues.AddOrUpdateWorkload(ctrl.Log, &all.Items[i]); err != nil {
+			if err := m.queues.AddOrUpdateWorkload(ctrl.Log, all.Items[i].DeepCopy()); err != nil {
 				t.Fatal(err)
 			}
 			return &all.Items[i]
