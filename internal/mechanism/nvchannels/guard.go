@@ -154,7 +154,7 @@ func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, unix.MSG_DONTWA
 
 // fresh reports whether the supervisor has answered lately, and nothing was silent: it works, and
 // what it has said last still holds.
-func (g *guard) fresh() bool { return time.Since(g.begin)-time.Duration(g.heard.Load()) < silence/2 }
+func (g *guard) fresh() bool { return time.Since(g.begin)-time.Duration(g.heard.Load()) < Silence/2 }
 
 // kill ends a supervisor that does not answer: it would not put anything on. Another one is started
 // in its place.

@@ -24,9 +24,9 @@ const Argument = "nvidia-supervisor"
 const (
 	// BeatEvery is the longest time between two calls of Beat.
 	BeatEvery = 200 * time.Millisecond
-	// silence is how long the daemon may be silent before everything is put on again: with the
+	// Silence is how long the daemon may be silent before everything is put on again: with the
 	// calls, less than a second.
-	silence = 700 * time.Millisecond
+	Silence = 700 * time.Millisecond
 	// again is how often that is repeated while the daemon is silent, because a call of a daemon
 	// that hangs may take channels off after it.
 	again = 200 * time.Millisecond
@@ -47,7 +47,7 @@ func Main() int {
 	_ = os.WriteFile("/proc/self/comm", []byte("gpreempt-nvsup"), 0) // for people only
 	profile, err := nvrm.ReadProfile(os.DirFS("/"))
 	if err == nil {
-		err = Supervise(socketFD, nvrm.Kernel(), profile)
+		err = Supervise(socketFD, nvrm.Kernel(), profile, Silence)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "gpreemptd: %s: %v\n", Argument, err)
@@ -71,12 +71,9 @@ type supervisor struct {
 	lapsed  bool
 }
 
-// Supervise serves a daemon on a socket until that closes its end, and puts everything on again then.
-func Supervise(fd int, sys nvrm.Sys, profile nvrm.Profile) error {
-	return supervise(fd, sys, profile, silence)
-}
-
-func supervise(fd int, sys nvrm.Sys, profile nvrm.Profile, silence time.Duration) error {
+// Supervise serves a daemon on a socket until that closes its end, and puts everything on again then,
+// and after that much silence.
+func Supervise(fd int, sys nvrm.Sys, profile nvrm.Profile, silence time.Duration) error {
 	s := &supervisor{fd: fd, sys: sys, profile: profile, armed: map[gpreempt.ProcessKey]guarded{}}
 	buf := make([]byte, maxPacket)
 	limit := time.Now().Add(silence)
