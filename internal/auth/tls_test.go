@@ -288,8 +288,23 @@ func TestSocketOptionsDetectADeadHost(t *testing.T) {
 
 func TestConnectionEndsWithItsCertificate(t *testing.T) {
 	d := startTLS(t)
-	cert, key := d.ca.Issue(testutil.Valid(-time.Hour, 2*time.Second))
-	server, client := d.enter(d.config(cert, key))
+	var server *tlsConn
+	var client *tls.Conn
+	for valid := 2 * time.Second; server == nil; valid *= 2 { // it may expire before the handshake
+		cert, key := d.ca.Issue(testutil.Valid(-time.Hour, valid))
+		client = d.dial(d.config(cert, key))
+		_ = client.Handshake() // a refusal is seen by the server
+		select {
+		case server = <-d.accepted:
+			t.Cleanup(func() { _ = server.Close() })
+		case err := <-d.refused:
+			if valid > maxWait/4 || !strings.Contains(err.Error(), "expired") {
+				t.Fatal(err)
+			}
+		case <-time.After(maxWait):
+			t.Fatal("no handshake")
+		}
+	}
 	d.awaitEnd(server, "the certificate expired")
 	if _, err := client.Read(make([]byte, 1)); err == nil {
 		t.Error("the client can still read")

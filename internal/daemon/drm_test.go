@@ -26,7 +26,7 @@ func TestProcessWithUserQueuesOfDRMIsNeverCalledQuiet(t *testing.T) {
 		return strings.Contains(target.GetAttachError(), "dbgtrap: DRM_QUEUES: DRM queues: it has user queues of DRM on GPU [63420]")
 	})
 	h.await("it is detached", func() bool { state, _ := job.KFD(); return !state.Enabled })
-	answer, err := c.Online().NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{MaxWait: durationpb.New(10 * time.Second)})
+	answer, err := c.Online().NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(10 * time.Second)})
 	if err != nil || answer.GetQuiesced() || answer.GetReason() != gpreemptv1.QuiesceReason_QUIESCE_REASON_DRM_QUEUES {
 		t.Errorf("announcement: %v, error %v", answer, err)
 	}

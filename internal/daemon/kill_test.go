@@ -145,7 +145,7 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 		go func() { // online work without a pause
 			defer close(working)
 			for first := true; ; {
-				lease, err := c.Acquire(ctx, client.Request{MaxWait: time.Second})
+				lease, err := c.Acquire(ctx, client.Request{TTL: time.Minute, MaxWait: time.Second})
 				if err != nil {
 					return
 				}

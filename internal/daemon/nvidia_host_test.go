@@ -40,7 +40,7 @@ func addNVIDIA(t *testing.T, h *fakeHost, model string) *nvrmtest.Machine {
 			return nil, err
 		}
 		ended := make(chan error, 1)
-		go func() { ended <- nvchannels.Supervise(fd, m.Sys(), profile) }()
+		go func() { ended <- nvchannels.Supervise(fd, m.Sys(), profile, time.Hour) }()
 		t.Cleanup(func() {
 			if err := <-ended; err != nil {
 				t.Error(err)
@@ -116,7 +116,7 @@ func TestLeaseSuspendsProcessesOfBothDrivers(t *testing.T) {
 		return by[amd.PID()] == "dbgtrap" && by[first] == "nvchannels" && by[second] == "nvchannels"
 	})
 
-	lease, err := c.Acquire(t.Context(), client.Request{Label: "chat", MaxWait: 10 * time.Second})
+	lease, err := c.Acquire(t.Context(), client.Request{Label: "chat", TTL: time.Minute, MaxWait: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestLeaseSuspendsProcessesOfBothDrivers(t *testing.T) {
 	for _, p := range jobs {
 		awaitOff(t, p, 0)
 	}
-	if _, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second}); err != nil {
+	if _, err := c.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	stop()

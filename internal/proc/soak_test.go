@@ -46,16 +46,19 @@ func TestSoak(t *testing.T) {
 	before := use(t)
 	s := &soak{}
 	t.Run("storm", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), length)
-		defer cancel()
-		// What fails the test in one of them leaves the others at work.
-		var all sync.WaitGroup
 		var xs []*target
-		for n := range uint64(targets) {
+		for range targets {
 			x := startTarget(t)
 			x.count(countedSignal)
 			x.count(unix.SIGUSR1)
 			xs = append(xs, x)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), length)
+		defer cancel()
+		// What fails the test in one of them leaves the others at work.
+		var all sync.WaitGroup
+		for i, x := range xs {
+			n := uint64(i)
 			all.Go(func() { s.storm(ctx, x, rand.New(rand.NewPCG(seed, n))) })
 			all.Go(func() { s.cycle(ctx, x, rand.New(rand.NewPCG(seed, targets+n))) })
 		}
@@ -82,10 +85,10 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// storm sends signals in bursts and compares the counts after each.
+// storm sends signals in bursts and compares the counts after each, once at least.
 func (s *soak) storm(ctx context.Context, x *target, r *rand.Rand) {
 	var queued, sum, merged, nudged, stops int64
-	for ctx.Err() == nil {
+	for first := true; first || ctx.Err() == nil; first = false {
 		stop := r.IntN(4) == 0
 		if stop {
 			x.signal(unix.SIGSTOP)
@@ -126,11 +129,11 @@ func (s *soak) storm(ctx context.Context, x *target, r *rand.Rand) {
 	s.queued, s.received, s.merged, s.stops = s.queued+queued, s.received+received, s.merged+merged, s.stops+stops
 }
 
-// cycle attaches, runs some closures, and detaches, until ctx ends.
+// cycle attaches, runs some closures, and detaches, until ctx ends, once at least.
 func (s *soak) cycle(ctx context.Context, x *target, r *rand.Rand) {
 	background := context.WithoutCancel(ctx)
 	var attaches, detaches []time.Duration
-	for ctx.Err() == nil {
+	for first := true; first || ctx.Err() == nil; first = false {
 		begun := time.Now()
 		thread, err := Trace(background, x.pid, x.start)
 		if err != nil {

@@ -152,14 +152,14 @@ func TestSuspendTargetAndResumeTarget(t *testing.T) {
 	h := startHost(t)
 	admin := h.admin(t)
 	pid := fmt.Sprint(offline.PID)
-	first, err := admin.SuspendTarget(t.Context(), &gpreemptv1.SuspendTargetRequest{TargetId: pid, Ttl: durationpb.New(time.Second)})
+	first, err := admin.SuspendTarget(t.Context(), &gpreemptv1.SuspendTargetRequest{TargetId: pid, Ttl: durationpb.New(9 * time.Second)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !first.GetQuiesced() || first.GetReason() != gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE || first.GetTiming().GetTotal() == nil {
 		t.Errorf("suspended: %v; want quiet GPUs", first)
 	}
-	second, err := admin.SuspendTarget(t.Context(), &gpreemptv1.SuspendTargetRequest{TargetId: pid, Ttl: durationpb.New(2 * time.Second)})
+	second, err := admin.SuspendTarget(t.Context(), &gpreemptv1.SuspendTargetRequest{TargetId: pid, Ttl: durationpb.New(10 * time.Second)})
 	if err != nil || second.GetLeaseId() != first.GetLeaseId() {
 		t.Errorf("the second call: %v, %v; want the same lease", second, err)
 	}
@@ -172,7 +172,7 @@ func TestSuspendTargetAndResumeTarget(t *testing.T) {
 		t.Errorf("an announcement during the hold: %v, %v; want HOLD", r, err)
 	}
 	if diff := cmp.Diff([]string{
-		by("target suspend 4000001@11 for 1s"), by("target suspend 4000001@11 for 2s"), by("target resume 4000001@11, hold 1m0s"),
+		by("target suspend 4000001@11 for 9s"), by("target suspend 4000001@11 for 10s"), by("target resume 4000001@11, hold 1m0s"),
 	}, h.verbs(t)); diff != "" {
 		t.Errorf("admin events (-want +got):\n%s", diff)
 	}
@@ -181,7 +181,7 @@ func TestSuspendTargetAndResumeTarget(t *testing.T) {
 func TestResumeWaitsForTheTarget(t *testing.T) {
 	h := startHost(t)
 	admin := h.admin(t)
-	if _, err := admin.SuspendTarget(t.Context(), &gpreemptv1.SuspendTargetRequest{TargetId: offline.String(), Ttl: durationpb.New(2 * time.Second)}); err != nil {
+	if _, err := admin.SuspendTarget(t.Context(), &gpreemptv1.SuspendTargetRequest{TargetId: offline.String(), Ttl: durationpb.New(10 * time.Second)}); err != nil {
 		t.Fatal(err)
 	}
 	h.machine.freeze()

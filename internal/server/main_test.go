@@ -223,6 +223,9 @@ const (
 	gpuB gpreempt.GPUID = 200
 )
 
+// defaultTTL is that of the policy: no lease expires because the host is busy.
+const defaultTTL = 30 * time.Second
+
 var (
 	gpus = []gpreempt.GPU{
 		{ID: gpuA, Node: 2, Name: "simulated", BDF: "0000:0a:00.0", RenderMinor: 128, QueueSlots: 24},
@@ -280,6 +283,7 @@ func startOn(tb testing.TB, l net.Listener, opts ...option) *host {
 	}
 	policy := scheduler.DefaultPolicy()
 	policy.ShareFloor, policy.MaxWait, policy.AttachAfter = 0, 10*time.Second, 0
+	policy.DefaultTTL = defaultTTL
 	h.runner = scheduler.NewRunner(scheduler.New(policy.Normalize(), leases), monotonic{time.Now()}, testutil.NewTimer(), h.machine,
 		func(r scheduler.Record) { h.events.Append(time.Now(), r, "") })
 	h.machine.post = h.runner.Post

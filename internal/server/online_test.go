@@ -40,7 +40,7 @@ func TestAnnouncementSuspendsAndCompleteResumes(t *testing.T) {
 	got.Timing = nil
 	if diff := cmp.Diff(&gpreemptv1.NotifyOnlineResponse{
 		LeaseId: "000000000000feed-1", Quiesced: true, Reason: gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE, SuspendedTargets: 1,
-		GpuIds: []uint32{uint32(gpuA)}, Ttl: durationpb.New(time.Second),
+		GpuIds: []uint32{uint32(gpuA)}, Ttl: durationpb.New(defaultTTL),
 	}, got, protocmp.Transform()); diff != "" {
 		t.Errorf("response (-want +got):\n%s", diff)
 	}
@@ -218,7 +218,7 @@ func TestRenewSetsANewTimeToLive(t *testing.T) {
 		t.Errorf("renewed for %v with %v left, want 1m", renewed.GetTtl().AsDuration(), left)
 	}
 	renewed, err = online.Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: r.GetLeaseId()})
-	if err != nil || renewed.GetTtl().AsDuration() != time.Second {
+	if err != nil || renewed.GetTtl().AsDuration() != defaultTTL {
 		t.Errorf("renewed without ttl: %v, %v; want default_ttl", renewed, err)
 	}
 	for _, ttl := range []*durationpb.Duration{durationpb.New(0), durationpb.New(-1), durationpb.New(time.Hour), {Seconds: 1, Nanos: -1}} {

@@ -74,7 +74,7 @@ func TestSessionAnnouncesRenewsAndCompletes(t *testing.T) {
 		t.Errorf("announced: %v; want the offline target suspended, with its timing", a)
 	}
 	r := c.do(&gpreemptv1.SessionRequest{Tag: 8, Frame: &gpreemptv1.SessionRequest_Renew{Renew: &gpreemptv1.RenewRequest{LeaseId: a.GetLeaseId()}}})
-	if got := r.GetRenewed().GetTtl().AsDuration(); got != time.Second {
+	if got := r.GetRenewed().GetTtl().AsDuration(); got != defaultTTL {
 		t.Errorf("renewed for %v, want default_ttl", got)
 	}
 	done := c.do(completeFrame(9, a.GetLeaseId())).GetCompleted()

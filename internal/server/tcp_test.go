@@ -110,7 +110,7 @@ func TestCertificateAnnouncesAndCompletes(t *testing.T) {
 		owner{l.GetClientCertificate(), l.GetLabel(), l.GetClientPid(), l.GetClientUid()}); diff != "" {
 		t.Errorf("lease owner (-want +got):\n%s", diff)
 	}
-	if _, err := c.Online().Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: lease.GetLeaseId(), Ttl: durationpb.New(time.Second)}); err != nil {
+	if _, err := c.Online().Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: lease.GetLeaseId(), Ttl: durationpb.New(time.Minute)}); err != nil {
 		t.Error(err)
 	}
 	done, err := c.Online().Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: lease.GetLeaseId()})
@@ -301,7 +301,7 @@ func TestPlainTCPIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_, err = gpreemptv1.NewOnlineServiceClient(conn).NotifyOnline(ctx, minute(gpuA))
 	if status.Code(err) != codes.Unavailable {

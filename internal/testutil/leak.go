@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -25,9 +26,13 @@ const fdDir = "/proc/self/fd"
 //
 // A failed run keeps its code and is not checked, because tests that stop early leak, and
 // the leaks would hide the failure.
-func VerifyMain(m *testing.M) int { return verifyMain(m, os.Stderr) }
+func VerifyMain(m *testing.M) int { return verifyMain(m, os.Stderr, endTime) }
 
-func verifyMain(m goleak.TestingM, stderr io.Writer) int {
+// endTime is how long goroutines may take to end that are about to: goleak waits for less
+// than half a second, which a busy host exceeds.
+const endTime = 10 * time.Second
+
+func verifyMain(m goleak.TestingM, stderr io.Writer, atMost time.Duration) int {
 	before, err := openFDs()
 	if err != nil {
 		fmt.Fprintf(stderr, "testutil: cannot check for leaked file descriptors: %v\n", err)
@@ -38,7 +43,12 @@ func verifyMain(m goleak.TestingM, stderr io.Writer) int {
 	}
 	// Goroutines first: Find waits for those that are ending, which then close their
 	// descriptors.
-	if err := goleak.Find(); err != nil {
+	late := time.Now().Add(atMost)
+	err = goleak.Find()
+	for err != nil && time.Now().Before(late) {
+		err = goleak.Find()
+	}
+	if err != nil {
 		fmt.Fprintf(stderr, "testutil: goroutines remain after the tests: %v\n", err)
 		return 1
 	}

@@ -25,7 +25,7 @@ func TestCleanRunPasses(t *testing.T) {
 		go close(done)
 		<-done
 		return 0
-	}), &stderr)
+	}), &stderr, 0)
 	if code != 0 || stderr.Len() > 0 {
 		t.Errorf("code %d, message %q; want 0 and none", code, stderr.String())
 	}
@@ -41,7 +41,7 @@ func TestLeakedDescriptorFailsTheRunAndIsNamed(t *testing.T) {
 			t.Error(err)
 		}
 		return 0
-	}), &stderr)
+	}), &stderr, 0)
 	defer file.Close()
 	if code != 1 || !strings.Contains(stderr.String(), leak) {
 		t.Errorf("code %d, message %q; want 1 and the path %s", code, stderr.String(), leak)
@@ -54,7 +54,7 @@ func TestLeakedGoroutineFailsTheRunAndIsNamed(t *testing.T) {
 	code := verifyMain(run(func() int {
 		go leakUntil(stop, stopped)
 		return 0
-	}), &stderr)
+	}), &stderr, 0)
 	close(stop)
 	<-stopped
 	if code != 1 || !strings.Contains(stderr.String(), "leakUntil") {
@@ -69,7 +69,7 @@ func leakUntil(stop <-chan struct{}, stopped chan<- struct{}) {
 
 func TestFailedRunKeepsItsCode(t *testing.T) {
 	var stderr bytes.Buffer
-	if code := verifyMain(run(func() int { return 3 }), &stderr); code != 3 {
+	if code := verifyMain(run(func() int { return 3 }), &stderr, 0); code != 3 {
 		t.Errorf("code %d, want 3", code)
 	}
 }

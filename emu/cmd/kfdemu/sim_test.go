@@ -159,7 +159,7 @@ func TestLeaseSuspendsSimulatedJobsByTheDriversRules(t *testing.T) {
 			w := newWorld(t, Config{Spec: spec, GPUs: 2, Profile: tc.profile})
 			job := w.job()
 			w.runs(job)
-			lease, err := w.client.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second})
+			lease, err := w.client.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second})
 			w.must(err)
 			if !lease.Quiet() || lease.SuspendedTargets() != 1 {
 				t.Errorf("quiet %v, %d targets suspended; want the job suspended", lease.Quiet(), lease.SuspendedTargets())
@@ -176,7 +176,7 @@ func TestLeaseSuspendsSimulatedJobsByTheDriversRules(t *testing.T) {
 func TestJobThatStartsDuringALeaseIsSuspended(t *testing.T) {
 	w := newWorld(t, Config{Profile: "7.2"})
 	w.end(w.job()) // the daemon serves
-	lease, err := w.client.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second})
+	lease, err := w.client.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second})
 	w.must(err)
 	job, err := w.StartJob(Job{Comm: "trainer", Queues: 2, Kernel: gpumodel.Packet{Duration: time.Millisecond, Occupancy: 0.5}})
 	w.must(err)

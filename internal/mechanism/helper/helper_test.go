@@ -194,6 +194,7 @@ func TestEndOfAHelperReleasesItsTargetOnly(t *testing.T) {
 		if err := s.Suspend(t.Context()); err == nil {
 			t.Error("a target without a helper is suspended")
 		}
+		<-s.child.ended
 		f.must("resume", s.Resume(t.Context()))
 		f.must("close", s.Close())
 		f.wantSuspended(other, 1)

