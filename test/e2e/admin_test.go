@@ -76,7 +76,7 @@ func TestGpctlClassifiesAJobNoRuleMatches(t *testing.T) {
 
 	// After the ttl the rules apply again.
 	since = d.revision()
-	d.check(0, "by admin, for 500ms", "target", "classify", target, "offline", "--ttl", "500ms")
+	d.check(0, "by admin, for 5s", "target", "classify", target, "offline", "--ttl", "5s") // suspending takes less
 	d.awaitTarget(pid, since, suspended)
 	d.awaitTarget(pid, since, running)
 	if got := d.target(pid); got.GetClass() != gpreemptv1.Class_CLASS_UNMANAGED || got.GetDecidedBy() != "default" {

@@ -98,7 +98,7 @@ profile: %s
 // An attached process is handed over to the mechanism that an admin chooses, and back.
 func TestChosenMechanismReplacesTheAttachedOne(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
-	d := m.start(unmanaged)
+	d := m.start(strings.Replace(unmanaged, "preset: strict", "preset: strict\n  max_wait: 10s", 1))
 	w := m.serve("--runtime", "--queues", "2", "--duration", "2000")
 	d.eventually("the job is found", func() bool { return d.target(w.PID).GetQueueCount() == 2 })
 	pid := fmt.Sprint(w.PID)
@@ -114,7 +114,7 @@ func TestChosenMechanismReplacesTheAttachedOne(t *testing.T) {
 			t.Fatalf("classify %v: %+v", tc.args, r)
 		}
 		d.eventually("it is held by "+tc.want, func() bool { return d.target(w.PID).GetMechanism() == tc.want })
-		if r := d.ctl("target", "suspend", pid, "--ttl", "1s"); r.Code != 0 || !strings.Contains(r.Out, "is suspended") {
+		if r := d.ctl("target", "suspend", pid, "--ttl", "1m"); r.Code != 0 || !strings.Contains(r.Out, "is suspended") {
 			t.Errorf("by %s: %+v", tc.want, r)
 		}
 		if r := d.ctl("target", "resume", pid); r.Code != 0 {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -368,7 +369,7 @@ func (c *crashes) stop() {
 func (c *crashes) leave() {
 	c.t.Helper()
 	if _, ok := c.announce(); ok {
-		if err := c.reign.Process.Signal(syscall.SIGINT); err != nil {
+		if err := c.reign.Process.Signal(syscall.SIGINT); err != nil && !errors.Is(err, os.ErrProcessDone) { // a fault may have struck
 			c.t.Fatal(err)
 		}
 	}

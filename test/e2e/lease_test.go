@@ -69,14 +69,21 @@ func TestLeaseExpiresAndRenewKeepsItAlive(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()
-	brief := announcement()
-	brief.Ttl = durationpb.New(time.Second)
-	kept, err := d.online.NotifyOnline(t.Context(), brief)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.online.Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: kept.GetLeaseId(), Ttl: durationpb.New(time.Minute)}); err != nil {
-		t.Fatal(err)
+	brief, kept := announcement(), ""
+	for ttl := time.Second; kept == ""; ttl *= 2 {
+		brief.Ttl = durationpb.New(ttl)
+		began := time.Now()
+		lease, err := d.online.NotifyOnline(t.Context(), brief)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = d.online.Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: lease.GetLeaseId(), Ttl: durationpb.New(time.Minute)})
+		switch took := time.Since(began); {
+		case err == nil:
+			kept = lease.GetLeaseId()
+		case took < ttl:
+			t.Fatalf("a lease of %v cannot be renewed after %v: %v", ttl, took, err)
+		} // else it has expired before, on a busy host
 	}
 	// It is announced later with the same time to live, so when it has expired the
 	// other one would have too.
@@ -89,7 +96,7 @@ func TestLeaseExpiresAndRenewKeepsItAlive(t *testing.T) {
 	}
 	d.checkFrozen(pid)
 	since := d.revision()
-	if end := d.complete(kept.GetLeaseId()).GetEnd(); end != gpreemptv1.LeaseEnd_LEASE_END_COMPLETED {
+	if end := d.complete(kept).GetEnd(); end != gpreemptv1.LeaseEnd_LEASE_END_COMPLETED {
 		t.Errorf("the renewed lease ended as %v, want it completed", end)
 	}
 	d.awaitTarget(pid, since, running)

@@ -69,6 +69,7 @@ func TestNamesWithEscapeSequencesReachNeitherTerminalNorLog(t *testing.T) {
 	d.check(0, "", "target", "resume", fmt.Sprint(pid))
 	job.stop()
 	m.gone(d, pid)
+	d.stop() // its log is complete
 
 	// Every line of the log is one object, and as many of the audit log as there
 	// were calls.

@@ -219,12 +219,25 @@ func TestLeaseThatExpiredWhileTheDaemonWasPausedEndsAfterwards(t *testing.T) {
 	d, _ := m.manage(testutil.TempSocketDir(t))
 	d.offlineTarget(job, 2)
 	brief := announcement()
-	brief.Ttl = durationpb.New(time.Second)
-	lease, err := d.online.NotifyOnline(t.Context(), brief)
-	if err != nil || !lease.GetQuiesced() {
-		t.Fatalf("announced: %v, %v", lease, err)
+	var lease *gpreemptv1.NotifyOnlineResponse
+	for ttl := time.Second; ; ttl *= 2 {
+		brief.Ttl = durationpb.New(ttl)
+		began := time.Now()
+		var err error
+		if lease, err = d.online.NotifyOnline(t.Context(), brief); err != nil {
+			t.Fatal(err)
+		}
+		d.freeze(m)
+		if time.Since(began) < ttl {
+			break
+		}
+		d.signal(syscall.SIGCONT) // it may have expired before, on a busy host
+		d.awaitEnd(lease.GetLeaseId())
+		m.awaitEach(job, 2, onGPU)
 	}
-	d.freeze(m)
+	if !lease.GetQuiesced() {
+		t.Fatalf("announced: %v", lease)
+	}
 	m.elapse(brief.GetTtl().AsDuration())
 	m.checkEach(job, 2, offGPU)
 	d.signal(syscall.SIGCONT)
