@@ -160,7 +160,7 @@ func TestAGPUOfNVIDIAThatTheHazardTableDeniesIsNotUsed(t *testing.T) {
 	}
 }
 
-func TestChannelsThatAnEarlierDaemonLeftOffAreOnAfterTheStart(t *testing.T) {
+func TestChannelsThatAnEarlierDaemonLeftDisabledAreEnabledByTheNext(t *testing.T) {
 	h := newFakeHost(t, "6.12", withNVIDIA)
 	m := addNVIDIA(t, h, "NVIDIA H200")
 	key := gpreempt.ProcessKey{PID: 7001, Start: 11}

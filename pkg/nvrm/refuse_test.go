@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-func TestHostsWhereChannelsMustNotBeSetAreRefused(t *testing.T) {
+func TestHostsWhereChannelsMustNotBeDisabledAreRefused(t *testing.T) {
 	type refusal struct{ Why, Remedy string }
 	const (
 		leaveOut = "remove nvchannels from the config key mechanisms"

@@ -87,7 +87,7 @@ func FuzzGPUs(f *testing.F) {
 	})
 }
 
-func TestViewFindsChannelsAndThoseThatAreBornAndFreed(t *testing.T) {
+func TestViewFindsChannelsThatAreCreatedAndFreed(t *testing.T) {
 	m := nvrmtest.New()
 	m.Start(gpreempt.ProcessKey{PID: 99, Start: 1}) // has its own client
 	p := m.Start(key)
@@ -122,7 +122,7 @@ func TestViewFindsChannelsAndThoseThatAreBornAndFreed(t *testing.T) {
 }
 
 // Handles are asked for one by one. All of these channels are born between two of the questions.
-func TestChannelsThatAreBornDuringALookAreFound(t *testing.T) {
+func TestChannelsThatAreCreatedDuringASearchAreFound(t *testing.T) {
 	for at := 1; at < 12; at++ {
 		m := nvrmtest.New()
 		t.Cleanup(m.Close)
@@ -205,7 +205,7 @@ func TestAClientOlderThanTheSearchedHandlesIsFoundByLaterScans(t *testing.T) {
 	}
 }
 
-func TestChannelsAreSetThroughCopiesOfTheProcessOnly(t *testing.T) {
+func TestChannelsAreDisabledThroughCopiesOfTheProcessOnly(t *testing.T) {
 	m := nvrmtest.New()
 	p := m.Start(key)
 	m.Start(gpreempt.ProcessKey{PID: 101, Start: 8})

@@ -84,7 +84,7 @@ func TestCloseDoesNotWaitForACallThatHangs(t *testing.T) {
 	w.nothingIsOff(s)
 }
 
-func TestCloseReturnsWhenTheSupervisorHasPutEverythingOn(t *testing.T) {
+func TestCloseReturnsWhenTheSupervisorHasResumedEverything(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
@@ -262,7 +262,7 @@ func TestTheEndOfTheSupervisorDuringAnExaminationResumes(t *testing.T) {
 	w.nothingIsOff(s)
 }
 
-func TestNewsOfALapseCountsAlsoWhenTheSupervisorHasJustAnswered(t *testing.T) {
+func TestALapseCountsAlsoWhenTheSupervisorHasJustAnswered(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
@@ -293,7 +293,7 @@ func TestAProcessWithTooManyChannelsDisturbsNoOther(t *testing.T) {
 	w.nothingIsOff(s)
 }
 
-func TestASuspendDuringCloseLeavesNothingOff(t *testing.T) {
+func TestASuspendDuringCloseLeavesNothingSuspended(t *testing.T) {
 	w := newWorld(t)
 	w.machine.Start(target)
 	s := w.attach()

@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-func TestAProcessThatClosesOneOfItsFilesIsPutOnWithTheOther(t *testing.T) {
+func TestAProcessThatClosesOneOfItsFilesIsResumedWithTheOther(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	p.OpenFile()
@@ -42,7 +42,7 @@ func TestAProcessThatClosesAllItsFilesIsReplaced(t *testing.T) {
 	w.nothingIsOff(s)
 }
 
-func TestTheChannelsOfAForkedProcessAreSetOnce(t *testing.T) {
+func TestTheChannelsOfAForkedProcessAreDisabledOnce(t *testing.T) {
 	w := newWorld(t)
 	w.m.cfg.Owner = func(nvrm.Handle) gpreempt.ProcessKey { return target }
 	p := w.machine.Start(target)
@@ -92,7 +92,7 @@ func TestUndoFindsAClientAlsoAfterTheHandlesBeganAgain(t *testing.T) {
 	w.nothingIsOff(s)
 }
 
-func TestAProcessWithSeveralClientsIsTakenOffWhole(t *testing.T) {
+func TestAllClientsOfAProcessAreSuspended(t *testing.T) {
 	for name, change := range map[string]func(w *world, p *nvrmtest.Process, s mechanism.Session){
 		"two clients of a file, before": func(_ *world, p *nvrmtest.Process, _ mechanism.Session) { p.AddClient(nvrmtest.FirstFile) },
 		"a file that gets its client later": func(w *world, p *nvrmtest.Process, s mechanism.Session) {
@@ -127,7 +127,7 @@ func TestAProcessWithSeveralClientsIsTakenOffWhole(t *testing.T) {
 	}
 }
 
-func TestAProcessThatFreesAClientIsPutOnWithTheOther(t *testing.T) {
+func TestAProcessThatFreesAClientIsResumedWithTheOther(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	p.AddClient(nvrmtest.FirstFile)
@@ -145,7 +145,7 @@ func TestAProcessThatFreesAClientIsPutOnWithTheOther(t *testing.T) {
 }
 
 // Discovery does not know yet whose the file is.
-func TestProcessesThatShareAFileAreSetOnce(t *testing.T) {
+func TestTheChannelsOfAFileOfTwoProcessesAreDisabledOnce(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	child := p.Fork(other)
@@ -160,7 +160,7 @@ func TestProcessesThatShareAFileAreSetOnce(t *testing.T) {
 	w.nothingIsOff(sessions...)
 }
 
-func TestAChildThatOutlivesItsSuspendedParentIsPutOn(t *testing.T) {
+func TestAChildThatOutlivesItsSuspendedParentIsResumed(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	child := p.Fork(other)
@@ -175,7 +175,7 @@ func TestAChildThatOutlivesItsSuspendedParentIsPutOn(t *testing.T) {
 	w.nothingIsOff(sessions...)
 }
 
-func TestChannelsOfANewClientAreTakenOff(t *testing.T) {
+func TestChannelsOfANewClientAreDisabled(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()

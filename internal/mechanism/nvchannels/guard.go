@@ -22,8 +22,6 @@ const answerTime = 2 * time.Second
 
 // guard is the daemon's side of a supervisor.
 type guard struct {
-	file *os.File
-	fd   int
 	// process is nil for a supervisor that is not a program.
 	process *os.Process
 	// lapsed is called when the supervisor has resumed everything because the daemon was silent. lapse
@@ -37,7 +35,11 @@ type guard struct {
 	// handled is set when the mechanism has handled its end. The mechanism's lock guards it.
 	handled bool
 
-	mu      sync.Mutex // guards what follows
+	mu sync.Mutex // guards what follows
+	// file is the daemon's end of the socket, whose descriptor is fd, or -1 after the supervisor has
+	// ended.
+	file    *os.File
+	fd      int
 	number  uint64
 	waiting map[uint64]chan struct{}
 	// ended is closed when the supervisor has ended.
@@ -74,16 +76,16 @@ func newGuard(start func(*os.File) (*os.Process, error), lapsed func()) (*guard,
 		return nil, errors.Join(err, daemon.Close())
 	}
 	g := &guard{begin: time.Now(), file: daemon, fd: int(daemon.Fd()), process: process, lapsed: lapsed, waiting: map[uint64]chan struct{}{}, ended: make(chan struct{})}
-	go g.listen()
+	go g.listen(g.fd)
 	return g, nil
 }
 
 // listen receives the supervisor's messages until it ends.
-func (g *guard) listen() {
-	defer close(g.ended)
+func (g *guard) listen(fd int) {
+	defer g.end()
 	buf := make([]byte, 4096)
 	for {
-		m, _, err := receive(g.fd, buf)
+		m, _, err := receive(fd, buf)
 		if err != nil {
 			return
 		}
@@ -103,6 +105,15 @@ func (g *guard) listen() {
 	}
 }
 
+// end closes the socket of a supervisor that has ended.
+func (g *guard) end() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_ = g.file.Close() // nothing is lost
+	g.fd = -1
+	close(g.ended)
+}
+
 func (g *guard) hasEnded() bool {
 	select {
 	case <-g.ended:
@@ -119,8 +130,9 @@ func (g *guard) ask(m message, descriptors ...int) error {
 	g.number++
 	m.Number = g.number
 	g.waiting[m.Number] = done
+	err := send(g.fd, m, unix.MSG_DONTWAIT, descriptors...)
 	g.mu.Unlock()
-	if err := send(g.fd, m, unix.MSG_DONTWAIT, descriptors...); err != nil {
+	if err != nil {
 		if errors.Is(err, unix.EAGAIN) { // it does not read
 			g.kill()
 		}
@@ -150,7 +162,11 @@ func (g *guard) disarm(target gpreempt.ProcessKey) error {
 }
 
 // beat sends a beat. It does not block: a full socket contains other beats.
-func (g *guard) beat() { _ = send(g.fd, message{Kind: kindBeat}, unix.MSG_DONTWAIT) }
+func (g *guard) beat() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_ = send(g.fd, message{Kind: kindBeat}, unix.MSG_DONTWAIT)
+}
 
 // fresh reports whether the supervisor has answered so recently that it cannot have resumed anything
 // since.
@@ -159,7 +175,7 @@ func (g *guard) fresh() bool { return time.Since(g.begin)-time.Duration(g.heard.
 // kill ends a supervisor that does not answer, because it would not resume anything. The next
 // action starts another one.
 func (g *guard) kill() {
-	_ = unix.Shutdown(g.fd, unix.SHUT_RDWR)
+	g.shutdown(unix.SHUT_RDWR)
 	if g.process != nil {
 		_ = g.process.Kill() // it may have ended
 	}
@@ -168,12 +184,18 @@ func (g *guard) kill() {
 
 // close makes the supervisor resume everything and end, and waits a second for that.
 func (g *guard) close() {
-	_ = unix.Shutdown(g.fd, unix.SHUT_WR)
+	g.shutdown(unix.SHUT_WR)
 	select {
 	case <-g.ended:
 	case <-time.After(time.Second):
-		_ = unix.Shutdown(g.fd, unix.SHUT_RD)
+		g.shutdown(unix.SHUT_RD)
 		<-g.ended
 	}
-	_ = g.file.Close() // nothing is lost
+}
+
+// shutdown ends one or both directions of the socket.
+func (g *guard) shutdown(how int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_ = unix.Shutdown(g.fd, how) // it fails only after the end
 }

@@ -25,7 +25,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestSuspendTakesComputeChannelsOffAndResumePutsThemOn(t *testing.T) {
+func TestSuspendDisablesComputeChannelsAndResumeEnablesThem(t *testing.T) {
 	for _, copies := range []bool{false, true} {
 		w := newWorld(t)
 		w.m.cfg.CopyEngines = copies
@@ -57,7 +57,7 @@ func TestSuspendTakesComputeChannelsOffAndResumePutsThemOn(t *testing.T) {
 	}
 }
 
-func TestChannelsBornWhileSuspendedAreTakenOff(t *testing.T) {
+func TestChannelsCreatedWhileSuspendedAreDisabled(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
@@ -108,8 +108,8 @@ func TestAProcessKilledWhileSuspendedIsGoneAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestEveryChannelIsOnAgainAfterADeathAtAnyCall ends the daemon before and after each of its calls.
-func TestEveryChannelIsOnAgainAfterADeathAtAnyCall(t *testing.T) {
+// TestEveryChannelIsEnabledAfterADeathAtAnyCall ends the daemon before and after each of its calls.
+func TestEveryChannelIsEnabledAfterADeathAtAnyCall(t *testing.T) {
 	during := func(w *world, s mechanism.Watcher) {
 		for range 2 {
 			if s.Suspend(context.Background()) != nil || s.Resume(context.Background()) != nil {
@@ -150,8 +150,8 @@ func TestEveryChannelIsOnAgainAfterADeathAtAnyCall(t *testing.T) {
 	}
 }
 
-// TestUndoPutsOnWhatTheJournalNames is the death of both, daemon and supervisor.
-func TestUndoPutsOnWhatTheJournalNames(t *testing.T) {
+// TestUndoResumesWhatTheJournalNames is the death of both, daemon and supervisor.
+func TestUndoResumesWhatTheJournalNames(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
@@ -228,7 +228,7 @@ func countSets(m *nvrmtest.Machine, n int, with error) *int {
 	return &count
 }
 
-func TestSeveralProcessesAreSetByOneCall(t *testing.T) {
+func TestSeveralProcessesAreSuspendedByOneCall(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		fail error // of the first call
@@ -268,8 +268,8 @@ func TestSeveralProcessesAreSetByOneCall(t *testing.T) {
 	}
 }
 
-// TestWhatIsOffIsPutOnAlsoWhenDescriptorsRunOut: a look that fails must not forget what is off.
-func TestWhatIsOffIsPutOnAlsoWhenDescriptorsRunOut(t *testing.T) {
+// TestASuspendedProcessIsResumedAlsoWithoutFreeDescriptors: a look that fails must not forget what is off.
+func TestASuspendedProcessIsResumedAlsoWithoutFreeDescriptors(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
@@ -440,9 +440,9 @@ func TestAnyHistory(t *testing.T) {
 	})
 }
 
-// TestASuspensionThatIsMadeAgainIsUndoneByOneResume: the driver counts, and the supervisor's news
+// TestASuspensionThatIsRepeatedIsUndoneByOneResume: the driver counts, and the supervisor's news
 // may come when the channels are off again.
-func TestASuspensionThatIsMadeAgainIsUndoneByOneResume(t *testing.T) {
+func TestASuspensionThatIsRepeatedIsUndoneByOneResume(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()

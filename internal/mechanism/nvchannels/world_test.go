@@ -19,7 +19,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-func TestMain(m *testing.M) { testutil.VerifyMain(m) }
+func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
 var (
 	target = gpreempt.ProcessKey{PID: 4242, Start: 77}
@@ -140,6 +140,11 @@ func newWorld(t testing.TB) *world {
 	t.Cleanup(func() {
 		_ = w.m.Close()
 		w.supervisors.Wait()
+		w.m.calls.Lock()
+		for _, left := range w.m.members { // the kernel does so when a daemon dies
+			left.process.Close()
+		}
+		w.m.calls.Unlock()
 		w.machine.Close()
 	})
 	return w
@@ -181,7 +186,7 @@ func (w *world) lapse() {
 // kill ends the supervisors.
 func (w *world) kill() {
 	if g := w.m.guard.Load(); g != nil {
-		_ = unix.Shutdown(g.fd, unix.SHUT_RDWR)
+		g.shutdown(unix.SHUT_RDWR)
 	}
 }
 
