@@ -39,14 +39,10 @@ func (w *world) nothingIsOff(sessions ...mechanism.Session) {
 	}
 }
 
-// The client is an old one, which a short search would not find again.
-func TestALookThatFailsForgetsNoClient(t *testing.T) {
-	w := newWorld(t)
-	w.machine.Start(target)
-	s := w.attach()
-	w.machine.Assign(100_000)
-	must(t, s.Suspend(t.Context()))
-	failed := false
+// examineWithAFailure is examine, whose first question the driver does not answer. It reports whether
+// there was one.
+func (w *world) examineWithAFailure(s mechanism.Session) (failed bool) {
+	w.t.Helper()
 	w.machine.Before(func(_ int, cmd nvrm.Command) error {
 		if cmd == nvrm.GetHandleInfo && !failed {
 			failed = true
@@ -56,6 +52,17 @@ func TestALookThatFailsForgetsNoClient(t *testing.T) {
 	})
 	w.examine(s)
 	w.machine.Before(nil)
+	return failed
+}
+
+// The client is an old one, which a short search would not find again.
+func TestALookThatFailsForgetsNoClient(t *testing.T) {
+	w := newWorld(t)
+	w.machine.Start(target)
+	s := w.attach()
+	w.machine.Assign(100_000)
+	must(t, s.Suspend(t.Context()))
+	failed := w.examineWithAFailure(s)
 	if _, err := s.Handle(t.Context()); !failed || err != nil {
 		t.Errorf("failed %v, Handle: %v", failed, err)
 	}
@@ -171,7 +178,7 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	w.m.calls.Lock() // nothing of the first daemon runs any more
 	w.die()
 	<-tried
-	for stateOf(p).Off > 0 { // until the supervisor has put it on; the test's timeout ends this
+	for stateOf(p).Off > 0 { // until the supervisor has resumed it; the test's timeout ends this
 		runtime.Gosched()
 	}
 	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal, Start: w.startNext})

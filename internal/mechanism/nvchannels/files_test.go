@@ -214,16 +214,7 @@ func TestAFileThatCannotBeScannedHidesNoOther(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
 	p.OpenFile()
-	failed := false
-	w.machine.Before(func(_ int, cmd nvrm.Command) error { // the first question is about the first file
-		if cmd == nvrm.GetHandleInfo && !failed {
-			failed = true
-			return nvrm.Status(0x51) // NV_ERR_NO_MEMORY
-		}
-		return nil
-	})
-	w.examine(s)
-	w.machine.Before(nil)
+	failed := w.examineWithAFailure(s) // the first question is about the first file
 	if off, all := w.machine.Off(); !failed || off != 16 || all != 16 {
 		t.Errorf("failed %v; %d of %d channels are off", failed, off, all)
 	}

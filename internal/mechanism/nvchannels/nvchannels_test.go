@@ -198,7 +198,7 @@ func TestTheEndOfTheSupervisorResumesAndTheNextSuspendHasAnother(t *testing.T) {
 	first := w.ended
 	must(t, s.Suspend(t.Context()))
 	w.kill()
-	<-first // it puts everything on, too
+	<-first // it resumes everything, too
 	<-s.Events()
 	if running, err := s.Handle(t.Context()); !running || err != nil {
 		t.Errorf("Handle = %v, %v; want that it runs", running, err)
