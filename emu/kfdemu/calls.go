@@ -119,19 +119,30 @@ func (e *Emulator) ioctl(c *served) error {
 	if f == nil {
 		return c.Continue()
 	}
-	defer done()
 	task, end := e.enter(c)
 	if task == nil {
+		done()
 		return nil
 	}
 	defer end()
+	result, errno := e.fileCall(c, f, task)
+	done()
+	err := c.Return(result, errno)
+	if errors.Is(err, seccomp.ErrNotInterrupted) {
+		err = c.Return(0, unix.EINTR) // the signal is pending no longer
+	}
+	return err
+}
+
+// fileCall makes a call with an emulated file.
+func (e *Emulator) fileCall(c *served, f *file, task *Task) (int64, syscall.Errno) {
 	req, arg := uint32(c.Args[1]), c.Args[2]
 	if f.kfd == nil && f.kmap == nil {
 		node, _ := e.tree.RenderNode(f.render) // it was opened
-		return c.Return(0, node.Ioctl(req, arg, task.Space()))
+		return 0, node.Ioctl(req, arg, task.Space())
 	}
 	if f.kfd != nil && req>>8&0xff != 'K' {
-		return c.Return(0, unix.ENOTTY)
+		return 0, unix.ENOTTY
 	}
 	began := time.Now()
 	task.Begin(c.Interrupted, c.waits, c.stepped, func(fd int) (int, error) { return c.AddFD(fd, false) })
@@ -151,11 +162,7 @@ func (e *Emulator) ioctl(c *served) error {
 		Result: result, Errno: errnoName(errno), Took: float64(time.Since(began)) / float64(time.Microsecond), Text: injected,
 	})
 	task.End()
-	err := c.Return(result, errno)
-	if errors.Is(err, seccomp.ErrNotInterrupted) {
-		err = c.Return(0, unix.EINTR) // the signal is pending no longer
-	}
-	return err
+	return result, errno
 }
 
 // driverCall makes a call of the driver, with the faults that match it.
@@ -423,7 +430,7 @@ func (e *Emulator) stat(c *served) error {
 	if f == nil {
 		return c.Continue()
 	}
-	defer done()
+	done() // it needs nothing more of the file
 	task, space := e.caller(c)
 	if task == nil {
 		return nil

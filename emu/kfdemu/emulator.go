@@ -109,9 +109,10 @@ func New(cfg Config) (e *Emulator, err error) {
 		return nil, fmt.Errorf("kfdemu: %w", err)
 	}
 	e = &Emulator{
-		cfg: cfg, began: time.Now(), dir: cfg.Dir, files: newFiles(), gpus: hardware{doorbells: map[uint64]func() error{}}, ending: newEndings(),
+		cfg: cfg, began: time.Now(), dir: cfg.Dir, gpus: hardware{doorbells: map[uint64]func() error{}}, ending: newEndings(),
 		wake: make(chan struct{}, 1), work: make(chan struct{}, 1), over: make(chan struct{}),
 	}
+	e.files = newFiles(&e.ending)
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("kfdemu: %w", err), e.Close())

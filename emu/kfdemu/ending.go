@@ -7,36 +7,37 @@ import (
 )
 
 // endings are the address spaces and files that are being released, and the calls under way
-// that delay that of an address space, of the process itself or about it: a thread that is killed in a call of the
-// driver releases its state there when the call ends. The kernel that asks the supervisor
-// about the call does not wait so long.
+// that delay that: calls of an address space, of the process itself or about it, and calls with a
+// file. A thread that is killed in a call of the driver releases its state there when the call
+// ends. The kernel that asks the supervisor about the call does not wait so long.
 type endings struct {
 	mu sync.Mutex // guards all below
 	// over is closed when the *Space or the *file has been released.
 	over map[any]chan struct{}
-	// calls counts those under way; idle is closed when the last one has ended.
-	calls map[*Space]int
-	idle  map[*Space]chan struct{}
+	// calls counts those under way with a *Space or a *file; idle is closed when the last one
+	// has ended.
+	calls map[any]int
+	idle  map[any]chan struct{}
 }
 
 func newEndings() endings {
-	return endings{over: map[any]chan struct{}{}, calls: map[*Space]int{}, idle: map[*Space]chan struct{}{}}
+	return endings{over: map[any]chan struct{}{}, calls: map[any]int{}, idle: map[any]chan struct{}{}}
 }
 
-// enter records a call. The caller calls end when it has ended.
-func (s *endings) enter(space *Space) (end func()) {
+// enter records a call with a *Space or a *file. The caller calls end when it has ended.
+func (s *endings) enter(with any) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls[space]++
+	s.calls[with]++
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.calls[space]--; s.calls[space] > 0 {
+		if s.calls[with]--; s.calls[with] > 0 {
 			return
 		}
-		delete(s.calls, space)
-		if idle := s.idle[space]; idle != nil {
-			delete(s.idle, space)
+		delete(s.calls, with)
+		if idle := s.idle[with]; idle != nil {
+			delete(s.idle, with)
 			close(idle)
 		}
 	}
@@ -56,15 +57,22 @@ func (s *endings) begin(what any) (over func()) {
 	}
 }
 
-// awaitCalls waits until no call of an address space whose end has begun is under way.
-func (s *endings) awaitCalls(space *Space) {
+// underWay reports whether a call with a *Space or a *file is under way.
+func (s *endings) underWay(with any) bool {
 	s.mu.Lock()
-	if s.calls[space] == 0 {
+	defer s.mu.Unlock()
+	return s.calls[with] > 0
+}
+
+// awaitCalls waits until no call with a *Space or a *file whose end has begun is under way.
+func (s *endings) awaitCalls(with any) {
+	s.mu.Lock()
+	if s.calls[with] == 0 {
 		s.mu.Unlock()
 		return
 	}
 	idle := make(chan struct{})
-	s.idle[space] = idle
+	s.idle[with] = idle
 	s.mu.Unlock()
 	<-idle
 }

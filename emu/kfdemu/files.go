@@ -27,8 +27,6 @@ type file struct {
 	kmap   *driver.KmapFile
 	render uint32
 	fd     int
-	// calls counts those under way, which keep the file open. It is guarded by files.mu.
-	calls int
 	// doorbells are mapped for /dev/kfd: those of each GPU. They stay until the file is
 	// closed and no queue has one of them; both are guarded by files.mu.
 	doorbells [][]byte
@@ -40,14 +38,15 @@ type file struct {
 
 // files are the emulated files that are open.
 type files struct {
-	mu   sync.Mutex
-	byID map[FileID]*file
-	gpus []gpreempt.GPU
+	ending *endings
+	mu     sync.Mutex
+	byID   map[FileID]*file
+	gpus   []gpreempt.GPU
 	// asked counts calls of CREATE_QUEUE.
 	asked uint64
 }
 
-func newFiles() files { return files{byID: map[FileID]*file{}} }
+func newFiles(ending *endings) files { return files{ending: ending, byID: map[FileID]*file{}} }
 
 // The layout of the memory file of /dev/kfd: the doorbells of one GPU after another, then
 // the page of events, then those with registers. A memory file cannot have the driver's own
@@ -149,16 +148,17 @@ func (f *file) open() bool {
 	return err != nil || lock.Type != unix.F_UNLCK
 }
 
-// takeClosed forgets the files that no process has open and no call uses, and returns
-// them.
+// takeClosed forgets the files that no process has open, and returns them. It leaves one that a
+// living process closed during a call, which may last.
 func (s *files) takeClosed() (all []*file) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, f := range s.byID {
-		if f.calls == 0 && !f.open() {
-			delete(s.byID, id)
-			all = append(all, f)
+		if f.open() || s.ending.underWay(f) && f.space.Alive() {
+			continue
 		}
+		delete(s.byID, id)
+		all = append(all, f)
 	}
 	return all
 }
@@ -207,8 +207,9 @@ func (s *files) of(space *Space) []*file {
 	return all
 }
 
-// behind finds the file behind a thread's descriptor, nil if it is not emulated. It stays open
-// until the caller calls done.
+// behind finds the file behind a thread's descriptor for a call, nil if it is not emulated. The
+// caller calls done when the call has ended, before it is answered: after the answer the program
+// may close the file, and the next open must find it released.
 func (s *files) behind(tid int32, fd uint64) (f *file, done func()) {
 	id, err := FileIDAt(tid, fd)
 	if err != nil {
@@ -219,12 +220,7 @@ func (s *files) behind(tid int32, fd uint64) (f *file, done func()) {
 	if f = s.byID[id]; f == nil {
 		return nil, nil
 	}
-	f.calls++
-	return f, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		f.calls--
-	}
+	return f, s.ending.enter(f)
 }
 
 // creates records a CREATE_QUEUE that uses a file: the process will map the doorbell by

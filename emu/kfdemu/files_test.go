@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -121,5 +122,37 @@ func TestCallKeepsItsFileOpen(t *testing.T) {
 	<-closed
 	if n := e.opened(); n != 0 {
 		t.Errorf("%d files are open after the call", n)
+	}
+}
+
+// The file of a process that was killed in a call is taken at once, so that an open waits until
+// the call has ended and the file is released. That of a living process is taken after the call.
+func TestFileOfADeadCallerIsTakenDuringTheCall(t *testing.T) {
+	h, _ := newHost(t)
+	c := startProgram(t, nil)
+	ending := newEndings()
+	s := newFiles(&ending)
+	f := &file{space: taskOf(t, h, c.pid).Space(), render: 128}
+	program, err := s.add(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, done := s.behind(int32(os.Getpid()), uint64(program))
+	if found != f {
+		t.Fatalf("found %v behind the descriptor, want %v", found, f)
+	}
+	if err := unix.Close(program); err != nil {
+		t.Fatal(err)
+	}
+	if taken := s.takeClosed(); len(taken) > 0 {
+		t.Errorf("took %v from a living process in a call", taken)
+	}
+	c.kill()
+	if taken := s.takeClosed(); !slices.Equal(taken, []*file{f}) {
+		t.Errorf("took %v after the caller's death, want %v", taken, f)
+	}
+	done()
+	if err := s.remove(f); err != nil {
+		t.Error(err)
 	}
 }

@@ -267,6 +267,7 @@ func (e *Emulator) sweep() {
 		e.workers.Go(func() {
 			defer over()
 			e.ending.awaitOne(f.space)
+			e.ending.awaitCalls(f)
 			f.release(e.driver)
 			e.driver.Work()
 			e.trouble("close an emulated file", e.files.remove(f))
