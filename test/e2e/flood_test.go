@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -36,14 +37,15 @@ access:
   admin_groups: []
 `
 
-// startForStrangers starts a daemon whose socket the stranger can reach.
-func startForStrangers(t *testing.T) *daemon {
+// startForStrangers starts a daemon whose socket the stranger can reach. Its config may have more
+// sections.
+func startForStrangers(t *testing.T, more ...string) *daemon {
 	t.Helper()
 	dir := testutil.TempSocketDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return startIn(t, dir, forStrangers)
+	return startIn(t, dir, forStrangers+strings.Join(more, ""))
 }
 
 // asStranger has a command run as another user than the test's, if it can.
