@@ -58,13 +58,13 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		}
 		if outcome.Errno = fault.Errno; outcome.Errno != 0 {
 			// The queues stay where they are.
-			time.AfterFunc(fault.Delay, func() { reportStep(errnoName(fault.Errno)); end(nil) })
+			e.later(fault, func() { reportStep(errnoName(fault.Errno)); end(nil) })
 			return outcome
 		}
 	}
 	done := func(m *gpumodel.Machine) {
-		if fault != nil && fault.Delay > 0 {
-			time.AfterFunc(fault.Delay, func() { reportStep(""); end(nil) })
+		if fault != nil && (fault.Delay > 0 || fault.Until != nil) {
+			e.later(fault, func() { reportStep(""); end(nil) })
 			return
 		}
 		reportStep("")
@@ -75,6 +75,18 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		done(nil)
 	}
 	return outcome
+}
+
+// later calls fn when a step has lasted as long as its fault says.
+func (e *Emulator) later(fault *Fault, fn func()) {
+	if fault.Until == nil {
+		time.AfterFunc(fault.Delay, fn)
+		return
+	}
+	go func() {
+		<-fault.Until
+		fn()
+	}()
 }
 
 // queue adds a queue to the hardware and the engine, or removes it.
