@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -31,27 +30,18 @@ func swinging(t *testing.T) (program string) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(strings.TrimSpace(string(root)), "src/time/time.go")
-	text, err := os.ReadFile(file)
+	const now = "sec, nsec, mono := runtimeNow()\n"
+	patient, err := patience()
 	if err != nil {
 		t.Fatal(err)
-	}
-	const now = "sec, nsec, mono := runtimeNow()\n"
-	if strings.Count(string(text), now) != 1 {
-		t.Fatalf("time.Now in %s is not what this test changes; it is due for a look", file)
 	}
 	dir := t.TempDir()
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{file: filepath.Join(dir, "time.go")}})
+	changes, err := overlay(dir, patient, change{file, now, now + "\tsec += [...]int64{0, 31e6, -31e6}[mono/1e8%3]\n"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	changed := strings.Replace(string(text), now, now+"\tsec += [...]int64{0, 31e6, -31e6}[mono/1e8%3]\n", 1)
-	for name, text := range map[string]string{"time.go": changed, "overlay.json": string(overlay)} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	program = filepath.Join(dir, "gpreemptd")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, "../../cmd/gpreemptd")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", changes, "-o", program, "../../cmd/gpreemptd")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

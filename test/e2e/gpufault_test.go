@@ -249,6 +249,7 @@ func TestHangingSuspensionIsReportedAndUndone(t *testing.T) {
 		t.Run(fmt.Sprint("GPU ", bad), func(t *testing.T) {
 			t.Parallel()
 			m := emulate(t, kfdemu.Config{GPUs: 2})
+			m.gpreemptd = gpreemptd // with its 2 s
 			wellGPU, illGPU := m.gpuFlag(1-bad), m.gpuFlag(bad)
 			bad, good := m.GPUs()[bad].ID, m.GPUs()[1-bad].ID
 			well := m.work("--gpus", wellGPU, "--queues", "2", "--duration", "500", "--runtime")
