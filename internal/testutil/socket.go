@@ -3,7 +3,10 @@ package testutil
 import (
 	"net"
 	"os"
+	"strconv"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxSocketDir is the longest directory that leaves room for a name in a unix
@@ -32,15 +35,27 @@ func TempSocketDir(tb testing.TB) string {
 	return dir
 }
 
-// FreeAddress returns an unused address of the loopback interface, for servers that do not
-// accept a listener.
+// FreeAddress returns an address of the loopback interface for servers that do not accept a
+// listener. Until the test ends the kernel gives its port to nobody who does not ask for it by
+// number: a socket here is bound to it, and servers that set SO_REUSEADDR, as those in Go do, can
+// listen there nevertheless.
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(tb.Context(), "tcp", "127.0.0.1:0")
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		tb.Fatalf("find a free address: %v", err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	tb.Cleanup(func() { _ = unix.Close(fd) })
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err != nil {
+		tb.Fatalf("find a free address: %v", err)
+	}
+	bound, err := unix.Getsockname(fd)
+	if err != nil {
+		tb.Fatalf("find a free address: %v", err)
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(bound.(*unix.SockaddrInet4).Port))
 }
