@@ -256,6 +256,10 @@ func (e *Emulator) followHost() {
 	}
 }
 
+// WriteDebugfs updates the files in debugfs to the hardware, for a test that compares them with it:
+// otherwise they are as old as the periods above, or older on a busy host.
+func (e *Emulator) WriteDebugfs() error { return e.tree.Debugfs() }
+
 // sweep finds address spaces that have ended and files that nobody has open, and releases
 // them. It does not wait for that, since the driver may have to wait for the hardware. A
 // process ends, or executes a program, before its files are closed: so files are looked at

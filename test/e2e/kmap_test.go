@@ -19,6 +19,9 @@ const withKmap = "mechanisms: [kmap, dbgtrap]\n"
 // a program of the machine reads it (CP_HQD_ACTIVE).
 func (m *emulated) live() (n int) {
 	m.t.Helper()
+	if err := m.WriteDebugfs(); err != nil {
+		m.t.Fatal(err)
+	}
 	text, err := m.Command(m.t.Context(), "cat", "/"+debugfs.HQDs).Output()
 	if err != nil {
 		m.t.Fatal(err)
