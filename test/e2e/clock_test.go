@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -54,19 +52,8 @@ func TestWallClockThatJumpsByYearsChangesNoDuration(t *testing.T) {
 	program := swinging(t)
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
-	dir := testutil.TempSocketDir(t)
-	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer systemd.Close()
-	d := prepare(t, dir, atOnce, onHost)
-	d.process = m.Command(context.Background(), program, "serve", "--socket", d.socket, "--config", d.config)
-	d.process.Env = environment("RUNTIME_DIRECTORY="+dir, "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
-	d.process.Stderr = d.log
-	d.run()
-	d.awaitServing()
-	d.events = watchEvents(t, d.admin)
+	m.gpreemptd = program
+	d, systemd := m.manage(testutil.TempSocketDir(t))
 	d.offlineTarget(job, 2)
 
 	const late = 20 * time.Second // on a busy host; a year would be wrong
@@ -74,12 +61,7 @@ func TestWallClockThatJumpsByYearsChangesNoDuration(t *testing.T) {
 	long := d.announce(t.Context())
 	m.checkFrozen(job)
 	for began := time.Now(); time.Since(began) < 3*time.Second; {
-		if err := systemd.SetReadDeadline(time.Now().Add(late)); err != nil { // fed every second
-			t.Fatal(err)
-		}
-		if _, err := systemd.Read(make([]byte, 256)); err != nil {
-			t.Fatalf("the watchdog is not fed: %v", err)
-		}
+		systemd.awaitBeat()
 	}
 	m.checkFrozen(job)
 	if _, err := d.online.Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: long.GetLeaseId(), Ttl: durationpb.New(time.Minute)}); err != nil {
