@@ -20,30 +20,13 @@ import (
 // leave CLOCK_REALTIME alone, and the vDSO is no system call.
 func swinging(t *testing.T) (program string) {
 	t.Helper()
-	if raceDetector {
-		t.Skip("a gpreemptd of its own is built without the race detector: make e2e does")
-	}
 	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(strings.TrimSpace(string(root)), "src/time/time.go")
 	const now = "sec, nsec, mono := runtimeNow()\n"
-	patient, err := patience()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	changes, err := overlay(dir, patient, change{file, now, now + "\tsec += [...]int64{0, 31e6, -31e6}[mono/1e8%3]\n"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	program = filepath.Join(dir, "gpreemptd")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", changes, "-o", program, "../../cmd/gpreemptd")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return program
+	return changed(t, change{file, now, now + "\tsec += [...]int64{0, 31e6, -31e6}[mono/1e8%3]\n"})
 }
 
 // Leases, waits, overrides, rate limits and the watchdog last as long as they should by

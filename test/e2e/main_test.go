@@ -157,3 +157,26 @@ func overlay(dir string, changes ...change) (file string, err error) {
 	file = filepath.Join(dir, "overlay.json")
 	return file, os.WriteFile(file, text, 0o600)
 }
+
+// changed builds a patientDaemon with more changes.
+func changed(t *testing.T, changes ...change) (program string) {
+	t.Helper()
+	if raceDetector {
+		t.Skip("a gpreemptd of its own is built without the race detector: make e2e does")
+	}
+	patient, err := patience()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file, err := overlay(dir, append(changes, patient)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program = filepath.Join(dir, "gpreemptd")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", file, "-o", program, "../../cmd/gpreemptd")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
