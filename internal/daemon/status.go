@@ -35,7 +35,7 @@ func (d *daemon) beat() {
 		d.reported.log(d.logs.Changes(), d.listWarnings())
 		state += "\nSTATUS=" + d.status()
 	}
-	// If systemd has no room for it, it has not read what it was told before, and the next beat is
+	// If systemd has no room for it, it has not read the messages before, and the next beat is
 	// soon. Leases must not wait for it.
 	if err := notify(state, 10*time.Millisecond); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		d.log.Warn("cannot notify systemd", log.State(state), log.Err(err))

@@ -4,9 +4,8 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // maxSocketDir is the longest directory that leaves room for a name in a unix
@@ -36,26 +35,26 @@ func TempSocketDir(tb testing.TB) string {
 }
 
 // FreeAddress returns an address of the loopback interface for servers that do not accept a
-// listener. Until the test ends the kernel gives its port to nobody who does not ask for it by
+// listener. Until the test ends the kernel assigns its port to nobody who does not ask for it by
 // number: a socket here is bound to it, and servers that set SO_REUSEADDR, as those in Go do, can
 // listen there nevertheless.
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		tb.Fatalf("find a free address: %v", err)
 	}
-	tb.Cleanup(func() { _ = unix.Close(fd) })
-	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	tb.Cleanup(func() { _ = syscall.Close(fd) })
+	err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
 	if err == nil {
-		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
 	}
 	if err != nil {
 		tb.Fatalf("find a free address: %v", err)
 	}
-	bound, err := unix.Getsockname(fd)
+	bound, err := syscall.Getsockname(fd)
 	if err != nil {
 		tb.Fatalf("find a free address: %v", err)
 	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(bound.(*unix.SockaddrInet4).Port))
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(bound.(*syscall.SockaddrInet4).Port))
 }

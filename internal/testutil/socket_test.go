@@ -10,7 +10,7 @@ import (
 )
 
 // A free address stays free until a server listens there, again and again.
-func TestFreeAddressIsGivenToNobodyElse(t *testing.T) {
+func TestFreeAddressIsAssignedToNobodyElse(t *testing.T) {
 	address := FreeAddress(t)
 	for range 2 {
 		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
@@ -39,7 +39,7 @@ func TestFreeAddressIsGivenToNobodyElse(t *testing.T) {
 	}
 	// The kernel may choose this port only.
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, port<<16|port); err != nil {
-		t.Skip("the kernel cannot be told which ports to choose from:", err)
+		t.Skip("the ports that the kernel chooses from cannot be limited:", err)
 	}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("the kernel chose the port for a server: %v", err)

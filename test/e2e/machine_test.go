@@ -60,7 +60,7 @@ func emulate(t *testing.T, cfg kfdemu.Config) *emulated {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
-	m := &emulated{t: t, gpreemptd: patientDaemon}
+	m := &emulated{t: t, gpreemptd: busyHostDaemon}
 	m.log.next = make(chan struct{})
 	if cfg.Machine == "" && cfg.Spec.Name == "" {
 		cfg.Machine = "mi300x"

@@ -25,9 +25,9 @@ import (
 // the tests where another user can run it.
 var gpreemptd, gpctl, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
-// patientDaemon is gpreemptd with another scheduler.StuckAfter: a driver that is part of the test
+// busyHostDaemon is gpreemptd with another scheduler.StuckAfter: a driver that is part of the test
 // stands still when the test's process does, and the daemon cannot tell that from a GPU that hangs.
-var patientDaemon string
+var busyHostDaemon string
 
 // TestMain runs the tests, or is one of the processes they start.
 func TestMain(m *testing.M) {
@@ -96,18 +96,18 @@ func build(dir string) error {
 	if racing() {
 		args = append(args, "-race")
 	}
-	patient, err := patience()
+	waits, err := busyHost()
 	if err != nil {
 		return err
 	}
-	patiently, err := overlay(dir, patient)
+	busy, err := overlay(dir, waits)
 	if err != nil {
 		return err
 	}
 	// The programs that stand for others' are built as those are: without the detector.
 	for _, args := range [][]string{
 		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl"),
-		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "patient")+string(filepath.Separator)), "-overlay", patiently, "../../cmd/gpreemptd"),
+		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "busy")+string(filepath.Separator)), "-overlay", busy, "../../cmd/gpreemptd"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "sim")+string(filepath.Separator)), "../../emu/cmd/kfdemu"), // runs the daemon, too
 		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu"},
 	} {
@@ -121,11 +121,11 @@ func build(dir string) error {
 // setBinaries sets the paths of what build has put into dir.
 func setBinaries(dir string) {
 	gpreemptd, gpctl, kfdemuBinary, simBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
-	trainBinary, patientDaemon = filepath.Join(dir, "train"), filepath.Join(dir, "patient", "gpreemptd")
+	trainBinary, busyHostDaemon = filepath.Join(dir, "train"), filepath.Join(dir, "busy", "gpreemptd")
 }
 
-// patience is what patientDaemon has changed.
-func patience() (change, error) {
+// busyHost is what busyHostDaemon has changed.
+func busyHost() (change, error) {
 	file, err := filepath.Abs("../../pkg/scheduler/core.go")
 	return change{file, "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"}, err
 }
@@ -158,18 +158,18 @@ func overlay(dir string, changes ...change) (file string, err error) {
 	return file, os.WriteFile(file, text, 0o600)
 }
 
-// changed builds a patientDaemon with more changes.
+// changed builds a busyHostDaemon with more changes.
 func changed(t *testing.T, changes ...change) (program string) {
 	t.Helper()
 	if raceDetector {
 		t.Skip("a gpreemptd of its own is built without the race detector: make e2e does")
 	}
-	patient, err := patience()
+	waits, err := busyHost()
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	file, err := overlay(dir, append(changes, patient)...)
+	file, err := overlay(dir, append(changes, waits)...)
 	if err != nil {
 		t.Fatal(err)
 	}
