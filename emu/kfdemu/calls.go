@@ -351,7 +351,13 @@ func (e *Emulator) open(c *served) error {
 	if errno != 0 {
 		return c.Return(0, errno)
 	}
-	return errors.Join(c.ReturnFD(program, flags&unix.O_CLOEXEC != 0), unix.Close(program))
+	// Closed before the answer: after it the program may close the file, and the next open must
+	// find it released.
+	fd, err := c.AddFD(program, flags&unix.O_CLOEXEC != 0)
+	if err = errors.Join(err, unix.Close(program)); err != nil {
+		return err
+	}
+	return c.Return(int64(fd), 0)
 }
 
 func (e *Emulator) openDevice(c *served, kind device, f *file, task *Task) syscall.Errno {

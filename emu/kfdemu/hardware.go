@@ -58,13 +58,13 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		}
 		if outcome.Errno = fault.Errno; outcome.Errno != 0 {
 			// The queues stay where they are.
-			time.AfterFunc(fault.Delay, func() { reportStep(errnoName(fault.Errno)); end(nil) })
+			e.later(fault, func() { reportStep(errnoName(fault.Errno)); end(nil) })
 			return outcome
 		}
 	}
 	done := func(m *gpumodel.Machine) {
-		if fault != nil && fault.Delay > 0 {
-			time.AfterFunc(fault.Delay, func() { reportStep(""); end(nil) })
+		if fault != nil && (fault.Delay > 0 || fault.Until != nil) {
+			e.later(fault, func() { reportStep(""); end(nil) })
 			return
 		}
 		reportStep("")
@@ -75,6 +75,18 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		done(nil)
 	}
 	return outcome
+}
+
+// later calls fn when a step has lasted as long as its fault says.
+func (e *Emulator) later(fault *Fault, fn func()) {
+	if fault.Until == nil {
+		time.AfterFunc(fault.Delay, fn)
+		return
+	}
+	go func() {
+		<-fault.Until
+		fn()
+	}()
 }
 
 // queue adds a queue to the hardware and the engine, or removes it.
@@ -243,6 +255,10 @@ func (e *Emulator) followHost() {
 		}
 	}
 }
+
+// WriteDebugfs updates the files in debugfs to the hardware, for a test that compares them with it:
+// otherwise they are as old as the periods above, or older on a busy host.
+func (e *Emulator) WriteDebugfs() error { return e.tree.Debugfs() }
 
 // sweep finds address spaces that have ended and files that nobody has open, and releases
 // them. It does not wait for that, since the driver may have to wait for the hardware. A

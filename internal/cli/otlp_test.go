@@ -212,12 +212,7 @@ func TestLossIsReportedUntilItIsOver(t *testing.T) {
 // end of the exporter.
 func TestADeadCollectorCostsSpansOnly(t *testing.T) {
 	silent := listen(t, "tcp", "127.0.0.1:0") // accepts connections and never answers
-	dead := listen(t, "tcp", "127.0.0.1:0")
-	nobody := dead.Addr().String()
-	if err := dead.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for name, address := range map[string]string{"nobody": nobody, "silent": silent.Addr().String()} {
+	for name, address := range map[string]string{"nobody": testutil.FreeAddress(t), "silent": silent.Addr().String()} {
 		t.Run(name, func(t *testing.T) {
 			d := newDaemon()
 			f := follow(t, d, address)

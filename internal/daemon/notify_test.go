@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"bytes"
+	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
@@ -41,4 +44,34 @@ func notifySocket(tb testing.TB) (ready <-chan struct{}) {
 		<-ended
 	})
 	return all
+}
+
+// A systemd that does not read does not hold up the daemon: its leases, its watchdog's beats
+// among them, and its end.
+func TestSystemdThatDoesNotReadIsNotWaitedFor(t *testing.T) {
+	path := filepath.Join(testutil.TempSocketDir(t), "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	t.Setenv("NOTIFY_SOCKET", path)
+	sent := 0
+	for err == nil { // the kernel keeps a number of messages, or of bytes
+		if err = notify("WATCHDOG=1", time.Second); err == nil {
+			sent++
+		}
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("message %d: %v, want a time-out", sent+1, err)
+	}
+	state := make([]byte, 100)
+	for range sent {
+		if n, err := conn.Read(state); err != nil || string(state[:n]) != "WATCHDOG=1" {
+			t.Errorf("read %q: %v", state[:n], err)
+		}
+	}
+	if err := notify("STOPPING=1", notifyTime); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
 }

@@ -1,7 +1,10 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
+	"net"
+	"os"
 	"strings"
 	"time"
 
@@ -32,14 +35,37 @@ func (d *daemon) beat() {
 		d.reported.log(d.logs.Changes(), d.listWarnings())
 		state += "\nSTATUS=" + d.status()
 	}
-	d.notify(state)
+	// If systemd has no room for it, it has not read the messages before, and the next beat is
+	// soon. Leases must not wait for it.
+	if err := notify(state, 10*time.Millisecond); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		d.log.Warn("cannot notify systemd", log.State(state), log.Err(err))
+	}
 }
+
+// notifyTime bounds the wait for a systemd that does not read, for a state that is not repeated.
+const notifyTime = 5 * time.Second
 
 // notify sends a state to systemd. An error is only logged.
 func (d *daemon) notify(state string) {
-	if _, err := systemd.SdNotify(false, state); err != nil {
+	if err := notify(state, notifyTime); err != nil {
 		d.log.Warn("cannot notify systemd", log.State(state), log.Err(err))
 	}
+}
+
+// notify is systemd.SdNotify, which would wait for room in the socket without a bound.
+func notify(state string, atMost time.Duration) error {
+	name := os.Getenv("NOTIFY_SOCKET")
+	if name == "" {
+		return nil
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		return err
+	}
+	if err = conn.SetWriteDeadline(time.Now().Add(atMost)); err == nil {
+		_, err = conn.Write([]byte(state))
+	}
+	return errors.Join(err, conn.Close())
 }
 
 // status returns the text of systemctl status. The name of the backend shows whether the

@@ -75,10 +75,13 @@ func (q *queue) pass(line []byte) {
 // Close waits until the queued lines are written, at most flushTime.
 func (q *queue) Close() {
 	close(q.stop)
-	timeout := time.NewTimer(flushTime)
-	defer timeout.Stop()
-	select {
-	case <-q.done:
-	case <-timeout.C:
+	for range 2 { // a process that stalled meanwhile has half of the time afterwards
+		timeout := time.NewTimer(flushTime / 2)
+		defer timeout.Stop()
+		select {
+		case <-q.done:
+			return
+		case <-timeout.C:
+		}
 	}
 }

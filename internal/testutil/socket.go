@@ -3,6 +3,8 @@ package testutil
 import (
 	"net"
 	"os"
+	"strconv"
+	"syscall"
 	"testing"
 )
 
@@ -32,15 +34,27 @@ func TempSocketDir(tb testing.TB) string {
 	return dir
 }
 
-// FreeAddress returns an unused address of the loopback interface, for servers that do not
-// accept a listener.
+// FreeAddress returns an address of the loopback interface for servers that do not accept a
+// listener. Until the test ends the kernel assigns its port to nobody who does not ask for it by
+// number: a socket here is bound to it, and servers that set SO_REUSEADDR, as those in Go do, can
+// listen there nevertheless.
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(tb.Context(), "tcp", "127.0.0.1:0")
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		tb.Fatalf("find a free address: %v", err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	tb.Cleanup(func() { _ = syscall.Close(fd) })
+	err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+	if err == nil {
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err != nil {
+		tb.Fatalf("find a free address: %v", err)
+	}
+	bound, err := syscall.Getsockname(fd)
+	if err != nil {
+		tb.Fatalf("find a free address: %v", err)
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(bound.(*syscall.SockaddrInet4).Port))
 }

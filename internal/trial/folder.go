@@ -130,9 +130,12 @@ type pidRow struct {
 	Mechanism     string   `json:"mechanism,omitempty"`
 }
 
-// notePIDs adds the targets of a role to the pid map.
+// notePIDs adds the targets of a role to the pid map, each once.
 func (p *play) notePIDs(role string, targets []*gpreemptv1.Target) {
 	for _, t := range targets {
+		if slices.ContainsFunc(p.pids, func(r pidRow) bool { return r.Role == role && r.Target != "" && r.Target == t.GetTargetId() }) {
+			continue
+		}
 		p.pids = append(p.pids, pidRow{
 			Arm: p.arm.Name(), Repeat: p.repeat, Role: role, PID: t.GetPid(), NamespacePIDs: t.GetNamespacePids(), Target: t.GetTargetId(), Comm: t.GetComm(),
 			Container: t.GetContainer().GetName(), ContainerID: t.GetContainer().GetContainerId(), GPUs: t.GetGpuIds(), Queues: t.GetQueueCount(), Mechanism: t.GetMechanism(),
@@ -140,12 +143,17 @@ func (p *play) notePIDs(role string, targets []*gpreemptv1.Target) {
 	}
 }
 
-// noteOnlinePIDs adds the online command and the processes below it that have queues.
+// noteOnlinePIDs adds the online command and the processes below it that have queues. It is
+// called before and after the requests: the daemon finds the queues with its next scan only, and a
+// command may have ended after them.
 func (p *play) noteOnlinePIDs(ctx context.Context) error {
 	if p.server == nil || p.server.process == nil {
 		return nil
 	}
-	p.pids = append(p.pids, pidRow{Arm: p.arm.Name(), Repeat: p.repeat, Role: "online", PID: p.server.pid()})
+	command := pidRow{Arm: p.arm.Name(), Repeat: p.repeat, Role: "online", PID: p.server.pid()}
+	if !slices.ContainsFunc(p.pids, func(r pidRow) bool { return r.Role == command.Role && r.Target == "" }) {
+		p.pids = append(p.pids, command)
+	}
 	targets, err := p.daemon.targets(ctx, []int32{p.server.pid()}, &Offline{})
 	p.notePIDs("online", targets)
 	return err

@@ -95,6 +95,9 @@ func (p *play) play(ctx context.Context) (err error) {
 	if err := p.measure(ctx, targets); err != nil {
 		return err
 	}
+	if err := p.noteOnlinePIDs(ctx); err != nil {
+		return err
+	}
 	return p.verify(ctx)
 }
 

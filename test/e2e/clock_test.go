@@ -1,10 +1,7 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
-	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -23,39 +20,13 @@ import (
 // leave CLOCK_REALTIME alone, and the vDSO is no system call.
 func swinging(t *testing.T) (program string) {
 	t.Helper()
-	if raceDetector {
-		t.Skip("a gpreemptd of its own is built without the race detector: make e2e does")
-	}
 	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(strings.TrimSpace(string(root)), "src/time/time.go")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
 	const now = "sec, nsec, mono := runtimeNow()\n"
-	if strings.Count(string(text), now) != 1 {
-		t.Fatalf("time.Now in %s is not what this test changes; it is due for a look", file)
-	}
-	dir := t.TempDir()
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{file: filepath.Join(dir, "time.go")}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	changed := strings.Replace(string(text), now, now+"\tsec += [...]int64{0, 31e6, -31e6}[mono/1e8%3]\n", 1)
-	for name, text := range map[string]string{"time.go": changed, "overlay.json": string(overlay)} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	program = filepath.Join(dir, "gpreemptd")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, "../../cmd/gpreemptd")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return program
+	return changed(t, change{file, now, now + "\tsec += [...]int64{0, 31e6, -31e6}[mono/1e8%3]\n"})
 }
 
 // Leases, waits, overrides, rate limits and the watchdog last as long as they should by
@@ -64,19 +35,8 @@ func TestWallClockThatJumpsByYearsChangesNoDuration(t *testing.T) {
 	program := swinging(t)
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
-	dir := testutil.TempSocketDir(t)
-	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer systemd.Close()
-	d := prepare(t, dir, atOnce, onHost)
-	d.process = m.Command(context.Background(), program, "serve", "--socket", d.socket, "--config", d.config)
-	d.process.Env = environment("RUNTIME_DIRECTORY="+dir, "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
-	d.process.Stderr = d.log
-	d.run()
-	d.awaitServing()
-	d.events = watchEvents(t, d.admin)
+	m.gpreemptd = program
+	d, systemd := m.manage(testutil.TempSocketDir(t))
 	d.offlineTarget(job, 2)
 
 	const late = 20 * time.Second // on a busy host; a year would be wrong
@@ -84,12 +44,7 @@ func TestWallClockThatJumpsByYearsChangesNoDuration(t *testing.T) {
 	long := d.announce(t.Context())
 	m.checkFrozen(job)
 	for began := time.Now(); time.Since(began) < 3*time.Second; {
-		if err := systemd.SetReadDeadline(time.Now().Add(late)); err != nil { // fed every second
-			t.Fatal(err)
-		}
-		if _, err := systemd.Read(make([]byte, 256)); err != nil {
-			t.Fatalf("the watchdog is not fed: %v", err)
-		}
+		systemd.awaitBeat()
 	}
 	m.checkFrozen(job)
 	if _, err := d.online.Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: long.GetLeaseId(), Ttl: durationpb.New(time.Minute)}); err != nil {

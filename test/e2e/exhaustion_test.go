@@ -163,6 +163,7 @@ func TestConnectionsDoNotUseAllDescriptors(t *testing.T) {
 	if got := d.fds(); got > limit-limit/10 {
 		t.Errorf("%d of %d descriptors are used", got, limit)
 	}
+	d.eventually("the log says what to do", func() bool { return strings.Contains(d.log.String(), "LimitNOFILE") }) // it is written afterwards
 	refusals := strings.Count(d.log.String(), "client connection refused")
 	refused := 2*limit - len(served)
 	if refusals == 0 || refusals > refused/2 {
@@ -171,7 +172,6 @@ func TestConnectionsDoNotUseAllDescriptors(t *testing.T) {
 	d.eventually("each refusal is counted", func() bool { // after its connection is closed
 		return d.refusals()[string(gpreempt.ReasonConnsTotal)] == uint64(refused)
 	})
-	says(t, d.log.String(), "LimitNOFILE")
 	lease := d.announce(t.Context())
 	d.checkFrozen(pid)
 	d.complete(lease.GetLeaseId())
@@ -201,7 +201,7 @@ func TestMemoryStaysBoundedWithClientsThatReadNothing(t *testing.T) {
 	var highs []int
 	for range 4 {
 		d.crowd(100)
-		d.eventually("the clients are gone", func() bool { return d.fds() == fds })
+		d.eventually("the clients are gone", func() bool { return d.fds() <= fds }) // a scan may have had files open before
 		high := d.procStatus("VmHWM")
 		highs = append(highs, high)
 	}

@@ -26,6 +26,8 @@ type emulated struct {
 	*kfdemu.Emulator
 	t   *testing.T
 	log eventsOfMachine
+	// gpreemptd is the binary that start and its like run.
+	gpreemptd string
 }
 
 // eventsOfMachine is what happened on the machine: the oracle of the tests.
@@ -58,7 +60,7 @@ func emulate(t *testing.T, cfg kfdemu.Config) *emulated {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
-	m := &emulated{t: t}
+	m := &emulated{t: t, gpreemptd: busyHostDaemon}
 	m.log.next = make(chan struct{})
 	if cfg.Machine == "" && cfg.Spec.Name == "" {
 		cfg.Machine = "mi300x"
@@ -160,7 +162,7 @@ func (m *emulated) launch(dir, config string) *daemon {
 func (m *emulated) launchWith(dir, state, config string) *daemon {
 	m.t.Helper()
 	d := prepare(m.t, dir, config, onHost)
-	d.process = m.Command(context.Background(), gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
+	d.process = m.Command(context.Background(), m.gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
 	d.process.Env = environment("RUNTIME_DIRECTORY=" + state)
 	d.process.Stderr = d.log
 	d.run()

@@ -3,11 +3,13 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -22,6 +24,10 @@ import (
 // trainBinary is kfdemuBinary by the name of an offline job, strangersBinary that of
 // the tests where another user can run it.
 var gpreemptd, gpctl, kfdemuBinary, simBinary, trainBinary, strangersBinary string
+
+// busyHostDaemon is gpreemptd with another scheduler.StuckAfter: a driver that is part of the test
+// stands still when the test's process does, and the daemon cannot tell that from a GPU that hangs.
+var busyHostDaemon string
 
 // TestMain runs the tests, or is one of the processes they start.
 func TestMain(m *testing.M) {
@@ -90,9 +96,18 @@ func build(dir string) error {
 	if racing() {
 		args = append(args, "-race")
 	}
+	waits, err := busyHost()
+	if err != nil {
+		return err
+	}
+	busy, err := overlay(dir, waits)
+	if err != nil {
+		return err
+	}
 	// The programs that stand for others' are built as those are: without the detector.
 	for _, args := range [][]string{
 		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl"),
+		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "busy")+string(filepath.Separator)), "-overlay", busy, "../../cmd/gpreemptd"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "sim")+string(filepath.Separator)), "../../emu/cmd/kfdemu"), // runs the daemon, too
 		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu"},
 	} {
@@ -106,5 +121,62 @@ func build(dir string) error {
 // setBinaries sets the paths of what build has put into dir.
 func setBinaries(dir string) {
 	gpreemptd, gpctl, kfdemuBinary, simBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
-	trainBinary = filepath.Join(dir, "train")
+	trainBinary, busyHostDaemon = filepath.Join(dir, "train"), filepath.Join(dir, "busy", "gpreemptd")
+}
+
+// busyHost is what busyHostDaemon has changed.
+func busyHost() (change, error) {
+	file, err := filepath.Abs("../../pkg/scheduler/core.go")
+	return change{file, "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"}, err
+}
+
+// change is another text in one place of a source file.
+type change struct{ file, was, is string }
+
+// overlay writes an overlay of go build into dir, which has the changes.
+func overlay(dir string, changes ...change) (file string, err error) {
+	replace := map[string]string{}
+	for _, c := range changes {
+		text, err := os.ReadFile(c.file)
+		if err != nil {
+			return "", err
+		}
+		if strings.Count(string(text), c.was) != 1 {
+			return "", fmt.Errorf("%s does not have %q once: what changes it is due for a look", c.file, c.was)
+		}
+		changed := filepath.Join(dir, filepath.Base(c.file))
+		if err := os.WriteFile(changed, []byte(strings.Replace(string(text), c.was, c.is, 1)), 0o600); err != nil {
+			return "", err
+		}
+		replace[c.file] = changed
+	}
+	text, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	file = filepath.Join(dir, "overlay.json")
+	return file, os.WriteFile(file, text, 0o600)
+}
+
+// changed builds a busyHostDaemon with more changes.
+func changed(t *testing.T, changes ...change) (program string) {
+	t.Helper()
+	if raceDetector {
+		t.Skip("a gpreemptd of its own is built without the race detector: make e2e does")
+	}
+	waits, err := busyHost()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file, err := overlay(dir, append(changes, waits)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program = filepath.Join(dir, "gpreemptd")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", file, "-o", program, "../../cmd/gpreemptd")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
 }

@@ -248,7 +248,9 @@ func (m *emulated) runsOn(d *daemon, job *worker) {
 	}
 	m.awaitProgress(job)
 	d.complete(lease)
-	says(m.t, d.log.String(), "because its pause cannot be recorded in the journal")
+	d.eventually("the log says why", func() bool { // it is written after the answer
+		return strings.Contains(d.log.String(), "because its pause cannot be recorded in the journal")
+	})
 }
 
 func TestPauseWithoutAJournalEntryIsNotMade(t *testing.T) {

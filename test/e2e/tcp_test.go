@@ -39,14 +39,7 @@ type tcp struct {
 // uri:spiffe://example/ops is an admin.
 func overTCP(t *testing.T) *tcp {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := free.Addr().String()
-	if err := free.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := testutil.FreeAddress(t)
 	w := &tcp{t: t, ca: testutil.NewAuthority(t, "clients"), address: address, dir: t.TempDir()}
 	w.install(w.ca)
 	w.config = atOnce + fmt.Sprintf(`

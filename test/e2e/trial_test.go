@@ -364,10 +364,22 @@ func TestInterruptedTrialLeavesNothingAndIsContinued(t *testing.T) {
 	w := m.serve("--runtime", "--queues", "2", "--duration", "2000", "--occupancy", "300000")
 	d.eventually("the job is found", func() bool { return d.target(w.PID).GetQueueCount() == 2 })
 	dir := filepath.Join(t.TempDir(), "run")
+	// The server of the second arm gets twenty requests and no more: the arm lasts until it is
+	// interrupted. The shared arm is the first, and the third server is that of --resume.
+	server, starts := serving(t), written(t, "starts", "")
+	server[1] = fmt.Sprintf(`sh %s %s | %s`, written(t, "gate.sh", `echo >> $1
+[ $(wc -l < $1) -eq 2 ] || exec cat
+n=0
+while [ $n -lt 20 ] && read -r line; do
+	echo
+	n=$((n + 1))
+done
+exec sleep 600
+`), starts, server[1])
 	cmd := trialCommand(m, d, append([]string{
 		"trial", "--pid", fmt.Sprint(w.PID), "--arm", "shared", "--arm", "protected", "--rate", "10", "--count", "30", "--repeats", "1", "--warm-up", "200ms",
 		"--policy", "balanced", "--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir,
-	}, serving(t)...)...)
+	}, server...)...)
 	var out lines
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
@@ -377,7 +389,7 @@ func TestInterruptedTrialLeavesNothingAndIsContinued(t *testing.T) {
 	defer stuck.Stop()
 	d.eventually("the protected arm suspends the job", func() bool {
 		target := d.target(w.PID)
-		return target.GetClass() == gpreemptv1.Class_CLASS_OFFLINE && target.GetSuspends() > 2
+		return target.GetClass() == gpreemptv1.Class_CLASS_OFFLINE && target.GetSuspends() > 0
 	})
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)

@@ -49,7 +49,7 @@ func (m *emulated) manage(dir string) (*daemon, *serviceManager) {
 		<-heard
 	})
 	d := prepare(m.t, dir, atOnce, onHost)
-	d.process = m.Command(context.Background(), gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
+	d.process = m.Command(context.Background(), m.gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
 	d.process.Env = environment("RUNTIME_DIRECTORY="+dir, "NOTIFY_SOCKET="+socket, fmt.Sprintf("WATCHDOG_USEC=%d", watchdogTime.Microseconds()))
 	d.process.Stderr = d.log
 	d.run()
