@@ -246,7 +246,9 @@ func TestPacketsWaitForRoomOnTheRing(t *testing.T) {
 	const calls, packets = 4, 300
 	ended := make(chan error)
 	for range calls {
-		go func() { ended <- p.Run(t.Context(), queue, slices.Repeat([]gpumodel.Packet{{Duration: 1, Occupancy: 0.5}}, packets)...) }()
+		go func() {
+			ended <- p.Run(t.Context(), queue, slices.Repeat([]gpumodel.Packet{{Duration: 1, Occupancy: 0.5}}, packets)...)
+		}()
 	}
 	for range calls {
 		if err := <-ended; err != nil {
