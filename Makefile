@@ -166,7 +166,7 @@ e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is
 VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
 	./internal/kfdtrace=TestRealTracefs
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
-	$(GO) run ./emu/vm -limit 10m $(VM_PACKAGES)
+	$(GO) run ./emu/vm -limit 20m $(VM_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
 SOFTGPU_PACKAGES ?= ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU'
@@ -187,7 +187,7 @@ vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgp
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap
-	$(GO) run ./emu/vm -systemd -limit 10m './test/e2e=^TestGuest[^P]'
+	$(GO) run ./emu/vm -systemd -limit 20m './test/e2e=^TestGuest[^P]'
 
 # apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge slurmdbd slurm-wlm-mysql-plugin mariadb-server
 slurm: ## Test deploy/slurm with Debian's Slurm on an emulated node with 8 GPUs, and list what that proves; needs root, skips what is not installed
@@ -290,7 +290,7 @@ packages-test: ## Test the packages: lintian, rpm, and the deb from install to p
 	else echo 'SKIP lintian: apt-get install lintian'; fi
 	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/*.rpm | grep -qx /usr/bin/gpreemptd; \
 	else echo 'SKIP rpm: apt-get install rpm'; fi
-	$(GO) run ./emu/vm -systemd -deb build/packages/*.deb -limit 10m ./test/e2e='^TestGuestPackage$$'
+	$(GO) run ./emu/vm -systemd -deb build/packages/*.deb -limit 20m ./test/e2e='^TestGuestPackage$$'
 
 # apt-get install -y --no-install-recommends python3-protobuf python3-pytest python3-grpcio python3-fastapi python3-httpx python3-uvicorn mypy python3-pip python3-setuptools python3-wheel
 PYTHON ?= /usr/bin/python3

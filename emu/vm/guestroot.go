@@ -46,13 +46,13 @@ func handOver(device string) error {
 
 // awaitDevice waits for the driver to find a disk.
 func awaitDevice(path string) error {
-	for range 500 {
+	for range 6000 {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return fmt.Errorf("no device %s after 5 s", path)
+	return fmt.Errorf("no device %s after a minute", path)
 }
 
 func copyFile(to, from string) (err error) {

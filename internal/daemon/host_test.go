@@ -266,7 +266,7 @@ func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
 			job.create(kfd.QueueTypeComputeAQL)
 			h.await("a queue born meanwhile is suspended", func() bool { return len(job.Suspended()) == 3 })
 
-			if err := lease.Release(t.Context()); err != nil {
+			if err := release(t.Context(), lease); err != nil {
 				t.Fatal(err)
 			}
 			h.await("all run again", func() bool { return len(job.Suspended()) == 0 })

@@ -82,13 +82,36 @@ func pollKFD() {
 	}
 }
 
+// seen is where a trace is written until it contains some texts; then it ends the recording.
+type seen struct {
+	bytes.Buffer
+	texts []string
+	end   func()
+}
+
+func (s *seen) Write(b []byte) (int, error) {
+	s.texts = slices.DeleteFunc(s.texts, func(text string) bool { return bytes.Contains(b, []byte(text)) })
+	if len(s.texts) == 0 {
+		s.end()
+	}
+	return s.Buffer.Write(b)
+}
+
+// untilSeen returns what ends a recording when the trace contains the texts.
+func untilSeen(t *testing.T, texts ...string) (context.Context, *seen) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	return ctx, &seen{texts: texts, end: cancel}
+}
+
 func TestRealEventsAreRecorded(t *testing.T) {
 	dir := realTracefs(t)
 	before := residue(t, dir)
-	var raw bytes.Buffer
+	ctx, raw := untilSeen(t, ": sched_switch: ", ": sys_enter: ")
 	stop := busy(func() { _, _ = os.Stat("/") })
-	report, err := Record(t.Context(), Options{
-		FS: dir, Symbols: "/proc/kallsyms", Duration: 300 * time.Millisecond, Raw: &raw,
+	report, err := Record(ctx, Options{
+		FS: dir, Symbols: "/proc/kallsyms", Duration: time.Minute, Raw: raw,
 		Events: []string{"sched:sched_switch", "raw_syscalls:sys_enter", "sched:no_such_event"},
 	})
 	stop()
@@ -127,11 +150,11 @@ func TestRealTracefs(t *testing.T) {
 		t.Errorf("the driver lacks %v, %v", missing, err)
 	}
 	before := residue(t, dir)
-	var raw bytes.Buffer
+	ctx, raw := untilSeen(t, ": leave_kfd_open: ")
 	stop := busy(pollKFD)
 	began := time.Now()
-	report, err := Record(t.Context(), Options{
-		FS: dir, Symbols: "/proc/kallsyms", Duration: 500 * time.Millisecond, Raw: &raw,
+	report, err := Record(ctx, Options{
+		FS: dir, Symbols: "/proc/kallsyms", Duration: time.Minute, Raw: raw,
 		Functions: []string{"kfd_open", "kfd_release", "init_mqd"}, // an emulated CPU needs a minute for the probes of all of them
 	})
 	stop()

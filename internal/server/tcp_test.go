@@ -122,11 +122,15 @@ func TestCertificateAnnouncesAndCompletes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held, err := s.Acquire(t.Context(), sdk.Request{})
+	held, err := s.Acquire(t.Context(), sdk.Request{MaxWait: 10 * time.Second})
 	if err != nil || !held.Protected() {
 		t.Fatalf("acquired %+v, %v", held, err)
 	}
-	if err := held.Release(t.Context()); err != nil {
+	err = held.Release(t.Context())
+	for gpreempt.ReasonOf(err) == gpreempt.ReasonDaemonUnavailable { // within a second, which a busy host exceeds
+		err = held.Release(t.Context())
+	}
+	if err != nil {
 		t.Error(err)
 	}
 }

@@ -134,8 +134,12 @@ func (a *attachment) fire(c *Core) {
 	switch {
 	case a.state != attaching:
 		c.markAttachment(a)
+	case a.inspection != 0 && a.timer.overslept(c.now):
+		c.timers.set(&a.timer, c.now+InspectTime)
 	case a.inspection != 0:
 		c.attachInspected(a, false)
+	case a.timer.overslept(c.now):
+		c.timers.set(&a.timer, c.now+StuckAfter)
 	default:
 		a.inspection = c.inspect(a.key)
 		c.timers.set(&a.timer, c.now+InspectTime)

@@ -155,14 +155,24 @@ func (o *Observer) Watch(now scheduler.Time, ev scheduler.Event, actions []sched
 // passTime notices what is due before the event counts.
 func (o *Observer) passTime() {
 	for _, t := range o.Targets {
-		if (t.Flight != 0 || t.Detaching) && t.asked != 0 && o.now >= t.askedAt+scheduler.InspectTime {
+		switch flying := t.Flight != 0 || t.Detaching; {
+		case flying && t.asked != 0 && o.overslept(t.askedAt+scheduler.InspectTime):
+			t.askedAt = o.now
+		case flying && t.asked != 0 && o.now >= t.askedAt+scheduler.InspectTime:
 			o.takeInspected(t, false)
+		case o.overdue(t) && o.overslept(t.askAt):
+			t.askAt = o.now + scheduler.StuckAfter
 		}
 		t.due = o.overdue(t)
 	}
 	for _, s := range o.sessions {
-		if s.asked != 0 && o.now >= s.askedAt+scheduler.InspectTime {
+		switch {
+		case s.asked != 0 && o.overslept(s.askedAt+scheduler.InspectTime):
+			s.askedAt = o.now
+		case s.asked != 0 && o.now >= s.askedAt+scheduler.InspectTime:
 			s.asked, s.askAt = 0, math.MaxInt64
+		case s.lateAttach(o.now) && o.overslept(s.askAt):
+			s.askAt = o.now + scheduler.StuckAfter
 		}
 		s.ask = s.lateAttach(o.now)
 	}
@@ -172,6 +182,15 @@ func (o *Observer) passTime() {
 			o.Counts["Expired"]++
 		}
 	}
+}
+
+// overslept reports whether it is so late after a time that the daemon did not run.
+func (o *Observer) overslept(due scheduler.Time) bool {
+	if o.now <= due+scheduler.InspectTime {
+		return false
+	}
+	o.Counts["Overslept"]++
+	return true
 }
 
 func (o *Observer) endLease(id scheduler.LeaseID, end scheduler.LeaseEnd) {

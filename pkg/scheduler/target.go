@@ -198,8 +198,12 @@ func (t *target) fire(c *Core) {
 	switch {
 	case t.retrying:
 		c.resumeTarget(t, CauseRetry)
+	case t.inspection != 0 && t.timer.overslept(c.now):
+		c.timers.set(&t.timer, c.now+InspectTime)
 	case t.inspection != 0:
 		c.inspected(t, false)
+	case (t.state == TargetSuspending || t.state == TargetResuming) && t.timer.overslept(c.now):
+		c.timers.set(&t.timer, c.now+StuckAfter)
 	case t.state == TargetSuspending || t.state == TargetResuming:
 		t.inspection = c.inspect(t.key)
 		c.timers.set(&t.timer, c.now+InspectTime)

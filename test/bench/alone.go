@@ -25,7 +25,7 @@ func (b *bench) discovery(ctx context.Context) error {
 	}
 	for _, p := range []struct{ what, benchmark string }{{"mqds", "ParseMQDs/xccs=4"}, {"hqds", "ParseHQDs"}} {
 		b.figure("k", "parse "+p.what, "MB/s", parsers[p.benchmark]["best-MB/s"]).atLeast(400)
-		b.figure("k", "parse "+p.what+" / add the bytes", "x", parsers[p.benchmark]["x-adding"])
+		b.figure("k", "parse "+p.what+" / read the numbers", "x", parsers[p.benchmark]["x-reading"])
 	}
 	sizes, pattern := []int{10, 100, 1000}, "^BenchmarkScan$"
 	if b.quick {

@@ -12,6 +12,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/client"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // turn makes the calls of one side in a round and times them.
@@ -171,7 +172,17 @@ func sdkTurn(session *client.Session, acquire, release *series) turn {
 		if !lease.Quiet() || lease.SuspendedTargets() != 1 {
 			return errors.New("the SDK's announcement did not suspend the job")
 		}
-		return release.time(func() error { return lease.Release(ctx) })
+		return release.time(func() error { return releaseLease(ctx, lease) })
+	}
+}
+
+// releaseLease releases a lease. The SDK waits a second for the answer, which a busy machine exceeds.
+func releaseLease(ctx context.Context, lease interface{ Release(context.Context) error }) error {
+	for {
+		err := lease.Release(ctx)
+		if gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
+			return err
+		}
 	}
 }
 

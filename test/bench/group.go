@@ -33,7 +33,7 @@ func (b *bench) groups(ctx context.Context) (err error) {
 		return func(ctx context.Context) error {
 			var lease *client.GroupLease
 			if err := s.time(func() (err error) {
-				lease, err = g.Acquire(ctx, client.Request{MaxWait: time.Second})
+				lease, err = g.Acquire(ctx, client.Request{MaxWait: 10 * time.Second})
 				return err
 			}); err != nil {
 				return err
@@ -41,7 +41,7 @@ func (b *bench) groups(ctx context.Context) (err error) {
 			if !lease.Quiet() {
 				return errors.New("the hosts are not quiet")
 			}
-			return lease.Release(ctx)
+			return releaseLease(ctx, lease)
 		}
 	}
 	if err := interleave(ctx, b.repeats, b.rounds(100), rhythm{block: 1, pause: 16 * modelled}, sides,

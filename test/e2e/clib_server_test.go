@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -13,7 +14,9 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -160,6 +163,7 @@ func TestCLibrarySurvivesMalformedAnswers(t *testing.T) {
 		{"a header of a megabyte", slices.Concat(begin, frame(frameHeaders, 0, 1, block(":status", "200")),
 			bytes.Repeat(frame(frameMore, 0, 1, field("x", strings.Repeat("x", 16000))), 64)), false, "EPROTO"},
 		{"pings without end", slices.Concat(begin, bytes.Repeat(frame(framePing, 0, 0, make([]byte, 8)), 200000)), false, "EPROTO"},
+		{"cancelled before its time", slices.Concat(begin, frame(frameReset, 0, 1, code(8))), false, "EPROTO"},
 		{"a reset", slices.Concat(begin, frame(frameReset, 0, 1, code(2))), false, "EPROTO"},
 
 		{"no status", answer(body, frame(frameData, flagEndStream, 1, nil)), false, "EPROTO"},
@@ -271,6 +275,43 @@ func TestCLibraryKeepsNoPointerToACallThatTimedOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	call()
+}
+
+// While the program does not run the time of its call is over, for the server too, which cancels it.
+func TestCLibraryTakesACancellationInTimeForATimeOut(t *testing.T) {
+	runC(t, func(t *testing.T, program func(*testing.T, string) *cProgram) {
+		socket := filepath.Join(testutil.TempSocketDir(t), "s")
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		p := program(t, socket)
+		failed := make(chan error, 1)
+		go func() {
+			conn, err := l.Accept()
+			if err == nil {
+				defer conn.Close()
+				_, err = io.ReadFull(conn, make([]byte, len(preface)))
+			}
+			if err == nil && !awaitCall(conn) {
+				err = io.ErrUnexpectedEOF
+			}
+			if err == nil {
+				err = p.cmd.Process.Signal(syscall.SIGSTOP)
+			}
+			if err == nil {
+				_, err = conn.Write(slices.Concat(settings(3, 100), frame(frameReset, 0, 1, binary.BigEndian.AppendUint32(nil, 8))))
+				<-time.After(200 * time.Millisecond) // its time is 100 ms
+				err = errors.Join(err, p.cmd.Process.Signal(syscall.SIGCONT))
+			}
+			failed <- err
+		}()
+		p.check([][2]string{{"online x -1", "ETIMEDOUT quiet=0 suspended=0"}})
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // inventory is a server with lists that a simulated machine does not have.

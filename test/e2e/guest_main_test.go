@@ -52,6 +52,9 @@ func inGuest(t *testing.T) {
 // guestTimeout bounds every wait. It only decides how long a broken test takes.
 const guestTimeout = 3 * time.Minute
 
+// guestCall is the --timeout of gpctl in a guest, where a daemon may take long to start.
+const guestCall = "2m"
+
 // command runs a program and returns its exit status and what it wrote.
 func command(t *testing.T, name string, args ...string) (status int, out string) {
 	t.Helper()
@@ -130,7 +133,7 @@ func eventually(t *testing.T, what string, every time.Duration, cond func() bool
 // answers is whether gpctl gets an answer.
 func answers(t *testing.T) string {
 	t.Helper()
-	return must(t, "gpctl", "--socket", path, "status")
+	return must(t, "gpctl", "--socket", path, "--timeout", guestCall, "status")
 }
 
 // entries returns what the journal has of a unit since the boot, by field.

@@ -21,6 +21,7 @@ struct gp_call {
 	size_t out_len;
 	size_t limit;        /* of the answer */
 	int64_t bound_us;
+	int64_t deadline;    /* of gp_call */
 	bool urgent;         /* also when the daemon did not answer a moment ago */
 
 	/* The answer without its prefix of 5 bytes; of gp_call's caller, who frees memory. */

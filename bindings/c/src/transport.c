@@ -322,7 +322,11 @@ static int on_close(nghttp2_session *s, int32_t stream, uint32_t code, void *use
 	struct gp_call *call = call_of(stream);
 
 	(void)s, (void)user;
-	if (call != NULL)
+	if (call == NULL)
+		return 0;
+	if (code == NGHTTP2_CANCEL && now_us() >= call->deadline) /* the daemon has noticed first that its time is over */
+		finish(call, -ETIMEDOUT);
+	else
 		finish(call, code == NGHTTP2_REFUSED_STREAM ? -ECONNRESET : -EPROTO);
 	return 0;
 }
@@ -527,6 +531,7 @@ static int call_locked(struct gp_call *call)
 	int64_t start = now_us(), deadline = start + call->bound_us;
 	uint64_t answers = c.answers;
 
+	call->deadline = deadline;
 	if (start < c.away_until && !call->urgent)
 		return gp_fail(-ETIMEDOUT, "DAEMON_UNAVAILABLE: gpreemptd did not answer a moment ago");
 	for (int attempt = 0;; attempt++) {

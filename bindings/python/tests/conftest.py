@@ -23,6 +23,7 @@ sys.path.insert(0, str(HERE.parent))
 import gpreempt  # noqa: E402
 from gpreempt import _proto, _sync  # noqa: E402
 
+# No lease expires because the host is busy.
 CONFIG = """
 access: {online_groups: [%(gid)d], admin_groups: [%(gid)d], online_users: [%(uid)d]}
 limits: {requests_per_second: 1000000, requests_per_user: 1000000, leases_per_client: 1000, connections_per_user: 900}
@@ -31,7 +32,7 @@ rules:
     match: {comm: "train*"}
     class: offline
     priority: 0
-policy: {attach_after: 0s}
+policy: {attach_after: 0s, default_ttl: 30s}
 """
 
 

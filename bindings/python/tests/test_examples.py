@@ -22,10 +22,15 @@ from conftest import HERE, ROOT, Daemon, eventually
 EXAMPLES = ROOT / "examples"
 
 
+# On a busy host the daemon may not answer in the time that an announcement without max_wait has.
+ENOUGH = "import gpreempt._request\ngpreempt._request.UNSTATED_MAX_WAIT = 60.0\n"
+
+
 @pytest.fixture
 def socket(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The default client's socket is the daemon's."""
     monkeypatch.setenv("GPREEMPT_SOCKET", daemon.socket)
+    monkeypatch.setattr("gpreempt._request.UNSTATED_MAX_WAIT", 60.0)
     yield daemon.socket
     gpreempt.default_client().close()
 
@@ -118,9 +123,10 @@ def serving(daemon: Daemon, directory: Path, command: List[str], cwd: Path, *pat
     pytest.importorskip("fastapi", reason="python3-fastapi is not installed")
     uds = str(directory / "http.sock")
     log = directory / "http.log"
+    (directory / "sitecustomize.py").write_text(ENOUGH)
     server = subprocess.Popen(
         [sys.executable, *command, "--uds", uds], cwd=cwd, stdout=subprocess.DEVNULL, stderr=log.open("w"),
-        env={**os.environ, "GPREEMPT_SOCKET": daemon.socket, "PYTHONPATH": os.pathsep.join(map(str, (HERE.parent, *path)))},
+        env={**os.environ, "GPREEMPT_SOCKET": daemon.socket, "PYTHONPATH": os.pathsep.join(map(str, (directory, HERE.parent, *path)))},
     )  # fmt: skip
 
     def listens() -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator, List
 import pytest
 
 import gpreempt
+from gpreempt import _client
 from conftest import HERE, Daemon, Silent, eventually
 
 Acquire = Callable[..., gpreempt.Lease]
@@ -61,10 +62,10 @@ def test_strict_raises_instead(acquire: Acquire, directory: Path) -> None:
 @both
 def test_nothing_waits_for_a_daemon_that_is_known_not_to_answer(acquire: Acquire, silent: Silent, directory: Path) -> None:
     with gpreempt.Client(str(directory / "d.sock")) as client:
-        request = {"gpus": [gpreempt.gpu_id(1)], "max_wait": 0, "label": "work"}
+        request = {"gpus": [gpreempt.gpu_id(1)], "max_wait": 1, "label": "work"}
         first = acquire(client, **request)
         assert first.cause is not None and first.cause.reason == "DAEMON_UNAVAILABLE"
-        assert "did not answer NotifyOnline within 100 ms" in str(first.cause)
+        assert "did not answer NotifyOnline within 1100 ms" in str(first.cause)
         for _ in range(100):
             assert acquire(client, **request).cause is not None
         eventually("the announcement arrives", lambda: b"work" in silent.received)
@@ -82,8 +83,9 @@ def test_end_of_work_does_not_wait_for_a_daemon_that_stopped_answering(daemon: D
 
 @both
 def test_refused_work_runs_and_each_reason_is_logged_once(
-    acquire: Acquire, client: gpreempt.Client, caplog: pytest.LogCaptureFixture
+    acquire: Acquire, client: gpreempt.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_client, "_SETTLE", 3600.0)  # protection is not back yet, also on a busy host
     caplog.set_level(logging.INFO)
     for _ in range(3):
         lease = acquire(client, gpus=[gpreempt.gpu_id(1)])
@@ -159,7 +161,8 @@ def test_session_announces_again_after_an_outage(daemon: Daemon, client: gpreemp
         eventually("the session is unprotected", lambda: not session.protected)
         daemon.start()
         eventually("the session is protected", lambda: session.protected)
-        assert session.lease.id != first and daemon.labels() == ["s"]
+        assert session.lease.id != first
+        eventually("one lease is left", lambda: daemon.labels() == ["s"])  # an answer that came too late has left another
     daemon.eventually_free()
     assert not session.protected
 
@@ -172,7 +175,7 @@ def test_session_announces_again_after_an_outage(daemon: Daemon, client: gpreemp
 
 
 def test_session_keeps_its_lease_beyond_the_time_to_live(daemon: Daemon, client: gpreempt.Client) -> None:
-    with gpreempt.Session(gpus=[0], ttl=4, max_wait=10, client=client) as session:
+    with gpreempt.Session(gpus=[0], ttl=6, max_wait=10, client=client) as session:
         lease, seen = session.lease, set()
         eventually("the lease is renewed", lambda: seen.add(lease._expires) or len(seen) > 2 or lease.lost)  # type: ignore[func-returns-value]
         assert lease.protected and session.lease is lease and len(daemon.leases()) == 1

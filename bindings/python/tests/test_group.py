@@ -44,7 +44,7 @@ def test_block_has_a_lease_on_every_host(hosts: List[Daemon], group: gpreempt.Gr
         assert labels(hosts) == [["tp"], ["tp"]]
         assert isinstance(lease, gpreempt.GroupLease)
         assert (lease.protected, lease.quiet, lease.reason, lease.cause, lease.causes, lease.lost) == (True, True, "DONE", None, {}, False)
-        assert (lease.suspended_targets, len(lease.gpus), lease.ttl) == (2, 2, 1.0)
+        assert (lease.suspended_targets, len(lease.gpus), lease.ttl) == (2, 2, 30.0)
         assert lease.id == ",".join(d.leases()[0].lease_id for d in hosts)
     for d in hosts:
         d.eventually_free()
@@ -168,14 +168,15 @@ def files(directory: Path) -> Files:
 def remote(kfdemu: str, directory: Path, files: Files) -> Iterator[Tuple[Daemon, str]]:
     """A daemon and its address on TCP."""
     with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the daemon may listen on the port, and nobody else gets it
         s.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{s.getsockname()[1]}"
-    d = Daemon(kfdemu, directory)
-    cert, key, ca = files["daemon"]
-    d._config.write_text(d._config.read_text() + f'tcp: {{address: "{address}", certificate: {cert}, key: {key}, client_ca: {ca}, online: ["cn:server"]}}\n')
-    d.start()
-    yield d, "tcp://" + address
-    d.kill()
+        d = Daemon(kfdemu, directory)
+        cert, key, ca = files["daemon"]
+        d._config.write_text(d._config.read_text() + f'tcp: {{address: "{address}", certificate: {cert}, key: {key}, client_ca: {ca}, online: ["cn:server"]}}\n')
+        d.start()
+        yield d, "tcp://" + address
+        d.kill()
 
 
 def test_daemon_of_another_host_takes_announcements(remote: Tuple[Daemon, str], files: Files) -> None:
@@ -186,7 +187,7 @@ def test_daemon_of_another_host_takes_announcements(remote: Tuple[Daemon, str], 
                 assert d.labels() == ["tp"]
                 assert (lease.protected, sorted(lease.gpus)) == (True, sorted(g.gpu_id for g in d._admin("ListGpus").gpus))
             d.eventually_free()
-        with gpreempt.online(gpreempt.ALL, ttl=0.05, max_wait=10, client=client) as lease:
+        with gpreempt.online(gpreempt.ALL, ttl=6, max_wait=10, client=client) as lease:
             first = lease._expires
             eventually("the lease is renewed", lambda: lease._expires > first)
             assert not lease.lost
@@ -229,7 +230,7 @@ def test_gpu_of_another_host_is_named_by_what_its_daemon_knows(remote: Tuple[Dae
                 assert lease.gpus == [gpu.gpu_id]
         for name in (0, "GPU-1234567890abcdef"):
             with pytest.raises(gpreempt.UnknownGpu, match="cannot be named by its"):
-                gpreempt.online(gpus=[name], client=client, strict=True).acquire()
+                gpreempt.online(gpus=[name], max_wait=10, client=client, strict=True).acquire()
 
 
 @pytest.mark.parametrize("name", ["stranger", "foreign"])

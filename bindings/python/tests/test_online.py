@@ -16,7 +16,7 @@ def test_block_has_a_lease_and_releases_it(daemon: Daemon, client: gpreempt.Clie
         assert (lease.protected, lease.quiet, lease.reason, lease.cause, lease.lost) == (True, True, "DONE", None, False)
         assert lease.suspended_targets == 1
         assert lease.gpus == [daemon.leases()[0].gpu_ids[0]] and lease.id == daemon.leases()[0].lease_id
-        assert lease.ttl == 1.0
+        assert lease.ttl == 30.0
     daemon.eventually_free()
     assert not lease.lost
 
@@ -29,9 +29,9 @@ def test_lease_is_released_when_the_block_raises(daemon: Daemon, client: gpreemp
 
 
 def test_request_reaches_the_daemon_whole(daemon: Daemon, client: gpreempt.Client) -> None:
-    with gpreempt.online(gpreempt.ALL, label="ü", priority=3, ttl=30, max_wait=0, client=client) as lease:
+    with gpreempt.online(gpreempt.ALL, label="ü", priority=3, ttl=20, max_wait=10, client=client) as lease:
         live = daemon.leases()[0]
-        assert (live.label, live.priority, len(live.gpu_ids), lease.ttl) == ("ü", 3, 2, 30.0)
+        assert (live.label, live.priority, len(live.gpu_ids), lease.ttl) == ("ü", 3, 2, 20.0)
 
 
 def test_function_is_announced(daemon: Daemon, client: gpreempt.Client) -> None:
@@ -67,7 +67,7 @@ def test_coroutines_are_announced(daemon: Daemon, client: gpreempt.Client) -> No
 
 
 def test_lease_of_a_cancelled_coroutine_ends(daemon: Daemon, client: gpreempt.Client) -> None:
-    announce = gpreempt.online(gpus=[0], max_wait=10, client=client)
+    announce = gpreempt.online(gpus=[0], ttl=1, max_wait=10, client=client)  # one that is granted too late ends with that
 
     async def main() -> None:
         async def work() -> None:
@@ -88,7 +88,7 @@ def test_lease_of_a_cancelled_coroutine_ends(daemon: Daemon, client: gpreempt.Cl
 
 
 def test_long_work_keeps_its_lease(daemon: Daemon, client: gpreempt.Client) -> None:
-    announce = gpreempt.online(gpus=[0], ttl=4, max_wait=10, client=client)
+    announce = gpreempt.online(gpus=[0], ttl=6, max_wait=10, client=client)
 
     def renewed(lease: gpreempt.Lease, expires: List[float]) -> bool:
         if lease._expires not in expires:

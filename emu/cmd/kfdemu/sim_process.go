@@ -23,6 +23,9 @@ type Process struct {
 	thread *kfdtest.Thread // that makes the calls
 	fd     int             // of the driver
 	key    gpreempt.ProcessKey
+	// waiting are the packets that wait for room on the ring of a queue, by its id. The
+	// model's lock guards it.
+	waiting map[uint32][]gpumodel.Packet
 }
 
 // Start starts a process without queues. Its pid is above any that Linux gives.
@@ -44,6 +47,7 @@ func (m *Machine) Join(comm string) (*Process, error) {
 }
 
 func (m *Machine) start(p *Process, comm string) (_ *Process, err error) {
+	p.waiting = map[uint32][]gpumodel.Packet{}
 	if p.fd, err = p.thread.StartRuntime(); err != nil {
 		return nil, fmt.Errorf("start simulated process %q: %w", comm, err)
 	}
@@ -71,22 +75,22 @@ func (p *Process) CreateQueue(gpu gpreempt.GPUID) (id uint32, err error) {
 	return id, nil
 }
 
-// Run puts packets on a queue and waits until all have run, or ctx ends, which returns
-// its cause.
+// Run puts packets on a queue, as there is room on its ring, and waits until all have run, or
+// ctx ends, which returns its cause.
 func (p *Process) Run(ctx context.Context, queue uint32, packets ...gpumodel.Packet) (err error) {
 	over := make(chan struct{})
 	left := len(packets)
 	p.m.rt.Do(func(model *gpumodel.Machine) {
 		for _, k := range packets {
 			k.Done = func(_, _ time.Duration) {
+				_ = p.submit(model, queue) // fails only when the process ends at this moment
 				if left--; left == 0 {
 					close(over)
 				}
 			}
-			if err = model.Submit(p.key, queue, k); err != nil {
-				return
-			}
+			p.waiting[queue] = append(p.waiting[queue], k)
 		}
+		err = p.submit(model, queue)
 	})
 	if err != nil {
 		return err
@@ -97,6 +101,22 @@ func (p *Process) Run(ctx context.Context, queue uint32, packets ...gpumodel.Pac
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// submit submits the packets that wait for a queue until its ring is full: a packet that has
+// run makes room.
+func (p *Process) submit(model *gpumodel.Machine, queue uint32) error {
+	for len(p.waiting[queue]) > 0 {
+		switch err := model.Submit(p.key, queue, p.waiting[queue][0]); {
+		case errors.Is(err, gpumodel.ErrRingFull):
+			return nil
+		case err != nil:
+			delete(p.waiting, queue)
+			return err
+		}
+		p.waiting[queue] = p.waiting[queue][1:]
+	}
+	return nil
 }
 
 // End kills the process and returns its counters: what was on its rings is Abandoned. That

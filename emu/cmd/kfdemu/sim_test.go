@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -232,5 +233,29 @@ func TestMachineThatCannotBeIsRefused(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Requests that come together, after a stall of the host, are more than a ring has room for.
+func TestPacketsWaitForRoomOnTheRing(t *testing.T) {
+	w := newWorld(t, Config{})
+	p, err := w.Start("server")
+	w.must(err)
+	queue, err := p.CreateQueue(w.GPUs()[0].ID)
+	w.must(err)
+	const calls, packets = 4, 300
+	ended := make(chan error)
+	for range calls {
+		go func() {
+			ended <- p.Run(t.Context(), queue, slices.Repeat([]gpumodel.Packet{{Duration: 1, Occupancy: 0.5}}, packets)...)
+		}()
+	}
+	for range calls {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := w.executed(p); n != calls*packets {
+		t.Errorf("%d packets ran, want %d", n, calls*packets)
 	}
 }

@@ -138,17 +138,21 @@ func (g *guard) ask(m message, descriptors ...int) error {
 		}
 		return fmt.Errorf("call the supervisor: %w", err)
 	}
-	late := time.NewTimer(answerTime)
+	const parts = 4 // a pause of both programs, however long, counts as one
+	late := time.NewTimer(answerTime / parts)
 	defer late.Stop()
-	select {
-	case <-done:
-		return nil
-	case <-g.ended:
-		return errors.New("the supervisor has ended")
-	case <-late.C:
-		g.kill()
-		return fmt.Errorf("the supervisor does not answer within %v", answerTime)
+	for range parts {
+		select {
+		case <-done:
+			return nil
+		case <-g.ended:
+			return errors.New("the supervisor has ended")
+		case <-late.C:
+			late.Reset(answerTime / parts)
+		}
 	}
+	g.kill()
+	return fmt.Errorf("the supervisor does not answer within %v", answerTime)
 }
 
 // arm sends the supervisor the list of channels of a process to enable. It replaces an earlier list.
