@@ -19,8 +19,10 @@ var guarded = []struct {
 	{"announce+complete by Session / two stream echoes, p50, back to back", lowerQuartile, 1.18},
 	{"SDK's Acquire by Session / stream echo, p50, back to back", lowerQuartile, 1.28},
 	{"targets x GPUs 64x8 / 1x1, no cost, p50", lowerQuartile, 1.5},
-	{"parse mqds / read the numbers", slices.Min[[]float64], 1.55},
-	{"parse hqds / read the numbers", slices.Min[[]float64], 1.7},
+	// 1.55 and 1.7 where they were measured. The two loops are not alike for every processor, and
+	// half as much more is still found.
+	{"parse mqds / read the numbers", slices.Min[[]float64], 1.7},
+	{"parse hqds / read the numbers", slices.Min[[]float64], 1.9},
 	{"scan 100 processes x 5 queues, unchanged / fewest system calls, CPU", lowerQuartile, 1.3},
 }
 
