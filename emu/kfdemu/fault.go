@@ -36,8 +36,8 @@ type Fault struct {
 	// Kill ends the caller (Caller, if that is set) or the target, with SIGKILL, and waits until
 	// it is dead.
 	Kill Victim
-	// Delay is added to the duration. At a step, Until is for tests and instead of it: the step
-	// lasts until Until is closed.
+	// Delay is added to the duration. If Until is not nil, a step lasts until it is closed instead;
+	// it is for tests.
 	Delay time.Duration
 	Until <-chan struct{}
 	// Errno is returned instead of the result: before the call has an effect or, with

@@ -58,13 +58,13 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		}
 		if outcome.Errno = fault.Errno; outcome.Errno != 0 {
 			// The queues stay where they are.
-			e.later(fault, func() { reportStep(errnoName(fault.Errno)); end(nil) })
+			fault.later(func() { reportStep(errnoName(fault.Errno)); end(nil) })
 			return outcome
 		}
 	}
 	done := func(m *gpumodel.Machine) {
 		if fault != nil && (fault.Delay > 0 || fault.Until != nil) {
-			e.later(fault, func() { reportStep(""); end(nil) })
+			fault.later(func() { reportStep(""); end(nil) })
 			return
 		}
 		reportStep("")
@@ -77,14 +77,14 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 	return outcome
 }
 
-// later calls fn when a step has lasted as long as its fault says.
-func (e *Emulator) later(fault *Fault, fn func()) {
-	if fault.Until == nil {
-		time.AfterFunc(fault.Delay, fn)
+// later calls fn when the step has lasted as long as the fault says.
+func (f *Fault) later(fn func()) {
+	if f.Until == nil {
+		time.AfterFunc(f.Delay, fn)
 		return
 	}
 	go func() {
-		<-fault.Until
+		<-f.Until
 		fn()
 	}()
 }
@@ -256,8 +256,8 @@ func (e *Emulator) followHost() {
 	}
 }
 
-// WriteDebugfs updates the files in debugfs to the hardware, for a test that compares them with it:
-// otherwise they are as old as the periods above, or older on a busy host.
+// WriteDebugfs writes the files in debugfs now, for a test that reads them directly after a change.
+// Otherwise they are written once in the periods above, on a busy host later.
 func (e *Emulator) WriteDebugfs() error { return e.tree.Debugfs() }
 
 // sweep finds address spaces that have ended and files that nobody has open, and releases

@@ -46,8 +46,7 @@ func notifySocket(tb testing.TB) (ready <-chan struct{}) {
 	return all
 }
 
-// A systemd that does not read does not hold up the daemon: its leases, its watchdog's beats
-// among them, and its end.
+// A systemd that does not read blocks neither the scheduler's loop nor the end of the daemon.
 func TestSystemdThatDoesNotReadIsNotWaitedFor(t *testing.T) {
 	path := filepath.Join(testutil.TempSocketDir(t), "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -58,7 +57,7 @@ func TestSystemdThatDoesNotReadIsNotWaitedFor(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", path)
 	sent := 0
 	for err == nil { // the kernel keeps a number of messages, or of bytes
-		if err = notify("WATCHDOG=1", time.Second); err == nil {
+		if err = sdNotify("WATCHDOG=1", time.Second); err == nil {
 			sent++
 		}
 	}
@@ -71,7 +70,7 @@ func TestSystemdThatDoesNotReadIsNotWaitedFor(t *testing.T) {
 			t.Errorf("read %q: %v", state[:n], err)
 		}
 	}
-	if err := notify("STOPPING=1", notifyTime); err != nil {
+	if err := sdNotify("STOPPING=1", notifyTime); err != nil {
 		t.Errorf("with room again: %v", err)
 	}
 }

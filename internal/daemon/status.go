@@ -35,9 +35,9 @@ func (d *daemon) beat() {
 		d.reported.log(d.logs.Changes(), d.listWarnings())
 		state += "\nSTATUS=" + d.status()
 	}
-	// If systemd has no room for it, it has not read the messages before, and the next beat is
-	// soon. Leases must not wait for it.
-	if err := notify(state, 10*time.Millisecond); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+	// Without room in the socket the message is dropped: systemd has earlier ones to read, the next
+	// beat is soon, and leases must not wait.
+	if err := sdNotify(state, 10*time.Millisecond); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		d.log.Warn("cannot notify systemd", log.State(state), log.Err(err))
 	}
 }
@@ -47,13 +47,13 @@ const notifyTime = 5 * time.Second
 
 // notify sends a state to systemd. An error is only logged.
 func (d *daemon) notify(state string) {
-	if err := notify(state, notifyTime); err != nil {
+	if err := sdNotify(state, notifyTime); err != nil {
 		d.log.Warn("cannot notify systemd", log.State(state), log.Err(err))
 	}
 }
 
-// notify is systemd.SdNotify, which would wait for room in the socket without a bound.
-func notify(state string, atMost time.Duration) error {
+// sdNotify is systemd.SdNotify with a bound for the wait until the socket has room.
+func sdNotify(state string, atMost time.Duration) error {
 	name := os.Getenv("NOTIFY_SOCKET")
 	if name == "" {
 		return nil

@@ -82,7 +82,7 @@ func pollKFD() {
 	}
 }
 
-// seen is where a trace is written until it contains some texts; then it ends the recording.
+// seen is the raw trace. It ends the recording when all texts have been written to it.
 type seen struct {
 	bytes.Buffer
 	texts []string
@@ -97,7 +97,7 @@ func (s *seen) Write(b []byte) (int, error) {
 	return s.Buffer.Write(b)
 }
 
-// untilSeen returns what ends a recording when the trace contains the texts.
+// untilSeen returns a context that ends when all texts have been written to the trace.
 func untilSeen(t *testing.T, texts ...string) (context.Context, *seen) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -75,13 +75,11 @@ func (q *queue) pass(line []byte) {
 // Close waits until the queued lines are written, at most flushTime.
 func (q *queue) Close() {
 	close(q.stop)
-	for range 2 { // a process that stalled meanwhile has half of the time afterwards
-		timeout := time.NewTimer(flushTime / 2)
-		defer timeout.Stop()
+	for range 2 { // after a pause of the process, half of the time is left
 		select {
 		case <-q.done:
 			return
-		case <-timeout.C:
+		case <-time.After(flushTime / 2):
 		}
 	}
 }

@@ -35,9 +35,8 @@ func TempSocketDir(tb testing.TB) string {
 }
 
 // FreeAddress returns an address of the loopback interface for servers that do not accept a
-// listener. Until the test ends the kernel assigns its port to nobody who does not ask for it by
-// number: a socket here is bound to it, and servers that set SO_REUSEADDR, as those in Go do, can
-// listen there nevertheless.
+// listener. A socket stays bound to it until the test ends, so the kernel does not choose its port
+// for others. Servers with SO_REUSEADDR, such as those in Go, can listen on it.
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

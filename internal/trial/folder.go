@@ -144,8 +144,8 @@ func (p *play) notePIDs(role string, targets []*gpreemptv1.Target) {
 }
 
 // noteOnlinePIDs adds the online command and the processes below it that have queues. It is
-// called before and after the requests: the daemon finds the queues with its next scan only, and a
-// command may have ended after them.
+// called before and after the requests: before them the daemon may not have scanned the new queues
+// yet, and after them the command may have ended.
 func (p *play) noteOnlinePIDs(ctx context.Context) error {
 	if p.server == nil || p.server.process == nil {
 		return nil

@@ -39,8 +39,8 @@ const (
 	// waits for; KFD itself gives up after 9 s.
 	StuckAfter = 2 * time.Second
 	// InspectTime is how long the answer may take. Without one, what the action waits for
-	// is unknown. When the core learns later than this that one of the two times is over,
-	// the daemon did not run, nor did what it waits for: the time begins again.
+	// is unknown. When a timer for StuckAfter or InspectTime fires later than
+	// this, the daemon did not run, and perhaps nor did the action: the time begins again.
 	InspectTime = 100 * time.Millisecond
 	// IdleGrace is how long the queues of a client must be empty before a lease
 	// with OnIdle ends: a serving loop pauses between two kernels of one request.

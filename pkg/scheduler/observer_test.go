@@ -184,7 +184,7 @@ func (o *Observer) passTime() {
 	}
 }
 
-// overslept reports whether it is so late after a time that the daemon did not run.
+// overslept reports whether the daemon did not run when the timer was due: see scheduler.InspectTime.
 func (o *Observer) overslept(due scheduler.Time) bool {
 	if o.now <= due+scheduler.InspectTime {
 		return false

@@ -227,12 +227,12 @@ func (m *emulated) allOn(w *worker) bool {
 	return ok && m.each(w.PID, len(p.Queues), onGPU)
 }
 
-// hang has the suspension of a job not return on a GPU, as the driver does when the firmware does
-// not answer: it gives up after 9 s, here when giveUp is called.
+// hang makes the suspension of a job hang on a GPU, as when the firmware does not answer. A real
+// driver fails the call after 9 s, the emulated one here when giveUp is called.
 func (m *emulated) hang(w *worker, gpu gpreempt.GPUID) (giveUp func()) {
 	until := make(chan struct{})
 	giveUp = sync.OnceFunc(func() { close(until) })
-	m.t.Cleanup(giveUp) // a test that ends early leaves nothing that waits
+	m.t.Cleanup(giveUp) // also when the test fails before
 	m.Inject(kfdemu.Fault{
 		Step: driver.StepUnmap, Op: driver.TrapOp(kfd.TrapSuspendQueues), GPU: gpu, Target: w.PID, Until: until, Errno: syscall.ETIME, Nth: 1,
 	})
@@ -249,7 +249,7 @@ func TestHangingSuspensionIsReportedAndUndone(t *testing.T) {
 		t.Run(fmt.Sprint("GPU ", bad), func(t *testing.T) {
 			t.Parallel()
 			m := emulate(t, kfdemu.Config{GPUs: 2})
-			m.gpreemptd = gpreemptd // with its 2 s
+			m.gpreemptd = gpreemptd // with a StuckAfter of 2 s
 			wellGPU, illGPU := m.gpuFlag(1-bad), m.gpuFlag(bad)
 			bad, good := m.GPUs()[bad].ID, m.GPUs()[1-bad].ID
 			well := m.work("--gpus", wellGPU, "--queues", "2", "--duration", "500", "--runtime")

@@ -37,18 +37,18 @@ func TestGuestClientsWaitWhileTheDaemonStartsAgain(t *testing.T) {
 	}
 }
 
-// watchPauses returns a function that ends it, and returns for how long in all this process did
-// not run, as when the host stands still.
-func watchPauses() func() time.Duration {
+// watchPauses starts to measure for how long this process does not run, as in a pause of the host.
+// stop ends that and returns the sum.
+func watchPauses() (stop func() time.Duration) {
 	const most = 100 * time.Millisecond
-	stop, stood := make(chan struct{}), make(chan time.Duration)
+	end, stood := make(chan struct{}), make(chan time.Duration)
 	go func() {
 		tick, all := time.NewTicker(most/10), time.Duration(0)
 		defer tick.Stop()
 		for last := time.Now(); ; {
 			select {
 			case <-tick.C:
-			case <-stop:
+			case <-end:
 				stood <- all
 				return
 			}
@@ -59,7 +59,7 @@ func watchPauses() func() time.Duration {
 			last = now
 		}
 	}()
-	return func() time.Duration { close(stop); return <-stood }
+	return func() time.Duration { close(end); return <-stood }
 }
 
 // hit does something bad to the daemon while the worker is frozen. It returns the times

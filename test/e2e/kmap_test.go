@@ -58,7 +58,7 @@ func TestKmapSuspendsEightProcessesWithOneRunlistCycle(t *testing.T) {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
-	// On a busy host some would come too late for the common call.
+	// On a busy host some processes would join too late for the common call.
 	file, err := filepath.Abs("../../internal/targets/batch.go")
 	if err != nil {
 		t.Fatal(err)

@@ -26,7 +26,7 @@ type emulated struct {
 	*kfdemu.Emulator
 	t   *testing.T
 	log eventsOfMachine
-	// gpreemptd is the binary that start and its like run.
+	// gpreemptd is the path of the daemon that is started on the machine.
 	gpreemptd string
 }
 

@@ -25,8 +25,8 @@ import (
 // the tests where another user can run it.
 var gpreemptd, gpctl, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
-// busyHostDaemon is gpreemptd with another scheduler.StuckAfter: a driver that is part of the test
-// stands still when the test's process does, and the daemon cannot tell that from a GPU that hangs.
+// busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes. The emulated driver runs in the
+// process of the test: when a busy host does not run that, it looks like a GPU that hangs.
 var busyHostDaemon string
 
 // TestMain runs the tests, or is one of the processes they start.
@@ -124,16 +124,16 @@ func setBinaries(dir string) {
 	trainBinary, busyHostDaemon = filepath.Join(dir, "train"), filepath.Join(dir, "busy", "gpreemptd")
 }
 
-// busyHost is what busyHostDaemon has changed.
+// busyHost returns the change of the source for busyHostDaemon.
 func busyHost() (change, error) {
 	file, err := filepath.Abs("../../pkg/scheduler/core.go")
 	return change{file, "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"}, err
 }
 
-// change is another text in one place of a source file.
+// change replaces a text that a source file contains once.
 type change struct{ file, was, is string }
 
-// overlay writes an overlay of go build into dir, which has the changes.
+// overlay writes the changed files into dir, and an overlay for go build, whose path it returns.
 func overlay(dir string, changes ...change) (file string, err error) {
 	replace := map[string]string{}
 	for _, c := range changes {
@@ -142,7 +142,7 @@ func overlay(dir string, changes ...change) (file string, err error) {
 			return "", err
 		}
 		if strings.Count(string(text), c.was) != 1 {
-			return "", fmt.Errorf("%s does not have %q once: what changes it is due for a look", c.file, c.was)
+			return "", fmt.Errorf("%s does not contain %q exactly once: update the change in this test", c.file, c.was)
 		}
 		changed := filepath.Join(dir, filepath.Base(c.file))
 		if err := os.WriteFile(changed, []byte(strings.Replace(string(text), c.was, c.is, 1)), 0o600); err != nil {
@@ -158,7 +158,7 @@ func overlay(dir string, changes ...change) (file string, err error) {
 	return file, os.WriteFile(file, text, 0o600)
 }
 
-// changed builds a busyHostDaemon with more changes.
+// changed builds a gpreemptd with the changes and that of busyHostDaemon, and returns its path.
 func changed(t *testing.T, changes ...change) (program string) {
 	t.Helper()
 	if raceDetector {

@@ -20,7 +20,7 @@ func TestJobInALongCallOfTheDriverIsStuckAlone(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		t.Parallel()
 		m := emulate(t, kfdemu.Config{Profile: profile})
-		m.gpreemptd = gpreemptd // the daemon asks after 2 s what a call waits for
+		m.gpreemptd = gpreemptd // with a StuckAfter of 2 s
 		gpu := m.GPUs()[0].ID
 		stuck, other := m.work("--duration", "500", "--runtime"), m.work("--duration", "500", "--runtime")
 		d := m.start(atOnce)

@@ -364,8 +364,8 @@ func TestInterruptedTrialLeavesNothingAndIsContinued(t *testing.T) {
 	w := m.serve("--runtime", "--queues", "2", "--duration", "2000", "--occupancy", "300000")
 	d.eventually("the job is found", func() bool { return d.target(w.PID).GetQueueCount() == 2 })
 	dir := filepath.Join(t.TempDir(), "run")
-	// The server of the second arm gets twenty requests and no more: the arm lasts until it is
-	// interrupted. The shared arm is the first, and the third server is that of --resume.
+	// The protected arm must not end before the interrupt, so its server, the second that is
+	// started, reads only 20 of the 30 requests. The third is started by --resume.
 	server, starts := serving(t), written(t, "starts", "")
 	server[1] = fmt.Sprintf(`sh %s %s | %s`, written(t, "gate.sh", `echo >> $1
 [ $(wc -l < $1) -eq 2 ] || exec cat

@@ -138,7 +138,7 @@ func (g *guard) ask(m message, descriptors ...int) error {
 		}
 		return fmt.Errorf("call the supervisor: %w", err)
 	}
-	const parts = 4 // a pause of both programs, however long, counts as one
+	const parts = 4 // a pause of both programs takes one, however long it is
 	late := time.NewTimer(answerTime / parts)
 	defer late.Stop()
 	for range parts {
