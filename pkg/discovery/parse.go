@@ -139,7 +139,7 @@ type ProcStat struct {
 	Comm string
 	// State is the letter of field 3, of the main thread.
 	State byte
-	// Parent and Group are the pids of the parent, 0 without one, and of the leader of the process group.
+	// Parent and Group are the pids of the parent and of the leader of the process group; 0 without one.
 	Parent, Group int32
 	// Flags are the kernel's task flags of the main thread, such as FlagExiting.
 	Flags uint32
@@ -177,7 +177,8 @@ func (s ProcStat) Alive() bool {
 
 // ParseProcStat parses /proc/PID/stat. The command name is in parentheses and may contain
 // any characters, including parentheses, spaces and newlines: it ends at the last
-// parenthesis. The error is a *ParseError.
+// parenthesis. The error is a *ParseError. A process that was removed while the kernel wrote
+// the file has the state X: its process group is -1 (do_task_stat in fs/proc/array.c).
 func ParseProcStat(b []byte) (ProcStat, error) {
 	refuse := func(problem string) error {
 		return &ParseError{Line: 1, Problem: problem}
@@ -209,6 +210,9 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 			failed = refuse(fmt.Sprintf("field %d, the %s, is %q", i, what, fields[i]))
 		}
 		return v
+	}
+	if string(fields[5]) == "-1" {
+		fields[first], fields[5] = []byte("X"), []byte("0")
 	}
 	s := ProcStat{
 		PID: int32(pid), Comm: string(b[opening+1 : closing]), State: fields[first][0],

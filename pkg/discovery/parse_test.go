@@ -33,6 +33,15 @@ func TestParseProcStat(t *testing.T) {
 	}
 }
 
+func TestProcessThatIsRemovedMeanwhileIsNotAlive(t *testing.T) {
+	text := strings.Replace(stat(4211, "a", 'R', 0, 987654), " 1 2 ", " 0 -1 ", 1)
+	got, err := discovery.ParseProcStat([]byte(text))
+	want := discovery.ProcStat{PID: 4211, Comm: "a", State: 'X', Flags: 4194304, Ticks: 11, Start: 987654, Pages: 20}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil || got.Alive() {
+		t.Errorf("%s: %+v, %v, alive %t", text, got, err, got.Alive())
+	}
+}
+
 func TestProcessWithoutRunnableThreadsIsNotAlive(t *testing.T) {
 	tests := []struct {
 		stat discovery.ProcStat
