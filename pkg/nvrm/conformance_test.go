@@ -2,6 +2,7 @@ package nvrm_test
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -215,6 +216,7 @@ func TestTheDriverBehavesAsExpected(t *testing.T) {
 
 // TestFiguresOfTheDriver prints how long calls take, on jobs as above: GPREEMPT_NVIDIA=PID:FILE for
 // one job, and GPREEMPT_NVIDIA_OTHERS=PID,PID for others that are set in the same call.
+// GPREEMPT_NVIDIA_FIGURES=FILE keeps the values of each call.
 func TestFiguresOfTheDriver(t *testing.T) {
 	pid, path, given := strings.Cut(os.Getenv("GPREEMPT_NVIDIA"), ":")
 	if !given {
@@ -223,6 +225,7 @@ func TestFiguresOfTheDriver(t *testing.T) {
 	r := rigOf(t, nvrm.Kernel(), keyOf(t, pid))
 	counter := counterOf(t, path)
 	groups := []nvrm.Group{{Process: r.process, Channels: r.channels}}
+	kept := map[string]map[string][]float64{} // in us, in the order of the calls
 	figures := func(what string, cycles int, beside func()) {
 		var off, on []time.Duration
 		var slow []string
@@ -252,6 +255,7 @@ func TestFiguresOfTheDriver(t *testing.T) {
 				slow = append(slow, fmt.Sprintf("%v at %v", took, first.Sub(begin).Round(time.Millisecond)))
 			}
 		}
+		kept[what] = map[string][]float64{"off_us": microseconds(off), "on_us": microseconds(on)}
 		slices.Sort(off)
 		slices.Sort(on)
 		at := func(d []time.Duration, per int) time.Duration { return d[min(len(d)-1, len(d)*per/100)] }
@@ -283,14 +287,22 @@ func TestFiguresOfTheDriver(t *testing.T) {
 	figures("one job, Quick beside it", 100, func() { _ = r.view.Quick(32) })
 	figures("one job, Scan beside it", 100, func() { _ = r.view.Scan() })
 	figures("one job, NewestClient beside it", 100, func() { _, _ = r.sys.NewestClient() })
-	others := strings.Split(os.Getenv("GPREEMPT_NVIDIA_OTHERS"), ",")
-	for i, other := range others {
+	for other := range strings.SplitSeq(os.Getenv("GPREEMPT_NVIDIA_OTHERS"), ",") {
 		if other == "" {
 			continue
 		}
 		o := rigOf(t, nvrm.Kernel(), keyOf(t, other))
 		groups = append(groups, nvrm.Group{Process: o.process, Channels: o.channels})
-		figures(fmt.Sprintf("%d jobs in one call", i+2), 150, nil)
+		figures(fmt.Sprintf("%d jobs in one call", len(groups)), 150, nil)
+	}
+	if file := os.Getenv("GPREEMPT_NVIDIA_FIGURES"); file != "" {
+		text, err := json.Marshal(kept)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, append(text, '\n'), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 	fd, err := unix.Open(nvrm.ControlPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -312,6 +324,14 @@ func TestFiguresOfTheDriver(t *testing.T) {
 	if err := own.Control(r.client, r.client, nvrm.GetHandleInfo, nvrm.Bytes(&p)); !errors.Is(err, nvrm.InvalidClient) {
 		t.Errorf("the job's client through a descriptor of our own: %v", err)
 	}
+}
+
+func microseconds(values []time.Duration) []float64 {
+	us := make([]float64, len(values))
+	for i, v := range values {
+		us[i] = float64(v.Nanoseconds()/100) / 10
+	}
+	return us
 }
 
 func keyOf(t *testing.T, pid string) gpreempt.ProcessKey {

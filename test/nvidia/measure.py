@@ -3,7 +3,7 @@
 measure.py GPREEMPTD GPCTL OUT [quick] runs as root on a machine with CUDA and PyTorch, and the client package gpreempt.
 It builds the CUDA programs, starts the daemon, runs parts, and writes OUT/measure.json after each: raw values, and a
 summary. PARTS="holds kinds" selects parts (the table PARTS has them, and how long each may take); all of them take longer
-than 10 minutes. quick takes a tenth of the values. SERVING_SIZE=1.2b, SERVING_SECONDS and SERVING_REPEATS change the part
+than 10 minutes. quick takes a tenth of the values. AWAKE=1 keeps the processors from sleeping. SERVING_SIZE=1.2b, SERVING_SECONDS and SERVING_REPEATS change the part
 serving. A part that fails, or takes far longer than it may, says so, and the others go on with a new daemon.
 
 Times are of time.perf_counter. While it waits for a counter this program is busy on one core, and on none otherwise.
@@ -50,10 +50,12 @@ rules:
   - {name: check, match: {comm: "check*"}, class: offline, priority: 0}
   - {name: train, match: {cmdline: "*train.py*"}, class: offline, priority: 0}
   - {name: nccl, match: {cmdline: "*nccl.py*"}, class: offline, priority: 0}
+safety: {hazards: [{id: measure, nvidia: ">=0", action: allow, why: It is being measured.}]}
 """
 # The directory of libgpreempt.so, for an arm with the C client; "" for none.
 CLIENT = os.environ.get("GPREEMPT_CLIB", "")
-result = {"mechanism": "nvchannels", "hardware": "real", "quick": QUICK, "parts": {}}
+AWAKE = os.environ.get("AWAKE") == "1"
+result = {"mechanism": "nvchannels", "hardware": "real", "quick": QUICK, "awake": AWAKE, "parts": {}}
 now = time.perf_counter
 
 
@@ -871,6 +873,21 @@ def build():
             print("nvcc failed:", b.args[5], flush=True)
 
 
+@contextlib.contextmanager
+def awake():
+    """Keep each processor busy with a loop that every other thread displaces, so that none sleeps: like idle=poll of the kernel."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        for loop, processor in zip(loops, os.sched_getaffinity(0)):
+            os.sched_setaffinity(loop.pid, {processor})
+            os.sched_setscheduler(loop.pid, os.SCHED_IDLE, os.sched_param(0))
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 def main():
     only = os.environ.get("PARTS", "").split()
     unknown = set(only) - {f.__name__ for f in PARTS}
@@ -890,8 +907,9 @@ def main():
     print(result["gpu"], f"{len(gpus)} GPUs", result["version"], f"{sum(chosen.values())} s at most as planned", sep="; ", flush=True)
     print(result["doctor"], flush=True)
     try:
-        for function, budget in chosen.items():
-            part(function, budget)
+        with awake() if AWAKE else contextlib.nullcontext():
+            for function, budget in chosen.items():
+                part(function, budget)
     finally:
         daemon().end()
     result["journal_left"] = [p.name for p in (RUN / "journal").glob("*")]

@@ -21,9 +21,9 @@ plt.rcParams.update({
 # Of the palette of Okabe and Ito, which colour-blind people can tell apart.
 COLORS = {
     "alone": "#000000", "shared": "#d55e00", "gpreempt": "#0072b2", "priority": "#009e73",
-    "gpreempt, not awaited": "#56b4e9", "gpreempt, C client": "#cc79a7",
+    "gpreempt, not awaited": "#56b4e9",
 }  # fmt: skip
-RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 NAMES = {"alone": "alone", "shared": "shared (time slices)", "gpreempt": "gpreempt", "priority": "one process,\nstream priorities"}
 
 
@@ -54,7 +54,7 @@ def tail(axes, values, label, **style):
 
 
 def announce(parts, finish, runs):
-    runs = [run for run in runs if "holds" in run]
+    runs = {name: run for name, run in runs.items() if "holds" in run}
     if not runs:
         return
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
@@ -64,8 +64,8 @@ def announce(parts, finish, runs):
         ("1 jobs", "raw_all_run_us", None, "Complete until the job counts, 1 job, ms"),
     )
     for a, (jobs, key, limit, label) in zip(axes, columns):
-        for number, run in enumerate(runs):
-            tail(a, [v / 1e3 for v in present(run["holds"][jobs][key])], f"run {number + 1}", color=RUNS[number % len(RUNS)], linewidth=1.2)
+        for number, (name, run) in enumerate(runs.items()):
+            tail(a, [v / 1e3 for v in present(run["holds"][jobs][key])], name, color=RUNS[number % len(RUNS)], linewidth=1.2)
         a.axhline(0.01, color="black", linewidth=0.6, linestyle="--")
         if limit:
             a.plot([limit], [0.01], "v", color="black", label="the limit of p99", clip_on=False, linestyle="")
@@ -189,14 +189,14 @@ def deaths(parts, finish):
 
 
 def main():
-    directory, parts, runs, gpu = pathlib.Path(sys.argv[1]), {}, [], None
+    directory, parts, runs, gpu = pathlib.Path(sys.argv[1]), {}, {}, None
     directory.mkdir(parents=True, exist_ok=True)
     on = {}
     for path in sys.argv[2:]:
         file = json.loads(pathlib.Path(path).read_text())
         name, _, driver = file["gpu"].partition(", ")
         gpu = f"measured on {name}, driver {driver}"
-        runs.append(file["parts"])
+        runs[pathlib.Path(path).stem] = file["parts"]
         for part, value in file["parts"].items():
             if "failed" not in value:
                 parts[part], on[part] = value, gpu

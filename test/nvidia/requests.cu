@@ -48,6 +48,7 @@ static void announced(int kernels, long long steps) {
     double announce = now() - begin;
     run(kernels, steps);
     printf("%.1f %.1f %d\n", now() - begin, announce, lease.quiet);
+    fflush(stdout); // the reader measures until the answer, without Complete
     if (gpreempt_complete(&lease))
         fprintf(stderr, "requests: %s\n", gpreempt_last_error());
 #else
