@@ -4,16 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
@@ -22,11 +21,16 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// job is a process that has opened the driver.
+// job is a process that has opened the driver, and has a descriptor of NVIDIA's device: with O_PATH,
+// because the guest has no driver for it.
 func job() int {
 	driver, err := os.OpenFile(kfd.DevicePath, os.O_RDWR, 0)
+	if err == nil {
+		_, err = unix.Open(nvrm.ControlPath, unix.O_PATH, 0)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -54,6 +58,7 @@ func sandboxed(pids []string) int {
 		check("dbgtrap on "+pid, holdByDebugger(key))
 		if i == 0 { // the other has not opened the driver
 			check("criu on "+pid, holdByCheckpoint(key))
+			check("nvchannels on "+pid, copyOfControl(key))
 		}
 		_, err = os.ReadFile("/proc/" + pid + "/maps")
 		check("maps of "+pid, err)
@@ -65,6 +70,9 @@ func sandboxed(pids []string) int {
 		f, err := os.OpenFile(name, flags, 0)
 		check("open", err)
 		_ = f.Close() // nil when there was none
+	}
+	if _, err := unix.Open(nvrm.ControlPath, unix.O_RDWR, 0); !errors.Is(err, unix.ENXIO) { // EPERM without the right
+		wrong = append(wrong, fmt.Errorf("open %s: %w, want that no driver is there", nvrm.ControlPath, err))
 	}
 	for _, name := range []string{"/etc/motd", "/sys/kernel/debug/kfd/hang_hws", "/proc/sys/kernel/sysrq", "/dev/vda", "/dev/ttyS0"} {
 		f, err := os.OpenFile(name, os.O_WRONLY, 0)
@@ -135,6 +143,27 @@ func holdByCheckpoint(key gpreempt.ProcessKey) error {
 	return errors.Join(err, j.Close())
 }
 
+// copyOfControl copies the descriptor of NVIDIA's device from a process, as each call of nvchannels does.
+func copyOfControl(key gpreempt.ProcessKey) error {
+	p, err := nvrm.Kernel().Open(key)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	fds, err := p.Files()
+	if err != nil {
+		return err
+	}
+	if len(fds) != 1 {
+		return fmt.Errorf("%d descriptors of %s, want 1", len(fds), nvrm.ControlPath)
+	}
+	f, err := p.Copy(fds[0])
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 func hold(m mechanism.Mechanism, key gpreempt.ProcessKey) error {
 	ctx, cancel := context.WithTimeout(context.Background(), guestTimeout)
 	defer cancel()
@@ -152,18 +181,16 @@ func TestGuestSandboxLetsTheMechanismsWorkAndLittleElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	must(t, "mknod", nvrm.ControlPath, "c", "195", "255")
 	must(t, "systemd-run", "--unit=job", "--setenv="+roleEnv+"=job", self)
 	must(t, "systemd-run", "--unit=other", "-p", "User=nobody", "sleep", "infinity")
 	var pids []string
 	for _, unit := range []string{"job.service", "other.service"} {
 		pids = append(pids, strings.TrimSpace(must(t, "systemctl", "show", "--value", "-p", "MainPID", unit)))
 	}
-	eventually(t, "the job has opened the driver", nowAndThen, func() bool {
-		fds, err := os.ReadDir("/proc/" + pids[0] + "/fd")
-		return err == nil && slices.ContainsFunc(fds, func(fd fs.DirEntry) bool {
-			to, err := os.Readlink("/proc/" + pids[0] + "/fd/" + fd.Name())
-			return err == nil && to == kfd.DevicePath
-		})
+	eventually(t, "the job has opened the devices", nowAndThen, func() bool {
+		key, err := keyOf(pids[0])
+		return err == nil && copyOfControl(key) == nil
 	})
 	shipped, err := os.ReadFile("/usr/lib/systemd/system/" + service)
 	if err != nil {
@@ -175,7 +202,7 @@ func TestGuestSandboxLetsTheMechanismsWorkAndLittleElse(t *testing.T) {
 		t.Fatal("the unit has no section of rights")
 	}
 	hardening, _, _ = strings.Cut(hardening, "[Install]")
-	unit += "#" + hardening
+	unit += "#" + hardening + "DeviceAllow=" + nvrm.ControlPath + " rw\n" // docs/nvidia.md
 	write(t, "/run/systemd/system/sandbox.service", unit)
 	must(t, "systemctl", "daemon-reload")
 	began := time.Now()
