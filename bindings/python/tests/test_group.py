@@ -191,6 +191,7 @@ def test_daemon_of_another_host_takes_announcements(remote: Tuple[Daemon, str], 
             first = lease._expires
             eventually("the lease is renewed", lambda: lease._expires > first)
             assert not lease.lost
+        d.eventually_free()
 
         @gpreempt.online(gpreempt.ALL, label="async", max_wait=10, client=client)
         async def work() -> Any:
