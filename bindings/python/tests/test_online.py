@@ -110,6 +110,23 @@ def test_long_work_keeps_its_lease(daemon: Daemon, client: gpreempt.Client) -> N
     daemon.eventually_free()
 
 
+def test_short_lease_is_renewed_beside_a_long_one(daemon: Daemon, client: gpreempt.Client) -> None:
+    async def main() -> None:
+        async with gpreempt.online(gpus=[0], ttl=60, max_wait=10, client=client):
+            async with gpreempt.online(gpus=[0], ttl=6, max_wait=10, client=client) as lease:
+                first = lease._expires
+                while lease._expires == first and len(daemon.leases()) == 2:
+                    await asyncio.sleep(0.01)
+                assert lease._expires > first
+
+    with gpreempt.online(gpus=[0], ttl=60, max_wait=10, client=client):
+        with gpreempt.online(gpus=[0], ttl=6, max_wait=10, client=client) as lease:
+            first = lease._expires
+            eventually("the lease is renewed", lambda: lease._expires > first or lease.lost)
+            assert lease.protected
+    asyncio.run(main())
+
+
 def test_lease_without_renewal_ends(daemon: Daemon, client: gpreempt.Client) -> None:
     with gpreempt.online(gpus=[0], ttl=0.05, renew=False, max_wait=10, client=client) as lease:
         eventually("the lease is lost", lambda: lease.lost)
