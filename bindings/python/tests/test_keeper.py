@@ -11,6 +11,7 @@ from gpreempt import _errors, _keeper
 from conftest import eventually
 
 
+@pytest.mark.usefixtures("renewed_early")
 def test_lease_that_is_announced_after_a_look_is_renewed(client: gpreempt.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_keeper, "_IDLE", 3600.0)  # else another look comes in time
     look = client._keeper._work
@@ -19,7 +20,7 @@ def test_lease_that_is_announced_after_a_look_is_renewed(client: gpreempt.Client
     def announce_after(c: gpreempt.Client) -> float:
         at = look(c)
         if not leases:
-            leases.append(gpreempt.online(gpus=[0], ttl=6, max_wait=10, client=c).acquire())
+            leases.append(gpreempt.online(gpus=[0], ttl=10, max_wait=10, client=c).acquire())
         return at
 
     monkeypatch.setattr(client._keeper, "_work", announce_after)
