@@ -21,7 +21,8 @@ class Connection:
         self._http2 = _http2.Connection()
         self._unsent = b""
         self._room: Set[asyncio.Future[None]] = set()
-        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer: Optional[asyncio.TimerHandle] = None  # the next look at the leases, at _look_at
+        self._look_at = 0.0
         self._renewing: Optional[asyncio.Task[None]] = None
         self.leases: Set[Lease] = set()
         self.broken: Optional[_errors.Error] = None
@@ -86,6 +87,9 @@ class Connection:
 
     def keep(self, lease: Lease) -> None:
         """Renew a lease in time."""
+        if self._timer is not None and lease._renew_at < self._look_at:
+            self._timer.cancel()
+            self._timer = None
         if self._timer is None and (self._renewing is None or self._renewing.done()):
             self._schedule(lease._renew_at)
 
@@ -104,6 +108,7 @@ class Connection:
             if self.broken is None and self.leases:
                 self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
+        self._look_at = at
         self._timer = asyncio.get_running_loop().call_later(max(0.0, at - time.monotonic()), begin)
 
     async def _renew(self) -> None:

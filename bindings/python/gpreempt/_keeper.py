@@ -28,7 +28,7 @@ class Keeper:
         self._client = weakref.ref(client)
         self._changed = threading.Condition(threading.Lock())  # guards all below
         self._thread: Optional[threading.Thread] = None
-        self._until = 0.0  # when the thread wakes
+        self._until = 0.0  # when the thread looks next
         self._stopped = False
         self._probe_at: Optional[float] = None
         self._pause = _PROBE_MIN
@@ -78,6 +78,7 @@ class Keeper:
         self.start()
         if at < self._until:  # an earlier reading of it only wakes the thread without need
             with self._changed:
+                self._until = min(self._until, at)  # also for a thread that does not wait now
                 self._changed.notify_all()
 
     def _run(self) -> None:
@@ -86,11 +87,10 @@ class Keeper:
             with self._changed:
                 if self._stopped:
                     return
-                self._until = at
+                self._until = min(self._until, at)
                 while not self._stopped and (left := self._until - time.monotonic()) > 0:
-                    if self._changed.wait(left):
-                        break
-                # Whatever is announced from here on is in the next look, or wakes the thread.
+                    self._changed.wait(left)
+                # Whatever is announced from here on is in the next look, or sets when the one after it is.
                 self._until = float("inf")
                 if self._stopped:
                     return
@@ -106,14 +106,13 @@ class Keeper:
         with self._changed:
             probe_at, sessions = self._probe_at, list(self.sessions)
         if probe_at is not None and probe_at <= now:
-            if client._probe():
-                client._found()
-                probe_at = None
-            else:
-                self._pause = min(2 * self._pause, _PROBE_MAX)
-                probe_at = max(now + self._pause, time.monotonic())
+            found = client._probe()
+            self._pause = min(2 * self._pause, _PROBE_MAX)
+            probe_at = None if found else max(now + self._pause, time.monotonic())
             with self._changed:
                 self._probe_at = probe_at
+            if found:
+                client._found()  # last: from here on the next failure asks for another probe
         connection = client._connection
         leases = list(connection.leases) if connection is not None else []
         if connection is not None and connection.broken is None:

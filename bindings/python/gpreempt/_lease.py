@@ -7,6 +7,9 @@ from typing import Any, List, Optional, Protocol, Set
 
 from . import _errors, _proto
 
+# The share of its time to live after which a lease is renewed.
+_RENEW_AFTER = 0.5
+
 
 class Link(Protocol):
     """A connection. Its leases end with it."""
@@ -43,7 +46,7 @@ class Lease:
         lease._link, lease._answer, lease._renew = link, answer, renew
         ttl = lease._ttl = _proto.duration(answer.ttl)
         lease._expires = begun + ttl
-        lease._renew_at = begun + ttl / 2 if renew else lease._expires
+        lease._renew_at = begun + _RENEW_AFTER * ttl if renew else lease._expires
         lease.round_trip = time.monotonic() - begun
         lease._held = True
         link.leases.add(lease)
@@ -101,7 +104,7 @@ class Lease:
 
     def _renewed(self, begun: float, ttl: float) -> None:
         self._expires = begun + ttl
-        self._renew_at = begun + ttl / 2
+        self._renew_at = begun + _RENEW_AFTER * ttl
 
     def _retry_renewal(self, now: float) -> None:
         """Schedule another attempt after a failed renewal, until the time to live has passed."""

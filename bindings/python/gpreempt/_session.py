@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any, Optional
 
 from . import _client, _errors
@@ -22,6 +23,7 @@ class Session:
         self._again = self._request.at_once()
         self._chosen = client
         self._strict = strict
+        self._lock = threading.Lock()  # guards both below, of which the client's thread sets the lease
         self._client: Optional["_client.Client"] = None
         self._lease: Optional[Lease] = None
 
@@ -39,17 +41,19 @@ class Session:
         """Announce the work. Errors are raised only if the session is strict."""
         if self._client is None:
             client = self._chosen or _client.default_client()
-            self._lease = client.acquire(self._request, strict=self._strict)
-            self._client = client
+            lease = client.acquire(self._request, strict=self._strict)
+            with self._lock:
+                self._client, self._lease = client, lease
             client._keeper.add(self)
         return self
 
     def close(self) -> None:
         """End the lease. It may be called again."""
-        client, self._client = self._client, None
+        with self._lock:
+            client, self._client = self._client, None
+            lease, self._lease = self._lease, None
         if client is not None:
             client._keeper.remove(self)
-        lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
 
@@ -59,11 +63,15 @@ class Session:
         if client is None or lease is None or lease.protected or client.unavailable is not None:
             return
         again = client.acquire(self._again)
-        self._lease = again
-        if self._client is None:  # closed meanwhile
+        with self._lock:
+            unchanged = self._lease is lease
+            if unchanged:
+                self._lease = again
+        if not unchanged:  # closed meanwhile
             again.release()
 
     def _forget(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
         self._client = self._lease = None
 
     def __enter__(self) -> "Session":

@@ -21,7 +21,7 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE.parent))
 
 import gpreempt  # noqa: E402
-from gpreempt import _proto, _sync  # noqa: E402
+from gpreempt import _lease, _proto, _sync  # noqa: E402
 
 # No lease expires because the host is busy.
 CONFIG = """
@@ -144,6 +144,12 @@ def daemon(kfdemu: str, directory: Path) -> Iterator[Daemon]:
 def client(daemon: Daemon) -> Iterator[gpreempt.Client]:
     with gpreempt.Client(daemon.socket) as c:
         yield c
+
+
+@pytest.fixture
+def renewed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renew leases after a fifth of their time to live: a lease of 10 s is not lost when the host stands still for less than 8 s."""
+    monkeypatch.setattr(_lease, "_RENEW_AFTER", 0.2)
 
 
 class Silent:

@@ -179,6 +179,7 @@ def remote(kfdemu: str, directory: Path, files: Files) -> Iterator[Tuple[Daemon,
         d.kill()
 
 
+@pytest.mark.usefixtures("renewed_early")
 def test_daemon_of_another_host_takes_announcements(remote: Tuple[Daemon, str], files: Files) -> None:
     d, address = remote
     with gpreempt.Client(address, certificate=files["server"]) as client:
@@ -187,10 +188,11 @@ def test_daemon_of_another_host_takes_announcements(remote: Tuple[Daemon, str], 
                 assert d.labels() == ["tp"]
                 assert (lease.protected, sorted(lease.gpus)) == (True, sorted(g.gpu_id for g in d._admin("ListGpus").gpus))
             d.eventually_free()
-        with gpreempt.online(gpreempt.ALL, ttl=6, max_wait=10, client=client) as lease:
+        with gpreempt.online(gpreempt.ALL, ttl=10, max_wait=10, client=client) as lease:
             first = lease._expires
             eventually("the lease is renewed", lambda: lease._expires > first)
             assert not lease.lost
+        d.eventually_free()
 
         @gpreempt.online(gpreempt.ALL, label="async", max_wait=10, client=client)
         async def work() -> Any:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any, List
 
 import pytest
@@ -87,27 +88,38 @@ def test_lease_of_a_cancelled_coroutine_ends(daemon: Daemon, client: gpreempt.Cl
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("renewed_early")
 def test_long_work_keeps_its_lease(daemon: Daemon, client: gpreempt.Client) -> None:
-    announce = gpreempt.online(gpus=[0], ttl=6, max_wait=10, client=client)
+    announce = gpreempt.online(gpus=[0], ttl=10, max_wait=10, client=client)
 
-    def renewed(lease: gpreempt.Lease, expires: List[float]) -> bool:
-        if lease._expires not in expires:
-            expires.append(lease._expires)
-        return len(expires) > 2
-
-    async def main() -> None:
+    async def main(of_thread: gpreempt.Lease) -> None:
         async with announce as lease:
-            expires: List[float] = []
-            while not renewed(lease, expires) and not lease.lost:
+            end = lease._expires + 1
+            while time.monotonic() < end and not lease.lost:
                 await asyncio.sleep(0.01)
-            assert lease.protected and len(daemon.leases()) == 1
+            assert lease.protected and of_thread.protected and len(daemon.leases()) == 2
 
     with announce as lease:
-        expires: List[float] = []
-        eventually("the lease is renewed", lambda: renewed(lease, expires) or lease.lost)
-        assert lease.protected and len(daemon.leases()) == 1
-    asyncio.run(main())
+        asyncio.run(main(lease))
     daemon.eventually_free()
+
+
+@pytest.mark.usefixtures("renewed_early")
+def test_short_lease_is_renewed_beside_a_long_one(daemon: Daemon, client: gpreempt.Client) -> None:
+    async def main() -> None:
+        async with gpreempt.online(gpus=[0], ttl=60, max_wait=10, client=client):
+            async with gpreempt.online(gpus=[0], ttl=10, max_wait=10, client=client) as lease:
+                first = lease._expires
+                while lease._expires == first and len(daemon.leases()) == 2:
+                    await asyncio.sleep(0.01)
+                assert lease._expires > first
+
+    with gpreempt.online(gpus=[0], ttl=60, max_wait=10, client=client):
+        with gpreempt.online(gpus=[0], ttl=10, max_wait=10, client=client) as lease:
+            first = lease._expires
+            eventually("the lease is renewed", lambda: lease._expires > first or lease.lost)
+            assert lease.protected
+    asyncio.run(main())
 
 
 def test_lease_without_renewal_ends(daemon: Daemon, client: gpreempt.Client) -> None:

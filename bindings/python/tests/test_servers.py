@@ -74,6 +74,7 @@ def test_fastapi_application_is_announced(daemon: Daemon, client: gpreempt.Clien
     async def main() -> None:
         async with httpx.AsyncClient(app=app, base_url="http://test") as http:
             assert (await http.get("/one")).json() == ["fastapi"]
+            daemon.eventually_free()
             assert (await http.get("/many")).text == "fastapi;" * 3
 
     asyncio.run(main())
@@ -151,6 +152,7 @@ def test_calls_of_an_asyncio_grpc_server_are_announced(daemon: Daemon, client: g
         async with grpc.aio.insecure_channel(f"unix:{directory}/s.sock") as channel:
             assert await channel.unary_unary("/a.A/One")(b"", timeout=60) == b"aio"
             for method in ("/a.A/Many", "/a.A/Write"):
+                daemon.eventually_free()
                 assert [answer async for answer in channel.unary_stream(method)(b"", timeout=60)] == [b"aio"] * 2
         await server.stop(None)
 

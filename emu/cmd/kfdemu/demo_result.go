@@ -40,6 +40,8 @@ type Run struct {
 	Serving float64 `json:"serving"`
 	// NotQuiesced counts announcements answered before the GPU was quiet.
 	NotQuiesced int `json:"not_quiesced"`
+	// Late counts requests that began late: nothing but the host delays their beginning.
+	Late int `json:"late"`
 	// served counts the requests that were answered, and unprotected those without a lease.
 	served, unprotected int
 }
@@ -131,6 +133,10 @@ func (r *Result) summarize() {
 		repeated += run.Repeated
 	}
 	serving := mean(r.of(Protected), func(run Run) float64 { return run.Serving })
+	late := 0
+	for _, run := range r.of(Protected) {
+		late += run.Late
+	}
 	online, added := arms[Protected].Online, r.ModelledSuspendMS+2
 	alone := arms[OnlineAlone].Online
 	p50 := atMost("online p50 with gpreempt, ms", online.P50, alone.P50+added)
@@ -147,6 +153,8 @@ func (r *Result) summarize() {
 		r.NotJudged = fmt.Sprintf("%d requests are fewer than %d", online.N, enoughRequests)
 	case alone.P95 > 1.5*alone.P50:
 		r.NotJudged = fmt.Sprintf("this host is too busy to measure (without other work on the GPU the p95 is %.3g ms, and the p50 %.3g ms)", alone.P95, alone.P50)
+	case 20*late > online.N: // it stood still meanwhile
+		r.NotJudged = fmt.Sprintf("this host is too busy to measure (with gpreempt, %d of %d requests began more than %v late)", late, online.N, lateAfter)
 	case r.LearnedSuspendMS > r.ModelledSuspendMS+1:
 		r.NotJudged = fmt.Sprintf("this host is too busy to measure (a suspend took %s, and %s of that on the modelled GPU)", ms(r.LearnedSuspendMS), ms(r.ModelledSuspendMS))
 	default:

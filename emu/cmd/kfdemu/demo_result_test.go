@@ -95,6 +95,15 @@ func TestMedianAndThroughputAreJudgedUnlessTheyMeanNothing(t *testing.T) {
 			figures: []Target{p50, busy, work},
 			says:    "Not judged (skip): this host is too busy to measure (without other work on the GPU the p95 is 400 ms, and the p50 6 ms).",
 		},
+		"a host that stood still": {
+			change:  func(r *Result) { r.Runs[4].Late, r.Runs[5].Late = 11, 0 },
+			figures: []Target{p50, p99, work},
+			says:    "Not judged (skip): this host is too busy to measure (with gpreempt, 11 of 200 requests began more than 3ms late).",
+		},
+		"a host that stood still for a moment": {
+			change: func(r *Result) { r.Runs[4].Late, r.Runs[5].Late = 5, 5 }, figures: []Target{p99}, judged: []Target{p50, work},
+			says: "Not judged (skip): other programs on this host can delay a few requests.",
+		},
 		"a slow host": {
 			change:  func(r *Result) { r.LearnedSuspendMS = 1.5 },
 			figures: []Target{p50, p99, work},

@@ -52,6 +52,7 @@ const (
 	jobComm           = "train"
 	demoLabel         = "demo"
 	warmUp            = 300 * time.Millisecond
+	lateAfter         = requestKernels * kernelTime / 2 // a request that begins so late says more about the host
 )
 
 const configYAML = `access: {online_groups: [], admin_groups: []} # root and the user of the demo have all rights
@@ -366,6 +367,9 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 			errs = append(errs, err)
 			mu.Unlock()
 			break
+		}
+		if time.Since(due) > lateAfter {
+			run.Late++
 		}
 		wg.Go(func() {
 			r, err := s.request(ctx, due, announce)

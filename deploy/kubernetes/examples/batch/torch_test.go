@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -28,20 +27,35 @@ type agent struct {
 	said  []string
 }
 
+// reservedAddress returns an address on which a program may listen that sets SO_REUSEADDR, as the store of PyTorch
+// does. It stays bound until the test ends, so that nobody else gets it.
+func reservedAddress(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	address, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", address.(*syscall.SockaddrInet4).Port)
+}
+
 // startJob starts a job of two agents, as on two nodes. The first one has the store of the rendezvous.
 func startJob(t *testing.T, timeout time.Duration, steps int) (first, second *agent) {
 	t.Helper()
 	if err := exec.CommandContext(t.Context(), python, "-c", "import torch.distributed.run").Run(); err != nil {
 		t.Skip("no PyTorch: apt-get install -y --no-install-recommends python3-torch python3-packaging")
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	endpoint := listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	endpoint := reservedAddress(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	start := func() *agent {
