@@ -22,9 +22,15 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 		return
 	}
 	for {
-		works := time.AfterFunc(time.Second, func() { d.warnings.set("kmsg") })
-		err := safety.WatchKernelLog(ctx, kernelLog, d.inventory.GPUs, d.alarm)
-		works.Stop()
+		ended := make(chan error, 1)
+		go func() { ended <- safety.WatchKernelLog(ctx, kernelLog, d.inventory.GPUs, d.alarm) }()
+		var err error
+		select {
+		case err = <-ended:
+		case <-time.After(time.Second): // it can be read
+			d.warnings.set("kmsg")
+			err = <-ended
+		}
 		if err == nil {
 			return
 		}
