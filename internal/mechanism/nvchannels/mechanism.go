@@ -48,8 +48,8 @@ const (
 	idleEvery = 500 * time.Millisecond
 	// fullEvery and idleFullEvery are the times between examinations of a suspended process, and of
 	// one that runs, for new clients and freed channels too. Such an examination takes a few times
-	// as long, and a call that disables channels meanwhile takes half as long again. So the channels
-	// of a new client of a suspended process are disabled within fullEvery.
+	// as long, and delays a call that disables channels meanwhile. The channels of a new client of a
+	// suspended process are disabled within fullEvery.
 	fullEvery     = 500 * time.Millisecond
 	idleFullEvery = 5 * time.Second
 	// searchScans is the number of scans after which every handle for a client has been tried.
