@@ -3,8 +3,9 @@
 measure.py GPREEMPTD GPCTL OUT [quick] runs as root on a machine with CUDA and PyTorch, and the client package gpreempt.
 It builds the CUDA programs, starts the daemon, runs parts, and writes OUT/measure.json after each: raw values, and a
 summary. PARTS="holds kinds" selects parts (the table PARTS has them, and how long each may take); all of them take longer
-than 10 minutes. quick takes a tenth of the values. AWAKE=1 keeps the processors from sleeping. SERVING_SIZE=1.2b, SERVING_SECONDS and SERVING_REPEATS change the part
-serving. A part that fails, or takes far longer than it may, says so, and the others go on with a new daemon.
+than 10 minutes. quick takes a tenth of the values. AWAKE=1 keeps the processors from sleeping. SERVING_SIZE=1.2b,
+SERVING_SECONDS and SERVING_REPEATS change the part serving. A part that fails, or takes far longer than it may, says so,
+and the others go on with a new daemon.
 
 Times are of time.perf_counter. While it waits for a counter this program is busy on one core, and on none otherwise.
 """
