@@ -72,7 +72,7 @@ func sandboxed(pids []string) int {
 		_ = f.Close() // nil when there was none
 	}
 	if _, err := unix.Open(nvrm.ControlPath, unix.O_RDWR, 0); !errors.Is(err, unix.ENXIO) { // EPERM without the right
-		wrong = append(wrong, fmt.Errorf("open %s: %w, want that no driver is there", nvrm.ControlPath, err))
+		wrong = append(wrong, fmt.Errorf("open %s: %w, want ENXIO: the guest has no driver for it", nvrm.ControlPath, err))
 	}
 	for _, name := range []string{"/etc/motd", "/sys/kernel/debug/kfd/hang_hws", "/proc/sys/kernel/sysrq", "/dev/vda", "/dev/ttyS0"} {
 		f, err := os.OpenFile(name, os.O_WRONLY, 0)
