@@ -98,7 +98,7 @@ static void show_queues(struct seq_file *m, struct kfd_process_device *pdd)
 		u32 cycled;
 
 		spin_lock(&s->hws.lock);
-		hq = soft_hws_find(&s->hws, q->gart_mqd_addr, q->process->pasid);
+		hq = soft_hws_find(&s->hws, q->gart_mqd_addr, soft_pasid(s, q->process));
 		running = hq && hq->mapped && !hq->stuck;
 		cycled = hq ? hq->cycled : 0;
 		spin_unlock(&s->hws.lock);
@@ -323,7 +323,7 @@ static int do_raise(char *rest)
 	p = soft_process(pid);
 	if (!p)
 		return -ESRCH;
-	kfd_set_dbg_ev_from_interrupt(soft_node(s), p->pasid, in_process, mask, NULL, 0);
+	kfd_set_dbg_ev_from_interrupt(soft_node(s), soft_pasid(s, p), in_process, mask, NULL, 0);
 	flush_work(&p->debug_event_workarea);	/* the debugger has its byte */
 	kfd_unref_process(p);
 	return 0;

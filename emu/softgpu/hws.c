@@ -210,7 +210,7 @@ SOFT_WRAP(void, uninit_queue, struct queue *q)
 	/* the HIQ has no process, or an error in its place */
 	if (s && q->properties.type != KFD_QUEUE_TYPE_HIQ) {
 		soft_hws_release(s, false, q->properties.doorbell_off);
-		forget(s, q->gart_mqd_addr, q->process->pasid);
+		forget(s, q->gart_mqd_addr, soft_pasid(s, q->process));
 	}
 	__real_uninit_queue(q);
 }

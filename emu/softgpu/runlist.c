@@ -75,7 +75,11 @@ static int read_sdma_mqd(struct soft_queue *q, bool xgmi)
 
 static pid_t pid_of(u32 pasid)
 {
+#if SOFT_SINCE(7, 2)
+	struct kfd_process *p = kfd_lookup_process_by_pasid(pasid, NULL);
+#else
 	struct kfd_process *p = kfd_lookup_process_by_pasid(pasid);
+#endif
 	pid_t pid;
 
 	if (!p)

@@ -10,12 +10,16 @@
 #include <linux/list.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
+#include <linux/version.h>
 #include <linux/wait.h>
 
 #include "amdgpu.h"
 #include "amdgpu_amdkfd.h"
 #include "amdgpu_mes.h"
 #include "kfd_priv.h"
+
+/* The sources are for 6.12, 7.2 and 7.3; what differs is between #if SOFT_SINCE() and #endif. */
+#define SOFT_SINCE(major, minor)	(LINUX_VERSION_CODE >= KERNEL_VERSION(major, minor, 0))
 
 #define SOFT_MAX_NODES		8
 #define SOFT_DOORBELL_ORDER	9	/* 2 MiB of doorbells, as on the hardware */
@@ -106,6 +110,18 @@ extern struct soft_dev *soft_devs[SOFT_MAX_NODES];
 struct soft_dev *soft_of(struct amdgpu_device *adev);
 struct soft_dev *soft_by_gpu_id(u32 gpu_id);
 struct kfd_node *soft_node(struct soft_dev *s);
+
+/* soft_pasid returns what runlists and interrupts of a node call a process, 0: not known there. */
+static inline u32 soft_pasid(struct soft_dev *s, struct kfd_process *p)
+{
+#if SOFT_SINCE(7, 2)
+	struct kfd_process_device *pdd = kfd_get_process_device_data(soft_node(s), p);
+
+	return pdd ? pdd->pasid : 0;
+#else
+	return p->pasid;
+#endif
+}
 
 /* registers.c */
 #define SOFT_IQ_WAIT_TIME2	0x40401008	/* a made-up value after power-on */

@@ -117,7 +117,7 @@ func checkPatch(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	kernel, err := FetchKernel(ctx, o.series)
+	kernel, err := FindKernel(ctx, o.kernel)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func checkPatch(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	t, unlock, err := kernel.driverTree()
+	t, unlock, err := kernel.driverTree(ctx)
 	if err != nil {
 		return err
 	}
