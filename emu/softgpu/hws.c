@@ -238,6 +238,28 @@ u64 soft_hws_stuck_ring(struct soft_dev *s, u32 pipe, u32 queue, bool reset)
 	return ring;
 }
 
+/*
+ * soft_hws_stuck_sdma returns the doorbell of the queue that refused to leave an
+ * SDMA engine, or 0, and takes it away for a reset.
+ */
+u32 soft_hws_stuck_sdma(struct soft_dev *s, int engine, bool reset)
+{
+	struct soft_hws *h = &s->hws;
+	struct soft_queue *q;
+	u32 doorbell = 0;
+
+	spin_lock(&h->lock);
+	list_for_each_entry(q, &h->queues, list)
+		if (q->stuck && q->engine == engine) {
+			doorbell = q->doorbell;
+			if (reset)
+				off(s, q);
+			break;
+		}
+	spin_unlock(&h->lock);
+	return doorbell;
+}
+
 /* soft_hws_reset is called in a reset, while the driver has the scheduler stopped. */
 void soft_hws_reset(struct soft_dev *s)
 {

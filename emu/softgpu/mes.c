@@ -75,6 +75,7 @@ static int add_hw_queue(struct amdgpu_mes *mes, struct mes_add_queue_input *inpu
 	q->mqd = input->mqd_addr;
 	q->pasid = input->process_id;
 	q->doorbell = input->doorbell_offset;
+	q->engine = -1;	/* only of use with HWS */
 	q->wptr = input->wptr_addr;
 	q->ring_bytes = (u64)input->queue_size * sizeof(u32);
 	if (input->queue_type == MES_QUEUE_TYPE_SDMA) {

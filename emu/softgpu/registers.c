@@ -139,6 +139,21 @@ static u64 hqd_reset(struct amdgpu_device *adev, u32 pipe, u32 queue, u32 inst,
 				   inst == fls(adev->gfx.xcc_mask) - 1);
 }
 
+#if SOFT_SINCE(7, 2)
+/* The driver looks at all queues of all engines after each unmap; one that is left hangs. */
+static u32 sdma_get_doorbell(struct amdgpu_device *adev, int engine, int queue)
+{
+	return queue ? 0 : soft_hws_stuck_sdma(soft_of(adev), engine, false);
+}
+
+SOFT_WRAP(int, amdgpu_sdma_reset_engine, struct amdgpu_device *adev, u32 engine, bool kernel_queues)
+{
+	if (!soft_of(adev))
+		return __real_amdgpu_sdma_reset_engine(adev, engine, kernel_queues);
+	return soft_hws_stuck_sdma(soft_of(adev), engine, true) ? 0 : -ETIMEDOUT;
+}
+#endif
+
 static struct kfd2kgd_calls calls;
 
 static const struct kfd2kgd_calls *driver_calls(struct amdgpu_device *adev)
@@ -185,6 +200,13 @@ const struct kfd2kgd_calls *soft_kfd2kgd(struct amdgpu_device *adev)
 	REPLACE(clear_address_watch, clear_watch);
 	REPLACE(hqd_get_pq_addr, get_pq_addr);
 	REPLACE(hqd_reset, hqd_reset);
+#if SOFT_SINCE(7, 2)
+	REPLACE(hqd_sdma_get_doorbell, sdma_get_doorbell);
+	calls.ptl_ctrl = NULL;	/* there is no PSP */
+#endif
+#if SOFT_SINCE(7, 3)
+	calls.hqd_sdma_get_counter = NULL;	/* the driver then reads the program's counter, as before */
+#endif
 	return &calls;
 }
 

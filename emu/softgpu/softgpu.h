@@ -46,6 +46,7 @@ struct soft_queue {
 	u32 doorbell;			/* index of a dword in the node's doorbells */
 	u32 type;			/* as in the uAPI's CREATE_QUEUE */
 	int slot;			/* while mapped: bit in cp_queue_bitmap, -1 for SDMA */
+	int engine;			/* of SDMA, or -1 */
 	bool is_static;
 	bool mapped;
 	bool stays;			/* in the next runlist too */
@@ -146,6 +147,7 @@ void soft_hws_fini(struct soft_dev *s);
 void soft_hws_reset(struct soft_dev *s);
 void soft_hws_release(struct soft_dev *s, bool all, u32 doorbell);
 u64 soft_hws_stuck_ring(struct soft_dev *s, u32 pipe, u32 queue, bool reset);
+u32 soft_hws_stuck_sdma(struct soft_dev *s, int engine, bool reset);
 
 /* runlist.c */
 struct pm4_mes_runlist;

@@ -275,8 +275,10 @@ func (t driverTree) copy() error {
 		case err != nil:
 			return err
 		case name == "/include":
-			err := os.Symlink(path, to)
-			return errors.Join(ignoreExist(err), fs.SkipDir)
+			if err := os.Symlink(path, to); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			return fs.SkipDir
 		case d.IsDir():
 			return os.MkdirAll(to, 0o755) //nolint:gosec // sources
 		case name == "/amdgpu/Makefile":
@@ -328,13 +330,6 @@ func (t driverTree) add(additions string) error {
 		}
 	}
 	return update(filepath.Join(t.amdgpu(), "Makefile"), makefile)
-}
-
-func ignoreExist(err error) error {
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
 }
 
 // update writes a file if its content differs.
