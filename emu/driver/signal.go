@@ -86,6 +86,9 @@ func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
 	}
 	lowest, end := &s.lowestOther, uint64(lastEvent+1)
 	if e.gpuCanSignal() {
+		if !s.page && d.prof.ownEventPage {
+			return 0, ENOMEM
+		}
 		if !s.page {
 			s.page, s.mapped = true, 8*defaultSlots
 		}

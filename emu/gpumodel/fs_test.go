@@ -128,7 +128,7 @@ func TestSysfsIsTheKernels(t *testing.T) {
 	r := inhabited(t)
 	files := []string{"pasid", "queues/0/type", "queues/1/type", "queues/2/type"}
 	got := map[Kernel][]string{}
-	for _, k := range []Kernel{Linux612, Linux61, Linux72, DKMS} {
+	for _, k := range []Kernel{Linux612, Linux61, Linux72, Linux73, DKMS} {
 		// Linux612 is what it is without being told.
 		if k != Linux612 {
 			r.SetKernel(k)
@@ -140,7 +140,7 @@ func TestSysfsIsTheKernels(t *testing.T) {
 		}
 		data, err := fs.ReadFile(r.FS(), "sys/class/kfd/kfd/topology/nodes/2/properties")
 		r.ok(err)
-		if has := strings.Contains(string(data), "\ncapability2 0\ndebug_prop "); has != (k == Linux72) {
+		if has := strings.Contains(string(data), "\ncapability2 1\ndebug_prop "); has != k.is7() {
 			t.Errorf("%v: capability2 is there: %v", k, has)
 		}
 	}
@@ -148,6 +148,7 @@ func TestSysfsIsTheKernels(t *testing.T) {
 		Linux61:  {"32769\n", "0", "1", "4"},
 		Linux612: {"32769\n", "0", "1", "4"},
 		Linux72:  {"0\n", "0", "1", "3"},
+		Linux73:  {"0\n", "0", "1", "3"},
 		DKMS:     {"0\n", "0", "1", "4"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -256,5 +257,26 @@ func TestNodesFollowTheCPUNodes(t *testing.T) {
 				t.Errorf("node %d: gpu_id %q, %v", g.Node, id, err)
 			}
 		}
+	}
+}
+
+// Which GPUs announce that the driver may reset one queue, by kernel.
+func TestResetsOfQueuesAreAnnounced(t *testing.T) {
+	type bits struct{ Compute, SDMA bool }
+	got := map[string]bits{}
+	for _, k := range []Kernel{Linux61, Linux612, Linux72, Linux73, DKMS} {
+		for _, s := range Presets() {
+			one, two := k.resets(&s)
+			if is := (bits{one&queueReset != 0, two&sdmaQueueReset != 0}); is != (bits{}) {
+				got[k.String()+" "+s.Name] = is
+			}
+		}
+	}
+	want := map[string]bits{
+		"7.2 mi300x": {true, true}, "7.2 mi308x": {true, true}, "7.2 mi250x": {true, false}, "7.2 mi210": {true, false}, "7.2 mi100": {true, false},
+		"7.3 mi300x": {true, true}, "7.3 mi308x": {true, true}, "7.3 rx7900xtx": {true, false},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -223,6 +224,25 @@ func (s Spec) SuspendTime(gpus, queues int, occupancy float64) time.Duration {
 		fixed = time.Duration(queues) * s.Costs.RemoveQueue
 	}
 	return time.Duration(gpus) * (fixed + time.Duration(float64(s.Costs.Save)*occupancy))
+}
+
+// defaultGrace is the field SCH_WAVE after power-on (mmCP_IQ_WAIT_TIME2_DEFAULT of
+// gc_9_0_default.h), and longestGrace the time-out of the driver (queue_preemption_timeout_ms).
+const (
+	defaultGrace = 0x40
+	longestGrace = 9 * time.Second
+)
+
+// grace returns the time of a grace period in its register: units of 1000 clocks, 0 is
+// without end. When the driver's time-out is over, the model saves what still runs.
+func (s Spec) grace(register uint32) time.Duration {
+	switch register {
+	case 0:
+		return longestGrace
+	case driver.DefaultGrace:
+		register = defaultGrace
+	}
+	return time.Duration(register) * 1000 * time.Microsecond / time.Duration(s.topology.clockMHz)
 }
 
 // firstGPUNode is the topology node of GPU 0: the nodes before are CPUs.

@@ -102,7 +102,8 @@ func (m *Machine) gpuProperties(index int) *node {
 	}
 	area := s.saveArea()
 	names := gpuProperties
-	if m.kernel != Linux72 {
+	capability, capability2 := m.kernel.resets(&s)
+	if !m.kernel.is7() {
 		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "capability2" })
 	}
 	return properties(names, map[string]uint64{
@@ -133,7 +134,8 @@ func (m *Machine) gpuProperties(index int) *node {
 		"ctl_stack_size":             uint64(area.Stack),
 		"max_engine_clk_fcompute":    uint64(t.clockMHz),
 		"fw_version":                 uint64(t.firmware),
-		"capability":                 uint64(t.capability),
+		"capability":                 uint64(t.capability | capability),
+		"capability2":                uint64(capability2),
 		"debug_prop":                 uint64(t.debugProp),
 		"sdma_fw_version":            uint64(t.sdmaFirmware),
 		"unique_id":                  0x5349_4d00_0000_0000 | uint64(g.ID),

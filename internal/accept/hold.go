@@ -42,14 +42,13 @@ func safeGPUs(root fs.FS, gpus []gpreempt.GPU) (safe []gpreempt.GPUID) {
 	return safe
 }
 
-// gently is the kernel, with the driver's default grace period for SUSPEND_QUEUES
-// (USE_DEFAULT_GRACE_PERIOD of kfd_device_queue_manager.h), in which waves may end by
-// themselves.
+// gently is the kernel, with the firmware's grace period for SUSPEND_QUEUES, in which waves
+// may end by themselves.
 type gently struct{ kfd.Sys }
 
 func (g gently) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error) {
 	if req == kfd.ReqDbgTrap && kfd.As[kfd.TrapDisableArgs](arg).Op == kfd.TrapSuspendQueues {
-		kfd.As[kfd.TrapSuspendQueuesArgs](arg).GracePeriod = ^uint32(0)
+		kfd.As[kfd.TrapSuspendQueuesArgs](arg).GracePeriod = kfd.GraceDefault
 	}
 	return g.Sys.Ioctl(fd, req, arg)
 }

@@ -103,7 +103,7 @@ func (m machine) tags(profile string) tags {
 	if profile == driver.KmapProfile { // the rest is 6.12
 		holds["only"] = true
 	}
-	if profile == "7.2" && len(m.nodes) == 0 {
+	if holds["7.2"] && len(m.nodes) == 0 {
 		holds["only"], holds["no-gpu-no-open"] = true, true
 	}
 	return holds

@@ -68,25 +68,26 @@ func (d *doing) acquire(gpu uint32) error {
 	return err
 }
 
-// acquireAll takes the VM of every GPU, as ROCm's runtime does at its start. A process with
-// a VM on some GPUs only can crash the driver, see docs/hazards.md.
-func (d *doing) acquireAll() error {
+// acquireAll takes the VM of every GPU, as ROCm's runtime does at its start, and returns the
+// GPUs. A process with a VM on some GPUs only can crash the driver, see docs/hazards.md.
+func (d *doing) acquireAll() ([]kfd.ProcessDeviceApertures, error) {
 	buf := make([]kfd.ProcessDeviceApertures, 8)
 	args := kfd.ProcessAperturesNewArgs{}
 	if _, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
-		return err
+		return nil, err
 	}
 	args.Apertures = kfd.PointerToSlice(buf)
 	args.NumOfNodes = min(args.NumOfNodes, uint32(len(buf)))
 	if _, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
-		return err
+		return nil, err
 	}
-	for _, a := range buf[:args.NumOfNodes] {
+	gpus := buf[:args.NumOfNodes]
+	for _, a := range gpus {
 		if err := d.acquire(a.GPUID); err != nil {
-			return fmt.Errorf("acquire the VM of GPU %d: %w", a.GPUID, err)
+			return nil, fmt.Errorf("acquire the VM of GPU %d: %w", a.GPUID, err)
 		}
 	}
-	return nil
+	return gpus, nil
 }
 
 // allocate returns the address of new memory that is mapped on a GPU, at the same address.
@@ -111,7 +112,7 @@ func (d *doing) allocate(gpu uint32, bytes uint64) (uint64, error) {
 // furnish allocates the memory of a queue: what the script did not name. On an unknown GPU a queue
 // has none.
 func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
-	if err := d.acquireAll(); err != nil {
+	if _, err := d.acquireAll(); err != nil {
 		return err
 	}
 	n, err := d.sys.program().node(args.GPUID)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-var profiles = []string{"6.5", "6.12", "6.12.103", "7.2"}
+var profiles = []string{"6.5", "6.12", "6.12.103", "7.2", "7.3"}
 
 func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
