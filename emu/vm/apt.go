@@ -145,11 +145,11 @@ func unpack(ctx context.Context, file, dir string) error {
 	return nil
 }
 
-// makeRoot installs the Debian in which drivers are built, once, as root; its folder is then used by
-// chroot(2).
+// makeRoot installs the Debian in which drivers are built, once, as root. The build runs there by
+// unshare(1).
 func (s source) makeRoot(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return &MissingError{What: "the driver is built in a Debian " + newerSuites[0] + " of its own, by chroot(2)", Remedy: "run this as root"}
+		return &MissingError{What: "the driver is built in a Debian " + newerSuites[0] + " of its own, by unshare(1)", Remedy: "run this as root"}
 	}
 	unlock, err := lock(s.dir + ".lock")
 	if err != nil {

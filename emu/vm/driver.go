@@ -16,7 +16,6 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -379,14 +378,15 @@ func (t driverTree) make(ctx context.Context, out io.Writer, targets ...string) 
 	for _, option := range withoutDisplay {
 		args = append(args, option+"=")
 	}
-	cmd := exec.CommandContext(ctx, "make", args...) //nolint:gosec // paths of the cache
 	// Variables of this project's make, such as VERSION, have another meaning in the kernel's.
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.TempDir(), "LC_ALL=C"}
+	command, env := []string{"make"}, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.TempDir(), "LC_ALL=C"}
 	if root := t.kernel.source.root; root != "" {
-		cmd.Path, cmd.Dir = "/usr/bin/make", "/"
-		cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "LC_ALL=C"}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+		command, env[0] = []string{"unshare", "--root=" + root, "--wd=/", "--mount-proc", "make"}, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+		env[2] = "TMPDIR=/tmp"
 	}
+	args = append(command, args...)
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // paths of the cache
+	cmd.Env = env
 	var log buildLog
 	cmd.Stdout, cmd.Stderr = &log, &log
 	began, stop, ended := time.Now(), make(chan struct{}), make(chan struct{})
