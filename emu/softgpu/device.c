@@ -306,6 +306,8 @@ static int add_node(int index)
 	amdgpu_amdkfd_device_init(adev);
 	if (!adev->kfd.init_complete)
 		goto fail;
+	/* as kfd_setup_interrupt_bitmap() for the first XCC; since 7.2 only GPUs with partitions get it */
+	soft_node(s)->interrupt_bitmap |= 3;
 	INIT_WORK(&adev->kfd.reset_work, reset_work);
 	err = drm_dev_register(adev_to_drm(adev), 0);
 	if (err) {

@@ -107,9 +107,14 @@ static void trap_handler(struct amdgpu_device *adev, u32 vmid, u64 tba, u64 tma,
 {
 }
 
+/* Since 7.2 the driver writes the register at its start, and takes what it reads for the default. */
 static void iq_wait_times(struct amdgpu_device *adev, u32 *times, u32 inst)
 {
-	*times = SOFT_IQ_WAIT_TIME2;
+	struct soft_hws *h = &soft_of(adev)->hws;
+
+	spin_lock(&h->lock);
+	*times = h->grace;
+	spin_unlock(&h->lock);
 }
 
 /* The driver keeps the returned control word and sends it with the process. */
