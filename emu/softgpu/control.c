@@ -229,6 +229,19 @@ static int do_slow(struct soft_dev *s, char *rest)
 	return 0;
 }
 
+/* The driver asks for the version each time that something depends on it. */
+static int do_firmware(struct soft_dev *s, char *rest)
+{
+	u32 version;
+	int err;
+
+	err = kstrtou32(rest, 0, &version);
+	if (err)
+		return err;
+	s->adev->kfd.dev->mec_fw_version = version;
+	return 0;
+}
+
 static int do_reset(struct soft_dev *s, char *rest)
 {
 	if (*rest)
@@ -268,6 +281,7 @@ static const struct {
 	{ "release", do_release },
 	{ "hang", do_hang },
 	{ "slow", do_slow },
+	{ "firmware", do_firmware },
 	{ "reset", do_reset },
 	{ "interrupt", do_interrupt },
 	{ "fault", do_fault },

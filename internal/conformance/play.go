@@ -268,6 +268,12 @@ func (p *play) observe(s step) error {
 		return observer.reset(gpu)
 	case "recover":
 		return observer.recover(gpu)
+	case "firmware":
+		h, ok := p.host.(interface{ firmware(gpu, version uint32) error })
+		if !ok || len(s.args) != 1 {
+			return errNobody
+		}
+		return h.firmware(gpu, number32(s.args[0]))
 	case "cycles":
 	default:
 		return errNobody

@@ -144,6 +144,8 @@ func (h *kernelHost) prepareSoftGPU() error {
 
 func (h *kernelHost) hang(gpu uint32) error { return control("hang", gpu, 1) }
 
+func (h *kernelHost) firmware(gpu, version uint32) error { return control("firmware", gpu, version) }
+
 func (h *kernelHost) reset(gpu uint32) error { return control("reset", gpu) }
 
 func (h *kernelHost) recover(gpu uint32) error {
