@@ -105,6 +105,9 @@ func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
 	args.EventTriggerData, args.EventID = e.id, e.id
 	if e.gpuCanSignal() {
 		args.EventSlotIndex, args.EventPageOffset = e.id, d.cfg.Offsets.Events
+		if d.prof.ownEventPage {
+			args.EventPageOffset = mmapEvents // which nobody can map (kfd_mmap)
+		}
 	}
 	return 0, 0
 }
