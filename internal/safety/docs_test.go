@@ -69,6 +69,11 @@ func rowTable(rows []Row) string {
 			repository, number, _ := strings.Cut(issue, "#")
 			why += fmt.Sprintf(" [%s](https://github.com/%s/issues/%s)", issue, repository, number)
 		}
+		for _, evidence := range []struct{ verb, text string }{{"Read", r.Read}, {"Searched", r.Searched}} {
+			if evidence.text != "" {
+				why += " " + evidence.verb + ": " + evidence.text
+			}
+		}
 		var cells []string
 		for _, cell := range []string{r.ID, r.Conditions(), strings.Join(r.Mechanisms, ", "), r.Action.String(), why, r.Remedy} {
 			cells = append(cells, strings.NewReplacer("|", `\|`, "*", `\*`, "<", "&lt;").Replace(cell))

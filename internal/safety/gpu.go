@@ -85,10 +85,12 @@ func (h *host) hazards() finding {
 		switch {
 		case !known:
 			return "not in the table"
-		case result.Action == Allow:
+		case result.Action == Allow && len(result.Notes) == 0:
 			return "none known"
+		case result.Action == Allow:
+			return "none that prevents preemption; " + result.Noted()
 		case result.Action == Limit:
-			return "one process at a time: " + result.Reason
+			return strings.TrimSpace("one process at a time: " + result.Reason + " " + result.Noted())
 		}
 		return "not by " + strings.Join(result.Row.Mechanisms, ", ") + ": " + result.Reason
 	})

@@ -158,8 +158,10 @@ func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.
 		CUs:         int(p.SIMDs / max(p.SIMDsPerCU, 1)),
 		QueueSlots:  queueSlots(p),
 		MES:         p.GFX >= mesGFX,
-		// HSA_CAP_TRAP_DEBUG_FIRMWARE_SUPPORTED (kfd_topology_set_dbg_firmware_support).
-		DebugFirmware: p.Capability&0x20000000 != 0,
+
+		DebugFirmware:  p.DebugFirmware(),
+		PerQueueReset:  p.PerQueueReset(),
+		SDMAQueueReset: p.SDMAQueueReset(),
 	}
 }
 
