@@ -142,7 +142,9 @@ func TestOtherLinesRaiseNoAlarm(t *testing.T) {
 		"amdgpu 0000:c5:00.0: {6}Poison is created",
 		"amdgpu 0000:c5:00.0: SMU: I'm very busy msg_reg: 26 resp_reg: fc",
 		"amdgpu 0000:c5:00.0: amdgpu: Failed to send message 0x26, response 0xfe",
-		"amdgpu: Failed to restore queue (-22)", // of CRIU
+		"amdgpu: Failed to restore queue (-22)",                 // of CRIU
+		"amdgpu: Pasid 0x8002 destroy queue 0 failed, ret -512", // a signal while the queue is suspended
+		"amdgpu: Pasid 0x8002 destroy queue 0 failed, ret -16",
 		"amdgpu 0000:c5:00.0: amdgpu: WARN: GPU is throttled, expect performance decrease. thermal.",
 		"amdgpu: Runlist is getting oversubscribed. Expect reduced ROCm performance.",
 		// Another driver, or a text in the wrong place: processes and files can have any
