@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale cluster kernel-userq
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale cluster kernel-userq kernel-strings
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -180,6 +180,10 @@ vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu 
 
 kernel-userq: ## Say whether the kernel sources TREE="DIR..." accept user queues of DRM by default or can suspend them: docs/user-queues.md
 	GPREEMPT_KERNEL_TREES="$$(realpath $(TREE) | paste -sd:)" $(GO) test -count=1 -v -run '^TestUserQueuesOfKernelSources$$' ./emu/vm
+
+kernel-strings: ## Classify the kernel log messages of amdgpu in the trees KERNEL_TREES, and list what is new, gone and unmatched since the last time
+	@test -n '$(KERNEL_TREES)' || { echo 'kernel-strings: KERNEL_TREES is missing: the directories of kernel sources, oldest first' >&2; exit 2; }
+	$(GO) test -count=1 -v -run '^TestEveryMessageOfTheDriverIsClassified$$' ./internal/safety -update -kernels '$(KERNEL_TREES)'
 
 KERNEL_PATCH = deploy/kernel/kfd_kmap.patch
 # apt-get install -y --no-install-recommends gcc-12 libc6-dev make xz-utils patch perl

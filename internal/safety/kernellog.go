@@ -30,24 +30,27 @@ type Alarm struct {
 	Line    string
 	// Issue is a public report in which such a line was seen; "" for none.
 	Issue string
+	// Doubt is a public report that this version of the driver prints such lines about GPUs
+	// that work; "" for none.
+	Doubt string
 }
 
 // WatchKernelLog reads the kernel log at path, /dev/kmsg, from its end, and calls alarm
 // for each line that matches a pattern: once for every GPU at the address that the line
 // names, because partitions share one, or once with GPU 0. Lines about devices that gpus
-// does not return are ignored. gpus and alarm are called in the calling goroutine; alarm
-// must not block.
+// does not return are ignored. driver is the version of the amdgpu driver, "" for the
+// kernel's own. gpus and alarm are called in the calling goroutine; alarm must not block.
 //
 // It returns nil when ctx ends, and an error if the log cannot be read: no CAP_SYSLOG, no
 // such file, or printk.devkmsg=off. Records that are overwritten before they were read
 // are lost.
-func WatchKernelLog(ctx context.Context, path string, gpus func() []gpreempt.GPU, alarm func(Alarm)) error {
+func WatchKernelLog(ctx context.Context, path, driver string, gpus func() []gpreempt.GPU, alarm func(Alarm)) error {
 	f, err := openKernelLog(path)
 	if err != nil {
 		return fmt.Errorf("watch the kernel log: %w: a failing GPU is noticed only when a suspend fails; "+
 			"gpreemptd needs CAP_SYSLOG, and a kernel booted without printk.devkmsg=off", err)
 	}
-	w := newWatcher(gpus, alarm)
+	w := newWatcher(driver, gpus, alarm)
 	return follow(ctx, f, w.check)
 }
 
@@ -99,9 +102,10 @@ func follow(ctx context.Context, log io.ReadCloser, f func(Record)) (err error) 
 
 // watcher makes alarms of records.
 type watcher struct {
-	gpus  func() []gpreempt.GPU
-	alarm func(Alarm)
-	last  map[alarmKey]time.Duration
+	driver string
+	gpus   func() []gpreempt.GPU
+	alarm  func(Alarm)
+	last   map[alarmKey]time.Duration
 }
 
 // alarmKey identifies repeated alarms.
@@ -110,8 +114,8 @@ type alarmKey struct {
 	pattern string
 }
 
-func newWatcher(gpus func() []gpreempt.GPU, alarm func(Alarm)) *watcher {
-	return &watcher{gpus: gpus, alarm: alarm, last: map[alarmKey]time.Duration{}}
+func newWatcher(driver string, gpus func() []gpreempt.GPU, alarm func(Alarm)) *watcher {
+	return &watcher{driver: driver, gpus: gpus, alarm: alarm, last: map[alarmKey]time.Duration{}}
 }
 
 // check calls alarm if the record matches a pattern.
@@ -142,7 +146,7 @@ func (w *watcher) raise(r Record, p *Pattern, gpu gpreempt.GPUID) {
 		return
 	}
 	w.last[key] = r.Time
-	w.alarm(Alarm{GPU: gpu, Pattern: p.Name, Line: r.Text, Issue: p.Issue})
+	w.alarm(Alarm{GPU: gpu, Pattern: p.Name, Line: r.Text, Issue: p.Issue, Doubt: p.doubt(w.driver)})
 }
 
 // slot returns a PCI address without its function. A GPU is function 0 of its slot, but
