@@ -104,7 +104,7 @@ func newDaemonOnHost(t *testing.T, text string) (*daemon, *fakeHost) {
 	}
 	d := &daemon{opts: opts}
 	d.openLog(cfg)
-	d.backend = openBackend(t.Context(), opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.log)
+	d.backend = openBackend(t.Context(), opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.calm, d.log)
 	if err := d.build(cfg); err != nil {
 		t.Fatal(err)
 	}
