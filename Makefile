@@ -178,8 +178,8 @@ SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time (KERNEL=6.12|7.2|7.3|PATH/); skips without QEMU or gcc
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 15m $(SOFTGPU_PACKAGES)
 
-kernel-userq: ## Say whether the kernel sources TREE="DIR..." accept user queues of DRM by default or can suspend them: docs/user-queues.md
-	GPREEMPT_KERNEL_TREES="$$(realpath $(TREE) | paste -sd:)" $(GO) test -count=1 -v -run '^TestUserQueuesOfKernelSources$$' ./emu/vm
+kernel-userq: ## Say whether the kernel sources KERNEL_TREES="DIR..." accept user queues of DRM by default or can suspend them: docs/user-queues.md
+	GPREEMPT_KERNEL_TREES="$$(realpath $(KERNEL_TREES) | paste -sd:)" $(GO) test -count=1 -v -run '^TestUserQueuesOfKernelSources$$' ./emu/vm
 
 kernel-strings: ## Classify the kernel log messages of amdgpu in the trees KERNEL_TREES, and list what is new, gone and unmatched since the last time
 	@test -n '$(KERNEL_TREES)' || { echo 'kernel-strings: KERNEL_TREES is missing: the directories of kernel sources, oldest first' >&2; exit 2; }
