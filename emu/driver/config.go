@@ -261,6 +261,7 @@ func profileOf(name string) (profile, error) {
 		return p, nil
 	case "6.12.117":
 		p.enableUnwinds, p.destroyRecovers, p.pauseOnce, p.suspendFlushes, p.svmOverflow = true, true, true, true, true
+		p.smiGlobal = true
 		return p, nil
 	case "7.2", "7.3":
 		p.minor, p.lastIoctl, p.deviceInfoSize = 23, 0x28, 128

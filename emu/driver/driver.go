@@ -9,6 +9,7 @@ package driver
 
 import (
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,6 +23,8 @@ type Driver struct {
 	prof profile
 	// hook is called before each step of the hardware.
 	hook func(Step) Outcome
+	// svmUsed: there was a range of shared memory.
+	svmUsed atomic.Bool
 
 	// mu guards all fields below and what they refer to. changed is signalled at each
 	// change that a call may wait for.

@@ -23,7 +23,7 @@ type Call struct {
 	// Mask is the exceptions in a DBG_TRAP.
 	Mask kfd.ExceptionMask
 	// Queues are the IDs in a SUSPEND_QUEUES or RESUME_QUEUES, nil for NULL. Grace is the
-	// grace period, also that of a KMAP_SET.
+	// grace period.
 	Queues []uint32
 	Grace  uint32
 	// Done: it has returned R1 and Err, because of a Fault if Injected.

@@ -142,11 +142,8 @@ func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, er
 		return 0, err
 	}
 	desc := driver.Described{Op: driver.Op(req.String())}
-	switch {
-	case !t.p.isKmap(fd):
+	if !t.p.isKmap(fd) {
 		desc = driver.Describe(req, memory(arg))
-	case req == kfd.ReqKmapSet:
-		desc.Grace = kfd.As[kfd.KmapSetArgs](arg).Grace
 	}
 	call := Call{Op: desc.Op, Target: desc.Target, Mask: desc.Mask, Queues: desc.Queues, Grace: desc.Grace}
 	r1, err = t.observe(call, func() (uintptr, error) {

@@ -158,12 +158,15 @@ SOFT_WRAP(int, amdgpu_amdkfd_map_gtt_bo_to_gart, struct amdgpu_bo *bo, struct am
 	return 0;
 }
 
-/* The address that MES would have for it; the user's is used instead. */
+/*
+ * The place of doorbells, since 7.2, and the address that MES would have for a
+ * write pointer; the user's is used instead.
+ */
 SOFT_WRAP(u64, amdgpu_bo_gpu_offset, struct amdgpu_bo *bo)
 {
 	if (!soft_of(amdgpu_ttm_adev(bo->tbo.bdev)))
 		return __real_amdgpu_bo_gpu_offset(bo);
-	return 0;
+	return bo->tbo.resource ? amdgpu_bo_gpu_offset_no_check(bo) : 0;
 }
 
 /* Global wave sync: the driver only hands the object around. */

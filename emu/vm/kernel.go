@@ -59,15 +59,20 @@ func FetchKernel(ctx context.Context, series string) (Kernel, error) {
 	if err != nil {
 		return Kernel{}, err
 	}
-	var errs []error
+	var lacks MissingError
 	for _, s := range sources(cache) {
 		k, err := s.kernel(ctx, series)
-		if err == nil {
-			return k, nil
+		missing, ok := errors.AsType[*MissingError](err)
+		if !ok {
+			return k, err
 		}
-		errs = append(errs, err)
+		if lacks.What == "" {
+			lacks = *missing
+			continue
+		}
+		lacks.What, lacks.Remedy = lacks.What+"; "+missing.What, lacks.Remedy+"; "+missing.Remedy
 	}
-	return Kernel{}, errors.Join(errs...)
+	return Kernel{}, &lacks
 }
 
 // kernel returns the newest kernel that the source offers or has in the cache.

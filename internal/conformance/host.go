@@ -160,9 +160,9 @@ func profileTags(profile string) tags {
 	}
 	switch profile {
 	case "7.3":
-		holds["7.2"], holds["pauses-once"], holds["checks-overflow"] = true, true, true
+		holds["7.2"], holds["pauses-once"], holds["checks-overflow"], holds["own-faults"] = true, true, true, true
 	case "6.12.117":
-		holds["pauses-once"], holds["checks-overflow"] = true, true
+		holds["pauses-once"], holds["checks-overflow"], holds["own-faults"] = true, true, true
 	}
 	if profile == "6.12.117" || holds["7.2"] {
 		holds["destroy-recovers"], holds["enable-unwinds"] = true, true

@@ -17,9 +17,11 @@ import (
 // program is what a process needs to create queues as a ROCm program does: the VM of every
 // GPU, and memory that is mapped there.
 type program struct {
-	// node describes a GPU, reserve returns new memory of the process, store writes to it.
+	// node describes a GPU, reserve returns new memory of the process, renew unmaps some and maps
+	// other memory in its place, store writes to it.
 	node    func(gpu uint32) (node, error)
 	reserve func(bytes uint64) (uint64, error)
+	renew   func(at, bytes uint64) error
 	store   func(at uint64, value uint64) error
 
 	mu      sync.Mutex // guards the rest
@@ -171,7 +173,7 @@ func (p *program) ring(queue uint32) uint64 {
 
 // newProgram returns a program of the running kernel's process.
 func newProgram() *program {
-	return &program{node: topologyNode, reserve: reserve, store: store, renders: map[uint32]int{}, rings: map[uint32]uint64{}}
+	return &program{node: topologyNode, reserve: reserve, renew: renew, store: store, renders: map[uint32]int{}, rings: map[uint32]uint64{}}
 }
 
 const topology = "/sys/class/kfd/kfd/topology/nodes"
@@ -186,13 +188,24 @@ func topologyNode(gpu uint32) (node, error) {
 }
 
 // reserve maps new memory, which stays until the process ends.
-func reserve(bytes uint64) (uint64, error) {
-	at, _, errno := unix.Syscall6(unix.SYS_MMAP, 0, uintptr(bytes), unix.PROT_READ|unix.PROT_WRITE, //nolint:forbidigo // the address is needed, and the memory is not for Go
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uintptr(0), 0)
+func reserve(bytes uint64) (uint64, error) { return reserveAt(0, bytes, 0) }
+
+func reserveAt(at, bytes uint64, flags uintptr) (uint64, error) {
+	got, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(at), uintptr(bytes), unix.PROT_READ|unix.PROT_WRITE, //nolint:forbidigo // the address is needed, and the memory is not for Go
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|flags, ^uintptr(0), 0)
 	if errno != 0 {
 		return 0, fmt.Errorf("reserve %d bytes: %w", bytes, errno)
 	}
-	return uint64(at), nil
+	return uint64(got), nil
+}
+
+// renew unmaps memory of reserve, and maps other memory there.
+func renew(at, bytes uint64) error {
+	if _, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(at), uintptr(bytes), 0); errno != 0 { //nolint:forbidigo // as reserve
+		return fmt.Errorf("unmap %d bytes: %w", bytes, errno)
+	}
+	_, err := reserveAt(at, bytes, unix.MAP_FIXED_NOREPLACE)
+	return err
 }
 
 // store writes to memory of this process.

@@ -212,6 +212,11 @@ func (p *kernelProcess) raise(gpu, queue uint32, mask uint64) error {
 	return control("raise", p.id, gpu, queue, strconv.FormatUint(mask, 16))
 }
 
+// refuse has a queue not answer a preemption, until the driver resets it or destroys it.
+func (p *kernelProcess) refuse(gpu, queue uint32) error {
+	return control("refuse", gpu, fmt.Sprintf("%d:%d", p.id, queue))
+}
+
 func (p *kernelProcess) evict() error   { return control("evict", p.id) }
 func (p *kernelProcess) restore() error { return control("restore", p.id) }
 

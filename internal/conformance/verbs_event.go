@@ -136,7 +136,7 @@ func allocMemory(d *doing) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		args.VAAddr = at
+		args.VAAddr = at + pageSize*d.num("page", 0)
 	}
 	for word := range strings.SplitSeq(d.text("flags", "vram"), "+") {
 		args.Flags |= allocFlags[word]
