@@ -219,7 +219,7 @@ func (w *watcher) raise(r Record, p *Pattern, gpu gpreempt.GPUID) {
 	maps.DeleteFunc(w.last, func(_ alarmKey, last time.Duration) bool { return (r.Time - last).Abs() >= alarmInterval })
 	a := Alarm{GPU: gpu, Pattern: p.Name, Line: r.Text, Issue: p.Issue}
 	key := alarmKey{gpu: gpu, pattern: p.Name}
-	if reset, ok := parseReset(r.Text); ok && p.Name == "queue-reset" {
+	if reset, ok := parseReset(r.Text); ok && p.Name == PatternQueueReset {
 		a.Reset, key.reset = &reset, reset
 	}
 	if _, repeated := w.last[key]; repeated {

@@ -8,6 +8,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
+// The patterns about a queue that does not leave its GPU: first the driver says so
+// (kfd_check_hiq_mqd_doorbell_id), then that it has reset the queue, or the GPU.
+const (
+	PatternPreemptionFailed = "preemption-failed"
+	PatternQueueReset       = "queue-reset"
+)
+
 // Reset is what the driver prints about a queue that it has reset (set_queue_as_reset). One of
 // PID and PASID is 0.
 type Reset struct {

@@ -30,9 +30,13 @@ func TestLinesAboutResetQueuesAreParsed(t *testing.T) {
 // Each queue and process is told once, however many compute dies repeat the line.
 func TestEachResetQueueIsAnAlarmOfItsOwn(t *testing.T) {
 	var got []Reset
-	w := newWatcher(machine, func(a Alarm) { got = append(got, *a.Reset) })
+	w := newWatcher(machine, func(a Alarm) {
+		if a.Pattern == PatternQueueReset {
+			got = append(got, *a.Reset)
+		}
+	})
 	for _, line := range []string{
-		"queue id 0x3 at pasid 10 is reset", "queue id 0x3 at pasid 10 is reset", "queue id 0x3 at pasid 11 is reset", "queue id 0x4 at pasid 10 is reset",
+		"XCC 0: Queue preemption failed for queue with doorbell_id: 1006", "queue id 0x3 at pasid 10 is reset", "queue id 0x3 at pasid 10 is reset", "queue id 0x3 at pasid 11 is reset", "queue id 0x4 at pasid 10 is reset",
 	} {
 		w.check(Record{Text: "amdgpu 0000:c5:00.0: " + line})
 	}

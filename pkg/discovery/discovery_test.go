@@ -111,7 +111,7 @@ func scan(t *testing.T, f *discovery.FS) discovery.Snapshot {
 
 var mi300x = gpreempt.GPU{
 	ID: 63420, Node: 2, Name: "gfx942", GFX: 90402, BDF: "0001:0a:00.0",
-	RenderMinor: 128, XCCs: 8, CUs: 304, QueueSlots: 24, DebugFirmware: true,
+	RenderMinor: 128, XCCs: 8, CUs: 304, QueueSlots: 24, DebugFirmware: true, ResetsQueues: true, ResetsSDMA: true,
 }
 
 func TestGPUsAreReadFromTheTopology(t *testing.T) {

@@ -51,6 +51,8 @@ type NodeProperties struct {
 	XCCs uint64
 	// Capability is HSA_CAP_*: what the driver can do with the node.
 	Capability uint64
+	// Capability2 is HSA_CAP2_*.
+	Capability2 uint64
 	// Firmware and SDMAFirmware are fw_version, of the MEC, and sdma_fw_version.
 	Firmware, SDMAFirmware uint64
 }
@@ -69,6 +71,7 @@ func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
 		"num_cp_queues":      &p.CPQueues,
 		"num_xcc":            &p.XCCs,
 		"capability":         &p.Capability,
+		"capability2":        &p.Capability2,
 		"fw_version":         &p.Firmware,
 		"sdma_fw_version":    &p.SDMAFirmware,
 	}
