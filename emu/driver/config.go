@@ -47,6 +47,13 @@ type Config struct {
 	Offsets *Offsets
 	// OwnVMs: CREATE_QUEUE acquires no VM but that of its GPU.
 	OwnVMs bool
+	// Log, if not nil, is called with each line that the driver prints about a GPU of which a
+	// queue did not leave it, without the prefix that names the device. The driver's lock is
+	// held: it must not call the driver.
+	Log func(gpu gpreempt.GPUID, text string)
+	// PASID returns the PASID of a process, for the lines of drivers that print it. With nil
+	// it is 0x8000.
+	PASID func(MM) uint32
 	// Oops is called where the driver would crash the kernel, or write to memory that it has
 	// freed, with what it did. The driver's lock is held: Oops must not call the driver. What
 	// such a kernel does next is not modelled. With nil, the program ends.
@@ -214,6 +221,12 @@ type profile struct {
 	waitLimit uint32
 	// gfx950 is known.
 	gfx950 bool
+	// resets: the driver resets a queue that does not leave the GPU, and not the GPU.
+	resets bool
+	// resetsSDMA: also one of SDMA; and what it prints has a pid where it had a PASID.
+	resetsSDMA bool
+	// removes is what it does when MES does not answer REMOVE_QUEUE.
+	removes removeRule
 	// checksBuffers: the memory of a queue must be mapped with the sizes of the call.
 	checksBuffers bool
 	// svmOverflow: a range of addresses that ends behind the last one is EOVERFLOW, and not
@@ -244,7 +257,7 @@ func profileOf(name string) (profile, error) {
 	if name == "6.5" {
 		return p, nil
 	}
-	p.minor, p.enotty, p.arrayChecks, p.eventAge, p.checksBuffers = 17, true, true, true, true
+	p.minor, p.enotty, p.arrayChecks, p.eventAge, p.checksBuffers, p.resets = 17, true, true, true, true, true
 	switch name {
 	case "6.12":
 		return p, nil
@@ -268,6 +281,7 @@ func profileOf(name string) (profile, error) {
 		p.contexts, p.enableUnwinds, p.destroyRecovers, p.suspendFlushes = true, true, true, true
 		p.smiFIFO, p.smiNeedsBit, p.smiInside = 8192, false, true
 		p.dequeueFirst, p.gfx950, p.waitLimit = true, true, kfd.SignalEventLimit
+		p.resetsSDMA, p.removes = true, removeForgets
 		if name == "7.3" {
 			p.pauseOnce, p.svmOverflow, p.smiGlobal = true, true, true
 			p.ownEventPage, p.freeWaits, p.graceOfZero = true, true, true

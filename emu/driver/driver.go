@@ -103,8 +103,19 @@ type Outcome struct {
 	// over, and the driver keeps the locks that it holds. Call Driver.Wake when its
 	// result changes.
 	Held func() bool
-	// Errno is 0 or the error. ETIME of an unmap is a GPU that does not answer.
+	// Errno is 0 or the error. ETIME of an unmap is a GPU that does not answer, that of a
+	// StepRemove is MES that does not.
 	Errno syscall.Errno
+	// Stuck is a queue that does not leave the GPU at a StepUnmap: the driver resets it, or
+	// the GPU. What its waves had done since they were last saved is lost on real hardware,
+	// and not here.
+	Stuck QueueOf
+}
+
+// QueueOf is a queue of a process. No queue has the zero value.
+type QueueOf struct {
+	PID int32
+	ID  uint32
 }
 
 // New returns the driver of cfg. hook, if not nil, is called before each step of the

@@ -45,6 +45,7 @@ func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errn
 	if q != nil {
 		id = q.ID
 	}
+	var out Outcome
 	if d.hook != nil {
 		s := Step{Kind: kind, GPU: g.ID, Op: c.op, Task: c.task, Caller: c.caller, Process: p.PID, Queue: id}
 		switch kind {
@@ -56,9 +57,12 @@ func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errn
 			s.Grace = g.GraceNow
 		case StepShaderDebugger:
 		}
-		out := d.hook(s)
+		out = d.hook(s)
 		if out.Held != nil {
 			d.wait(c, func() bool { return !out.Held() })
+		}
+		if kind == StepRemove && out.Errno == ETIME {
+			return d.notRemoved(g, q)
 		}
 		if out.Errno != 0 {
 			g.Hung = g.Hung || out.Errno == ETIME
@@ -76,6 +80,9 @@ func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errn
 			g.Cycled[pid]++
 		}
 		clear(g.mapped)
+		if err := d.resetStuck(g, out.Stuck); err != 0 {
+			return err
+		}
 		g.runlist = false
 	case StepMap:
 		g.Maps++
@@ -171,6 +178,9 @@ func (d *Driver) addQueue(c *call, q *queue) errno { return d.stepQueue(c, StepA
 func (d *Driver) removeQueue(c *call, q *queue) errno { return d.stepQueue(c, StepRemove, q) }
 
 func (d *Driver) stepQueue(c *call, kind StepKind, q *queue) errno {
+	if kind == StepRemove && q.Reset && d.prof.removes != removeFails {
+		return 0 // also if RESUME_QUEUES has added it since
+	}
 	if q.pdd.gpu.Resetting {
 		return EIO
 	}
@@ -260,7 +270,7 @@ func (d *Driver) StartReset(id gpreempt.GPUID) {
 	g.Resetting = true
 	clear(g.mapped)
 	g.runlist = false
-	d.signalReset(g)
+	d.signalReset(g, false)
 	d.note()
 }
 

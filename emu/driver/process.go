@@ -56,8 +56,10 @@ type pdd struct {
 	acquired   bool
 	evicted    int
 	exceptions kfd.ExceptionMask
-	watches    uint32
-	gws        bool
+	// hasReset is has_reset_queue, which stays until the process ends.
+	hasReset bool
+	watches  uint32
+	gws      bool
 	// fault is the data of ECDeviceMemoryViolation (vm_fault_exc_data), nil for none.
 	fault *kfd.MemoryEventData
 	// memory is by handle (alloc_idr), mmapped is the end of the used mmap offsets.

@@ -230,10 +230,17 @@ func (p *process) signalFault(data kfd.MemoryEventData) {
 }
 
 // signalReset is kfd_signal_reset_event after a hang: every process that uses the GPU
-// has lost the content of its memory.
-func (d *Driver) signalReset(g *gpu) {
+// has lost the content of its memory. After the reset of a queue (detect_hang_count) it is
+// each with a reset queue, which is told the same.
+func (d *Driver) signalReset(g *gpu, ofQueue bool) {
 	data := kfd.HWEventData{MemoryLost: 1, GPUID: uint32(g.ID)} // of the whole GPU, because of a hang
 	for _, p := range d.procs {
+		if ofQueue {
+			if x := p.pdd(uint32(g.ID)); x == nil || !x.hasReset {
+				continue
+			}
+			d.print(g, "Queues reset on process %s tid %d thread %s pid %d", p.lead.Comm(), p.PID, p.lead.Comm(), p.PID)
+		}
 		for _, e := range p.signals.sorted() {
 			if p.table && e.kind == kfd.EventTypeHWException {
 				e.hardware = data

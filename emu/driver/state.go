@@ -18,6 +18,8 @@ type QueueState struct {
 	// Suspended, Evicted, Active and Destroying are the driver's flags, Held that of the
 	// extension at kfd.KmapPath.
 	Suspended, Evicted, Active, Destroying, Held bool
+	// Reset: the driver has marked it as reset.
+	Reset bool
 	// Running: the queue is on the GPU. It follows Active when the hardware has changed.
 	Running bool
 	// Exceptions are pending, Sent were sent to the runtime.

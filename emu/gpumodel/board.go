@@ -149,6 +149,18 @@ func (b *Board) EndProcess(mm driver.MM) (err error) {
 	return err
 }
 
+// PASID returns the PASID of a process, 0 if the model does not know it.
+func (b *Board) PASID(mm driver.MM) (pasid uint32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rt.Do(func(m *Machine) {
+		if p, err := m.process(b.procs[mm]); err == nil {
+			pasid = p.pasid()
+		}
+	})
+	return pasid
+}
+
 // Processes returns the address spaces that the model knows.
 func (b *Board) Processes() map[driver.MM]bool {
 	b.mu.Lock()

@@ -350,6 +350,9 @@ func (e *Emulator) open(c *served) error {
 	if tid := threadOfWchan(text); tid != 0 && flags&unix.O_ACCMODE == unix.O_RDONLY {
 		return e.openWchan(c, task, tid, flags)
 	}
+	if text == kmsgPath && flags&unix.O_ACCMODE == unix.O_RDONLY {
+		return e.openKmsg(c, flags)
+	}
 	kind, render := deviceAt(c.TID, at, text)
 	if kind == noDevice || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return c.Continue()

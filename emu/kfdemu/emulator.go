@@ -74,6 +74,7 @@ type Emulator struct {
 	faults    faults
 	gpus      hardware
 	ending    endings
+	kmsg      kmsg
 
 	// wake asks for a call of driver.Wake, and work for one of driver.Work.
 	wake    chan struct{}
@@ -148,7 +149,7 @@ func (e *Emulator) build() error {
 	if e.host, err = NewHost(e.askWake, func(err error) { e.trouble("look into a process", err) }); err != nil {
 		return err
 	}
-	e.undo = append(e.undo, func() error { e.host.Close(); return nil }, e.files.close)
+	e.undo = append(e.undo, func() error { e.host.Close(); return nil }, e.files.close, e.kmsg.close)
 	if e.driver, err = driver.New(e.rules(cpus), e.step); err != nil {
 		return err
 	}
@@ -205,6 +206,7 @@ func (e *Emulator) rules(cpus int) driver.Config {
 		Worker:  func() { ask(e.work) },
 		Mapped:  func(t driver.Task, start, last uint64) bool { return t.(*Task).mapped(start, last) },
 		Offsets: e.files.offsets(e.rt.GPUs()), After: e.after,
+		Log: e.print, PASID: e.gpus.PASID,
 	}
 }
 

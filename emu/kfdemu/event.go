@@ -32,6 +32,8 @@ const (
 	// EventGPUFault is a queue that stopped because it made the GPU use an unmapped
 	// address.
 	EventGPUFault EventKind = "gpu fault"
+	// EventLog is a line of the driver in the kernel log.
+	EventLog EventKind = "kernel log"
 	// EventTrouble is a failure of the emulator itself.
 	EventTrouble EventKind = "trouble"
 )

@@ -1,6 +1,7 @@
 package kfdemu
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -40,6 +41,9 @@ type Fault struct {
 	// it is for tests.
 	Delay time.Duration
 	Until <-chan struct{}
+	// Reset is a queue that does not leave the GPU at a StepUnmap: the driver resets it. Without
+	// a PID it is one of the process that the step is about.
+	Reset *driver.QueueOf
 	// Errno is returned instead of the result: before the call has an effect or, with
 	// After, afterwards. At a step the hardware fails with it.
 	Errno syscall.Errno
@@ -79,7 +83,8 @@ var stepNames = map[string]driver.StepKind{
 // WHAT is a call by the driver's name without AMDKFD_IOC_ (CREATE_QUEUE,
 // SUSPEND_QUEUES, open), or step=unmap, map, add or remove. #N strikes the Nth, #N+ it
 // and all later ones; without it all. ACTIONs: delay=80ms, errno=EIO (before any
-// effect), errno-after=EIO (the effect stays), kill=caller, kill=target.
+// effect), errno-after=EIO (the effect stays), kill=caller, kill=target, and at
+// step=unmap reset=[PID.]QUEUE: this queue does not leave the GPU, and the driver resets it.
 func ParseFault(text string) (Fault, error) {
 	f, err := parseFault(text)
 	if err != nil {
@@ -150,14 +155,31 @@ func parseFault(text string) (Fault, error) {
 			if f.Kill != KillCaller && f.Kill != KillTarget {
 				return fail("%q is neither caller nor target", value)
 			}
+		case "reset":
+			if f.Reset, err = parseQueue(value); err != nil {
+				return fail("%q is not PID.QUEUE or QUEUE", value)
+			}
 		default:
-			return fail("%q is not delay, errno, errno-after or kill", key)
+			return fail("%q is not delay, errno, errno-after, kill or reset", key)
 		}
 	}
 	if f.Step != "" && (f.After || f.Kill != KillNobody) {
-		return fail("a step knows delay and errno")
+		return fail("a step knows delay, errno and reset")
+	}
+	if f.Reset != nil && f.Step != driver.StepUnmap {
+		return fail("a queue is reset at step=unmap only")
 	}
 	return f, nil
+}
+
+func parseQueue(text string) (*driver.QueueOf, error) {
+	pid, id, both := strings.Cut(text, ".")
+	if !both {
+		pid, id = "0", text
+	}
+	p, err1 := strconv.ParseUint(pid, 10, 31)
+	q, err2 := strconv.ParseUint(id, 10, 32)
+	return &driver.QueueOf{PID: int32(p), ID: uint32(q)}, errors.Join(err1, err2)
 }
 
 // opNamed finds a call by its name, with or without the name of the ioctl that it is an

@@ -18,6 +18,8 @@ func TestFaultsAreReadAsTheyAreWritten(t *testing.T) {
 		"CREATE_QUEUE#3+/pid=17:delay=80ms":       {Op: "CREATE_QUEUE", Caller: 17, Nth: 3, Always: true, Delay: 80 * time.Millisecond},
 		"DBG_TRAP ENABLE/target=9:kill=target":    {Op: "DBG_TRAP ENABLE", Target: 9, Always: true, Kill: KillTarget},
 		"RESUME_QUEUES:delay=1s,kill=caller":      {Op: "DBG_TRAP RESUME_QUEUES", Always: true, Delay: time.Second, Kill: KillCaller},
+		"step=unmap#2/target=9:reset=3":           {Step: driver.StepUnmap, Target: 9, Nth: 2, Reset: &driver.QueueOf{ID: 3}},
+		"step=unmap:reset=17.0":                   {Step: driver.StepUnmap, Always: true, Reset: &driver.QueueOf{PID: 17}},
 		"step=unmap#1/gpu=7:delay=9s,errno=ETIME": {Step: driver.StepUnmap, GPU: 7, Nth: 1, Delay: 9 * time.Second, Errno: syscall.ETIME},
 	} {
 		got, err := ParseFault(text)
@@ -43,8 +45,11 @@ func TestMistakesInFaultsAreNamed(t *testing.T) {
 		"open:errno=E2SMALL":         `"E2SMALL" is no errno`,
 		"open:kill=me":               `"me" is neither caller nor target`,
 		"open:explode":               `"explode" is not delay`,
-		"step=map:errno-after=EIO":   "a step knows delay and errno",
-		"step=map/gpu=1:kill=caller": "a step knows delay and errno",
+		"step=map:errno-after=EIO":   "a step knows delay, errno and reset",
+		"step=map/gpu=1:kill=caller": "a step knows delay, errno and reset",
+		"step=map:reset=1":           "a queue is reset at step=unmap only",
+		"open:reset=1":               "a queue is reset at step=unmap only",
+		"step=unmap:reset=-1":        `"-1" is not PID.QUEUE or QUEUE`,
 	} {
 		_, err := ParseFault(text)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "the form is WHAT") {

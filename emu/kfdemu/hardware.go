@@ -56,6 +56,11 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		if fault.Do != nil {
 			fault.Do()
 		}
+		if fault.Reset != nil {
+			if outcome.Stuck = *fault.Reset; outcome.Stuck.PID == 0 {
+				outcome.Stuck.PID = s.Process
+			}
+		}
 		if outcome.Errno = fault.Errno; outcome.Errno != 0 {
 			// The queues stay where they are.
 			fault.later(func() { reportStep(errnoName(fault.Errno)); end(nil) })

@@ -32,11 +32,11 @@ func TestEnumNamesAreDocumented(t *testing.T) {
 		"suspend_when": {"at-once", "eta", "slack"},
 		"linger":       {"none", "fixed", "adaptive"},
 		"gang":         {"process", "job"},
-		"event":        {"target", "lease", "breaker", "policy", "drain", "shadow", "admin"},
+		"event":        {"target", "lease", "breaker", "policy", "drain", "shadow", "admin", "reset"},
 		"change":       {"added", "modified", "removed"},
 		"reason": {
 			"done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow",
-			"draining", "ended", "hold", "stuck", "drm-queues",
+			"draining", "ended", "hold", "stuck", "drm-queues", "queue-reset",
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -251,6 +251,8 @@ func (m *traceMaker) instant(e *gpreemptv1.Event, r scheduler.Record) {
 			i.Name = "would be suspended"
 		}
 		i.Args["cause"] = e.GetCause()
+	case gpreemptv1.EventKind_EVENT_KIND_RESET:
+		i.Name = fmt.Sprintf("queue reset on GPU %d: %s", e.GetGpuId(), e.GetMessage())
 	case gpreemptv1.EventKind_EVENT_KIND_POLICY:
 		i.Name = "policy changed"
 	case gpreemptv1.EventKind_EVENT_KIND_DRAIN, gpreemptv1.EventKind_EVENT_KIND_ADMIN:

@@ -86,7 +86,7 @@ func printEvent(t *table, e *gpreemptv1.Event) {
 		if end := api.EnumName(e.GetEnd()); end != "" {
 			change.text += ": " + end
 		}
-	case gpreemptv1.EventKind_EVENT_KIND_BREAKER:
+	case gpreemptv1.EventKind_EVENT_KIND_BREAKER, gpreemptv1.EventKind_EVENT_KIND_RESET:
 		which = fmt.Sprintf("GPU %d", e.GetGpuId())
 	default:
 	}

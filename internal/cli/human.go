@@ -150,6 +150,7 @@ var quiesceTexts = map[gpreemptv1.QuiesceReason]string{
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:          "an admin holds a target running",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_STUCK:         "a call of a target holds its lock in the driver: it is not suspended",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRM_QUEUES:    "a target has user queues of DRM, which no enabled mechanism can suspend",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_QUEUE_RESET:   "the driver reset a queue on a GPU meanwhile: gpctl events",
 }
 
 // quiesce describes the reason for the answer to an announcement.

@@ -26,6 +26,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -91,6 +92,8 @@ type daemon struct {
 	server       *server.Server
 	idle         *idleWatch
 	loads        *loadWatch
+	kernelLog    *safety.KernelLog
+	resets       resets
 	certificates *auth.CertificateStore // nil without TCP
 	// doubted are the alarms that were doubted since the start. Only the goroutine that reads
 	// the kernel log uses it.
@@ -227,13 +230,14 @@ func (d *daemon) build(cfg config.Config) error {
 	d.epoch = uint64(time0.start.UnixNano())
 	d.events = events.NewLog(eventsKept)
 	d.inventory = inventory.New(changesKept)
+	d.kernelLog = safety.NewKernelLog(kernelLog, d.inventory.GPUs, d.alarm)
 	d.config.Store(&cfg)
 	access, unknown := lookUpAccess(cfg)
 	d.setAccess(access, unknown, cfg.Socket)
 	d.sessions = targets.NewSessions(targets.Config{
 		Mechanisms: d.backend.mechanisms,
 		Assess:     d.assess,
-		Post:       func(ev scheduler.Event) { d.runner.Post(ev) },
+		Post:       d.post,
 		Look:       func(key gpreempt.ProcessKey) { d.observer.LookAt(key) },
 		Bystanders: d.bystanders,
 		Disturbed:  func(gpu gpreempt.GPUID, cycles int) { d.events.Disturbed(gpu, cycles) },

@@ -111,17 +111,19 @@ var (
 	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue, scheduler.CauseHQDBudget}
 	resumeCauses  = []scheduler.Cause{
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseBreaker,
-		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom,
+		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CauseReset,
 	}
 	failureKinds = []Failure{
 		{During: DuringSuspend, Cause: scheduler.CauseFailed},
 		{During: DuringSuspend, Cause: scheduler.CauseHardware},
 		{During: DuringSuspend, Cause: scheduler.CauseStuck},
+		{During: DuringSuspend, Cause: scheduler.CauseReset},
+		{During: DuringRun, Cause: scheduler.CauseReset},
 		{During: DuringResume, Cause: scheduler.CauseFailed},
 		{During: DuringResume, Cause: scheduler.CauseHardware},
 		{During: DuringResume, Cause: scheduler.CauseStuck},
 	}
-	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseHung, scheduler.CauseHardware}
+	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseHung, scheduler.CauseHardware, scheduler.CauseReset}
 )
 
 // keys returns those of a map and the ones that are always there.
@@ -194,6 +196,17 @@ func (o output) gpus(s MetricsSnapshot) {
 		}
 	}
 	maps.Copy(opened, s.Totals.Openings)
+	reset := map[QueueReset]uint64{}
+	for _, gpu := range s.GPUs {
+		reset[QueueReset{GPU: gpu.ID}] = 0
+		for class := gpreempt.Unmanaged; class <= gpreempt.Offline; class++ {
+			reset[QueueReset{gpu.ID, class, true}] = 0
+		}
+	}
+	maps.Copy(reset, s.Totals.Resets)
+	for r, n := range reset {
+		o.value(queueResets, float64(n), r.GPU.String(), r.class())
+	}
 	for opening, n := range opened {
 		o.value(openings, float64(n), opening.GPU.String(), string(opening.Cause))
 	}

@@ -71,6 +71,8 @@ func (c *counters) record(r scheduler.Record, mechanism string) {
 		if r.On {
 			count(&c.totals.Openings, Opening{r.GPU, r.Cause})
 		}
+	case scheduler.RecordReset:
+		count(&c.totals.Resets, QueueReset{r.GPU, r.Class, !r.Target.IsZero()})
 	case scheduler.RecordNone, scheduler.RecordPolicy, scheduler.RecordDrain:
 	}
 }
@@ -82,14 +84,14 @@ func (c *counters) target(r scheduler.Record, mechanism string) {
 	}
 	// A failed suspend or resume is followed by a resume into quarantine: the
 	// failure is counted when it happens, the resume as one that succeeded.
-	intoQuarantine := to == scheduler.TargetQuarantined && (r.Cause == scheduler.CauseQuarantine || r.Cause == scheduler.CauseStuck)
+	intoQuarantine := to == scheduler.TargetQuarantined && (r.Cause == scheduler.CauseQuarantine || r.Cause == scheduler.CauseStuck || r.Cause == scheduler.CauseReset)
 	switch {
 	case from == scheduler.TargetSuspending && to == scheduler.TargetSuspended:
 		c.suspend.add(r.Took)
 		count(&c.totals.By, mechanism)
 	case from == scheduler.TargetResuming && (to == scheduler.TargetRunning || intoQuarantine):
 		c.resume.add(r.Took)
-	case r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware, from == to && r.Cause == scheduler.CauseStuck, from != to && to == scheduler.TargetQuarantined:
+	case r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware, from == scheduler.TargetSuspending && r.Cause == scheduler.CauseReset, from == to && r.Cause == scheduler.CauseStuck, from != to && to == scheduler.TargetQuarantined:
 		count(&c.totals.Failures, Failure{during(from), r.Cause})
 	case from == to: // a retry, or another class
 	case to == scheduler.TargetSuspending:

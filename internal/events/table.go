@@ -68,7 +68,9 @@ var (
 	attachCycles = define(prometheus.CounterValue, "gpreempt_gpu_attach_cycles_total",
 		"Runlist cycles that attaching to targets, releasing them and ends of helper processes caused on a GPU that they have no queue on, by the driver's rules.", "gpu")
 	openings = define(prometheus.CounterValue, "gpreempt_gpu_breaker_openings_total",
-		"Breakers that opened, by cause: alarm (the kernel log), hung (a call did not return), hardware-error.", "gpu", "cause")
+		"Breakers that opened, by cause: alarm (the kernel log), hung (a call did not return), hardware-error, queue-reset.", "gpu", "cause")
+	queueResets = define(prometheus.CounterValue, "gpreempt_gpu_queue_resets_total",
+		"Queues that the driver reset because it could not take them off a GPU, by the class of the process that it names; unknown for one that is not known.", "gpu", "class")
 
 	leases = define(prometheus.GaugeValue, "gpreempt_leases",
 		"Live leases by state.", "state")

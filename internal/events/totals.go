@@ -44,11 +44,27 @@ type Opening struct {
 	Cause scheduler.Cause
 }
 
+// QueueReset is the reset of a queue by the driver: the GPU, and the class of the process that
+// the driver names; Known is false for a process that is not known.
+type QueueReset struct {
+	GPU   gpreempt.GPUID
+	Class gpreempt.Class
+	Known bool
+}
+
+// class returns the class, and "unknown" for that of a process that is not known.
+func (r QueueReset) class() string {
+	if !r.Known {
+		return "unknown"
+	}
+	return r.Class.String()
+}
+
 // Totals is everything counted since the log was made. Each map is nil while it
 // has no entry.
 type Totals struct {
 	// Announcements were answered, by the reason of the answer.
-	Announcements [scheduler.QuiesceDRMQueues + 1]uint64
+	Announcements [scheduler.QuiesceReset + 1]uint64
 	// Decide, Wait and Reply are the stages of all of them; Quiesce is the wait of those
 	// whose answer was that all targets are suspended.
 	Decide, Wait, Reply, Quiesce *dto.Histogram
@@ -72,6 +88,8 @@ type Totals struct {
 	ShadowSuspends uint64
 	// Openings are breakers that opened.
 	Openings map[Opening]uint64
+	// Resets are queues that the driver has reset.
+	Resets map[QueueReset]uint64
 	// AttachCycles are runlist cycles that attaching to targets and releasing them caused
 	// on GPUs that they have no queue on.
 	AttachCycles map[gpreempt.GPUID]uint64
@@ -99,7 +117,7 @@ func (l *Log) Totals(now scheduler.Time) *Totals {
 func (t Totals) clone() Totals {
 	t.Ordered, t.Resuming, t.By = maps.Clone(t.Ordered), maps.Clone(t.Resuming), maps.Clone(t.By)
 	t.AttachCycles = maps.Clone(t.AttachCycles)
-	t.Failures, t.Openings, t.Refused = maps.Clone(t.Failures), maps.Clone(t.Openings), maps.Clone(t.Refused)
+	t.Failures, t.Openings, t.Resets, t.Refused = maps.Clone(t.Failures), maps.Clone(t.Openings), maps.Clone(t.Resets), maps.Clone(t.Refused)
 	return t
 }
 

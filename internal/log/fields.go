@@ -68,6 +68,7 @@ var (
 	Severity   = field("severity", zap.String)  // the severity of a warning: warning or error
 	Text       = field("text", zap.String)      // the text of a warning, of the kernel or of a row of the config file
 	Remedy     = field("remedy", zap.String)    // what to do about a warning
+	Suspects   = field("suspects", zap.Int)     // the number of processes of which one lost a queue
 	Pattern    = field("pattern", zap.String)   // the pattern that a line of the kernel log matches
 	Issue      = field("issue", zap.String)     // the public report of that pattern
 	PanicValue = field("panic", zap.Any)        // the value of a panic in a handler

@@ -22,7 +22,7 @@ type Records struct {
 func (rs Records) Write(r scheduler.Record) {
 	level := zapcore.DebugLevel
 	switch {
-	case r.Kind == scheduler.RecordBreaker && r.On, r.ToTarget == scheduler.TargetQuarantined,
+	case r.Kind == scheduler.RecordBreaker && r.On, r.Kind == scheduler.RecordReset, r.ToTarget == scheduler.TargetQuarantined,
 		r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware,
 		r.Kind == scheduler.RecordTarget && r.Cause == scheduler.CauseStuck:
 		level = zapcore.WarnLevel
@@ -58,6 +58,8 @@ func message(r scheduler.Record) string {
 		return "breaker opened"
 	case r.Kind == scheduler.RecordBreaker:
 		return "breaker closed"
+	case r.Kind == scheduler.RecordReset:
+		return "queue reset by the driver"
 	case r.Kind == scheduler.RecordDrain && r.On:
 		return "drain began"
 	case r.Kind == scheduler.RecordDrain:
@@ -87,6 +89,11 @@ func (rs Records) fields(r scheduler.Record) []zap.Field {
 		}
 	case scheduler.RecordBreaker:
 		fields = append(fields, GPU(r.GPU))
+	case scheduler.RecordReset:
+		fields = append(fields, GPU(r.GPU), Suspects(r.Suspects))
+		if !r.Target.IsZero() {
+			fields = append(fields, Target(r.Target), Class(r.Class))
+		}
 	case scheduler.RecordNone, scheduler.RecordPolicy, scheduler.RecordDrain:
 	}
 	if r.Lease != 0 && r.Kind != scheduler.RecordLease {

@@ -142,6 +142,7 @@ var checks = []struct {
 	{"cwsr", "cwsr_enable", aboutDriver, (*host).cwsr},
 	{"queue-slots", "queue slots", aboutMachine, (*host).queueSlots},
 	{"hazards", "known hazards", aboutGPUs, (*host).hazards},
+	{"queue-resets", "queue resets", aboutGPUs, (*host).queueResets},
 	{"rights", "rights", aboutHost, (*host).rights},
 	{"namespaces", "namespaces", aboutHost, (*host).namespaces},
 	{"yama", "Yama ptrace_scope", aboutHost, (*host).yama},

@@ -5,8 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -33,25 +37,72 @@ type Alarm struct {
 	// Doubt is a public report that this version of the driver prints such lines about GPUs
 	// that work; "" for none.
 	Doubt string
+	// Reset is the queue that the driver has reset, nil for any other line.
+	Reset *Reset
 }
 
-// WatchKernelLog reads the kernel log at path, /dev/kmsg, from its end, and calls alarm
-// for each line that matches a pattern: once for every GPU at the address that the line
-// names, because partitions share one, or once with GPU 0. Lines about devices that gpus
-// does not return are ignored. driver is the version of the amdgpu driver, "" for the
-// kernel's own. gpus and alarm are called in the calling goroutine; alarm must not block.
+// KernelLog makes alarms of the lines of the kernel log. Watch and CatchUp may be called by
+// several goroutines at once.
+type KernelLog struct {
+	path string
+
+	mu     sync.Mutex // guards all below; held while records are read and alarms are made
+	watch  *watcher
+	buffer []byte
+
+	// file is the log while Watch reads it.
+	file atomic.Pointer[os.File]
+}
+
+// NewKernelLog returns the kernel log at path, /dev/kmsg. alarm is called for each line that
+// matches a pattern: once for every GPU at the address that the line names, because partitions
+// share one, or once with GPU 0. Lines about devices that gpus does not return are ignored.
+// gpus and alarm are called by one goroutine at a time, that of Watch or of CatchUp; they must
+// not block, and not call the KernelLog.
+func NewKernelLog(path string, gpus func() []gpreempt.GPU, alarm func(Alarm)) *KernelLog {
+	return &KernelLog{path: path, watch: newWatcher("", gpus, alarm), buffer: make([]byte, maxRecord)}
+}
+
+// Watch reads the log from its end. driver is the version of the amdgpu driver, "" for the
+// kernel's own.
 //
 // It returns nil when ctx ends, and an error if the log cannot be read: no CAP_SYSLOG, no
 // such file, or printk.devkmsg=off. Records that are overwritten before they were read
 // are lost.
-func WatchKernelLog(ctx context.Context, path, driver string, gpus func() []gpreempt.GPU, alarm func(Alarm)) error {
-	f, err := openKernelLog(path)
+func (l *KernelLog) Watch(ctx context.Context, driver string) error {
+	f, err := openKernelLog(l.path)
 	if err != nil {
 		return fmt.Errorf("watch the kernel log: %w: a failing GPU is noticed only when a suspend fails; "+
 			"gpreemptd needs CAP_SYSLOG, and a kernel booted without printk.devkmsg=off", err)
 	}
-	w := newWatcher(driver, gpus, alarm)
-	return follow(ctx, f, w.check)
+	l.mu.Lock()
+	l.watch.driver = driver
+	l.mu.Unlock()
+	return l.follow(ctx, f)
+}
+
+// WatchKernelLog is Watch of a log that nothing else uses.
+func WatchKernelLog(ctx context.Context, path, driver string, gpus func() []gpreempt.GPU, alarm func(Alarm)) error {
+	return NewKernelLog(path, gpus, alarm).Watch(ctx, driver)
+}
+
+// CatchUp makes the alarms of all records that are in the log now, and of those that Watch is
+// working on. It never waits for a record, and does nothing while the log is not watched. The
+// driver's lines about a call are in the log when the call returns.
+func (l *KernelLog) CatchUp() {
+	f := l.file.Load()
+	if f == nil {
+		return
+	}
+	conn, err := f.SyscallConn()
+	if err == nil {
+		var reading error
+		err = conn.Control(func(fd uintptr) { reading = l.drain(fd) })
+		err = errors.Join(err, reading)
+	}
+	if err != nil {
+		_ = f.Close() // Watch returns, with an error: it has not ended the log
+	}
 }
 
 // openKernelLog opens the log at its end. It rejects a file without deadlines: a read
@@ -61,7 +112,7 @@ func openKernelLog(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := f.Seek(0, io.SeekEnd); err != nil {
+	if _, err := f.Seek(0, io.SeekEnd); err != nil && !isSocket(f) {
 		return nil, errors.Join(err, f.Close())
 	}
 	if err := f.SetReadDeadline(time.Time{}); err != nil {
@@ -70,31 +121,62 @@ func openKernelLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// follow calls f with each record of log until ctx ends. It closes log.
-func follow(ctx context.Context, log io.ReadCloser, f func(Record)) (err error) {
-	closed := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() { closed <- log.Close() }) // interrupts Read
+// isSocket reports whether the log is an emulated one, which begins at its end.
+func isSocket(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode().Type() == fs.ModeSocket
+}
+
+// follow makes alarms of the records of f until ctx ends. It closes f.
+func (l *KernelLog) follow(ctx context.Context, f *os.File) error {
+	stop := context.AfterFunc(ctx, func() { _ = f.Close() }) // interrupts the wait
 	defer func() {
+		l.file.Store(nil)
 		if stop() {
-			closed <- log.Close()
+			_ = f.Close() // it was only read
 		}
-		err = errors.Join(err, <-closed)
 	}()
-	buffer := make([]byte, maxRecord)
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("read the kernel log: %w", err)
+	}
+	l.file.Store(f)
+	var reading error
+	err = conn.Read(func(fd uintptr) bool {
+		reading = l.drain(fd)
+		return reading != nil
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("read the kernel log: %w", errors.Join(reading, err))
+}
+
+// drain reads the log to its present end.
+func (l *KernelLog) drain(fd uintptr) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return readAll(func(b []byte) (int, error) { return syscall.Read(int(fd), b) }, l.buffer, l.watch.check)
+}
+
+// readAll calls f with each record until read returns EAGAIN.
+func readAll(read func([]byte) (int, error), buffer []byte, f func(Record)) error {
 	for {
-		n, err := log.Read(buffer)
+		n, err := read(buffer)
 		switch {
-		case ctx.Err() != nil:
+		case errors.Is(err, syscall.EAGAIN):
 			return nil
 		case errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.EINTR):
 			// EPIPE: the next record was overwritten; the one after it comes next.
 			continue
 		case err != nil:
-			return fmt.Errorf("read the kernel log: %w", err)
+			return err
+		case n == 0:
+			return io.EOF
 		}
 		record, err := ParseRecord(buffer[:n])
 		if err != nil {
-			return fmt.Errorf("read the kernel log: %w", err)
+			return err
 		}
 		f(record)
 	}
@@ -108,10 +190,11 @@ type watcher struct {
 	last   map[alarmKey]time.Duration
 }
 
-// alarmKey identifies repeated alarms.
+// alarmKey identifies repeated alarms: a reset is the same for one queue of one process only.
 type alarmKey struct {
 	gpu     gpreempt.GPUID
 	pattern string
+	reset   Reset
 }
 
 func newWatcher(driver string, gpus func() []gpreempt.GPU, alarm func(Alarm)) *watcher {
@@ -141,12 +224,17 @@ func (w *watcher) check(r Record) {
 // raise calls alarm unless it did for the same pattern and GPU less than alarmInterval
 // before. The kernel's clock may differ a little from one CPU to another.
 func (w *watcher) raise(r Record, p *Pattern, gpu gpreempt.GPUID) {
-	key := alarmKey{gpu, p.Name}
-	if last, ok := w.last[key]; ok && (r.Time-last).Abs() < alarmInterval {
+	maps.DeleteFunc(w.last, func(_ alarmKey, last time.Duration) bool { return (r.Time - last).Abs() >= alarmInterval })
+	a := Alarm{GPU: gpu, Pattern: p.Name, Line: r.Text, Issue: p.Issue, Doubt: p.doubt(w.driver)}
+	key := alarmKey{gpu: gpu, pattern: p.Name}
+	if reset, ok := parseReset(r.Text); ok && p.Name == PatternQueueReset {
+		a.Reset, key.reset = &reset, reset
+	}
+	if _, repeated := w.last[key]; repeated {
 		return
 	}
 	w.last[key] = r.Time
-	w.alarm(Alarm{GPU: gpu, Pattern: p.Name, Line: r.Text, Issue: p.Issue, Doubt: p.doubt(w.driver)})
+	w.alarm(a)
 }
 
 // slot returns a PCI address without its function. A GPU is function 0 of its slot, but

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -112,43 +113,27 @@ func TestAnAlarmIsRaisedAtMostOnceASecond(t *testing.T) {
 	}
 }
 
-// fakeLog is a log with scripted reads. After the script a read waits for Close.
-type fakeLog struct {
-	script []any // a string is a record, an error is one
-	closed chan struct{}
-}
-
-func (f *fakeLog) Read(b []byte) (int, error) {
-	if len(f.script) == 0 {
-		<-f.closed
-		return 0, fs.ErrClosed
+// scripted returns reads of a log: a string is a record, an error is one. Its end follows.
+func scripted(script ...any) func([]byte) (int, error) {
+	return func(b []byte) (int, error) {
+		if len(script) == 0 {
+			return -1, syscall.EAGAIN
+		}
+		next := script[0]
+		script = script[1:]
+		if err, ok := next.(error); ok {
+			return -1, err
+		}
+		return copy(b, next.(string)), nil
 	}
-	next := f.script[0]
-	f.script = f.script[1:]
-	if err, ok := next.(error); ok {
-		return 0, &fs.PathError{Op: "read", Path: "/dev/kmsg", Err: err}
-	}
-	return copy(b, next.(string)), nil
-}
-
-func (f *fakeLog) Close() error {
-	close(f.closed)
-	return nil
 }
 
 func record(seq int) string { return fmt.Sprintf("3,%d,0,-;x\n", seq) }
 
 func TestOverwrittenRecordsAndSignalsAreSkipped(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	log := &fakeLog{closed: make(chan struct{}), script: []any{
-		record(1), syscall.EPIPE, record(5), syscall.EINTR, syscall.EPIPE, syscall.EPIPE, record(9),
-	}}
 	var got []uint64
-	err := follow(ctx, log, func(r Record) {
-		if got = append(got, r.Seq); r.Seq == 9 {
-			cancel()
-		}
-	})
+	err := readAll(scripted(record(1), syscall.EPIPE, record(5), syscall.EINTR, syscall.EPIPE, syscall.EPIPE, record(9)),
+		make([]byte, maxRecord), func(r Record) { got = append(got, r.Seq) })
 	if diff := cmp.Diff([]uint64{1, 5, 9}, got); diff != "" || err != nil {
 		t.Errorf("%v, records (-want +got):\n%s", err, diff)
 	}
@@ -156,45 +141,84 @@ func TestOverwrittenRecordsAndSignalsAreSkipped(t *testing.T) {
 
 func TestAnErrorOfTheLogIsReturned(t *testing.T) {
 	for _, last := range []any{syscall.EIO, "nonsense"} {
-		log := &fakeLog{closed: make(chan struct{}), script: []any{record(1), last}}
 		n := 0
-		err := follow(t.Context(), log, func(Record) { n++ })
-		if err == nil || !strings.HasPrefix(err.Error(), "read the kernel log: ") || n != 1 {
+		err := readAll(scripted(record(1), last), make([]byte, maxRecord), func(Record) { n++ })
+		if err == nil || n != 1 {
 			t.Errorf("%v: %v after %d records", last, err, n)
 		}
 		if errno, ok := last.(syscall.Errno); ok && !errors.Is(err, errno) {
 			t.Errorf("%v does not show %v", err, errno)
 		}
-		<-log.closed
 	}
 }
 
-// A socket separates records as the device does, and supports deadlines as it does.
-func TestFollowEndsWithTheContext(t *testing.T) {
+// logSocket returns a log and its kernel. A socket separates records as the device does, and can
+// be waited for as that.
+func logSocket(t *testing.T) (log, kernel *os.File) {
+	t.Helper()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	log, kernel := os.NewFile(uintptr(fds[0]), "log"), os.NewFile(uintptr(fds[1]), "kernel")
-	defer kernel.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	seen, done := make(chan uint64), make(chan error, 1)
-	go func() { done <- follow(ctx, log, func(r Record) { seen <- r.Seq }) }()
-	for seq := range 3 {
-		if _, err := kernel.WriteString(record(seq)); err != nil {
+	log, kernel = os.NewFile(uintptr(fds[0]), "log"), os.NewFile(uintptr(fds[1]), "kernel")
+	t.Cleanup(func() { _ = kernel.Close() }) // a test may have closed it
+	return log, kernel
+}
+
+func TestFollowEndsWithTheContextOrTheLog(t *testing.T) {
+	for _, byContext := range []bool{true, false} {
+		log, kernel := logSocket(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		seen, done := make(chan string), make(chan error, 1)
+		l := NewKernelLog("", machine, func(a Alarm) { seen <- a.Line })
+		go func() { done <- l.follow(ctx, log) }()
+		for pid := range 3 {
+			line := fmt.Sprintf("amdgpu 0000:c5:00.0: queue id 0x0 at pasid %d is reset", 1+pid)
+			if _, err := kernel.WriteString("3,1,0,-;" + line + "\n"); err != nil {
+				t.Fatal(err)
+			}
+			if got := <-seen; got != line {
+				t.Errorf("%q, want %q", got, line)
+			}
+		}
+		if byContext {
+			cancel()
+		} else {
+			kernel.Close()
+		}
+		if err := <-done; (err == nil) != byContext {
+			t.Errorf("by the context %v: %v", byContext, err)
+		}
+		if _, err := log.Stat(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("the log is still open: %v", err)
+		}
+		l.CatchUp() // it has nothing to read
+		cancel()
+	}
+}
+
+// What the driver prints in a call is in the log when the call returns, and an alarm when
+// CatchUp has returned, whichever goroutine read it.
+func TestCatchUpReturnsAfterTheAlarmsOfAllLines(t *testing.T) {
+	log, kernel := logSocket(t)
+	alarms := 0
+	l := NewKernelLog("", machine, func(Alarm) { alarms++ })
+	done := make(chan error, 1)
+	go func() { done <- l.follow(t.Context(), log) }()
+	for l.file.Load() == nil {
+		runtime.Gosched()
+	}
+	for n := range 1000 {
+		if _, err := fmt.Fprintf(kernel, "3,1,%d,-;amdgpu 0000:c5:00.0: GPU reset begin!\n", int64(n)*2e6); err != nil {
 			t.Fatal(err)
 		}
-		if got := <-seen; got != uint64(seq) {
-			t.Errorf("record %d, want %d", got, seq)
+		l.CatchUp()
+		if alarms != n+1 {
+			t.Fatalf("%d alarms after %d lines", alarms, n+1)
 		}
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	if _, err := log.Stat(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("the log is still open: %v", err)
-	}
+	kernel.Close()
+	<-done
 }
 
 func TestALogThatCannotBeOpenedIsAnErrorWithARemedy(t *testing.T) {
@@ -251,26 +275,28 @@ func TestAProgramCannotOpenABreakerThroughTheRealLog(t *testing.T) {
 	if err != nil {
 		t.Skipf("needs CAP_SYSLOG, to read %s: %v", path, err)
 	}
+	defer log.Close()
 	write("<6>" + line(2) + "\n")
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
 	var mine []Record
 	w := newWatcher("", machine, func(a Alarm) {
 		if strings.Contains(a.Line, "a test of gpreempt") {
 			t.Errorf("an alarm: %+v", a)
 		}
 	})
-	err = follow(ctx, log, func(r Record) {
-		w.check(r)
-		switch r.Text {
-		case line(1):
-			mine = append(mine, r)
-		case line(2):
-			mine = append(mine, r)
-			cancel()
-		}
-	})
+	conn, err := log.SyscallConn()
 	if err != nil {
+		t.Fatal(err)
+	}
+	var reading error
+	err = conn.Control(func(fd uintptr) {
+		reading = readAll(func(b []byte) (int, error) { return syscall.Read(int(fd), b) }, make([]byte, maxRecord), func(r Record) {
+			w.check(r)
+			if r.Text == line(1) || r.Text == line(2) {
+				mine = append(mine, r)
+			}
+		})
+	})
+	if err := errors.Join(err, reading); err != nil {
 		t.Fatal(err)
 	}
 	if len(mine) != 1 || mine[0].Facility != 1 || mine[0].Text != line(2) {

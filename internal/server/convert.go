@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -277,12 +278,26 @@ func (s *Server) eventMessage(e events.Entry) *gpreemptv1.Event {
 		m.Message = "open"
 	case r.Kind == scheduler.RecordBreaker:
 		m.Message = "closed"
+	case r.Kind == scheduler.RecordReset:
+		m.Message = resetMessage(r)
 	case r.Kind == scheduler.RecordDrain && r.On:
 		m.Message = "draining"
 	case r.Kind == scheduler.RecordDrain:
 		m.Message = "no longer draining"
 	}
 	return m
+}
+
+// resetMessage describes whose queue the driver has reset.
+func resetMessage(r scheduler.Record) string {
+	who := "the driver names a process that is not known"
+	if !r.Target.IsZero() {
+		who = fmt.Sprintf("the driver names process %d, %v", r.Target.PID, r.Class)
+	}
+	if r.Suspects > 1 || r.Target.IsZero() {
+		who += fmt.Sprintf("; it may have been that of any of %d processes", r.Suspects)
+	}
+	return who
 }
 
 func statisticsMessage(st events.Stats, rules []targets.RuleCount) *gpreemptv1.Statistics {

@@ -73,7 +73,7 @@ var (
 		"look for stopped processes (gpctl doctor); ending one ends its pause; then remove the file that the text names")
 	WarnOrphanedPause = define("ORPHANED_PAUSE", SeverityError, "processes that an earlier daemon paused are not resumed yet",
 		"gpreemptd keeps trying; ending the process ends the pause too")
-	WarnKernelLogUnreadable = define("KERNEL_LOG_UNREADABLE", SeverityWarning, "the kernel log cannot be read: its messages open no breaker",
+	WarnKernelLogUnreadable = define("KERNEL_LOG_UNREADABLE", SeverityWarning, "the kernel log cannot be read: its messages open no breaker, and a queue that the driver resets is not noticed",
 		"run gpreemptd as root, or with CAP_SYSLOG")
 	WarnFailureDoubted = define("GPU_FAILURE_DOUBTED", SeverityWarning, "the driver reports failures of a GPU, and this version of it is known to do so of GPUs that work: only the first report opened the breaker",
 		"install another version of the driver; the text names the public report; when the GPU does fail, other messages open the breaker")
@@ -83,6 +83,8 @@ var (
 		"processes are shown without these facts, and fewer rules match them")
 	WarnStuck = define("STUCK", SeverityWarning, "processes cannot be suspended or resumed now: their own calls hold their locks in the driver",
 		"wait: having the driver pin much memory takes seconds, and other processes are suspended meanwhile; ending the process ends it; gpctl target explain shows for how long it is left alone")
+	WarnQueueReset = define("QUEUE_RESET", SeverityWarning, "the driver has reset a queue in the last hour, because it could not take it off a GPU: its process has lost work, and most programs end",
+		"gpctl events names the process, and the log has the kernel's line: if it was a server, take the GPU out of service (gpctl policy set shadow, or a row in safety.hazards) until the job that hangs is found; restart what lost a queue")
 	WarnSMIUnavailable = define("SMI_UNAVAILABLE", SeverityWarning, "a GPU's events cannot be read: evictions are not counted",
 		"run gpreemptd as root; everything else works")
 	WarnGPUMemoryShort = define("GPU_MEMORY_SHORT", SeverityWarning, "the driver evicts queues for lack of GPU memory",

@@ -65,6 +65,8 @@ const (
 	RecordPolicy
 	RecordDrain
 	RecordShadow
+	// RecordReset is a QueueReset; the API's 7 is no record.
+	RecordReset RecordKind = 8
 )
 
 // Cause is the stable code for why something changed.
@@ -99,7 +101,9 @@ const (
 	// waits for. No GPU is at fault.
 	CauseStuck Cause = "stuck"
 	// CauseHung is on a breaker: an action has not come back, and not because of CauseStuck.
-	CauseHung           Cause = "hung"
+	CauseHung Cause = "hung"
+	// CauseReset is on a breaker, and on a target whose queue the driver has reset or may have.
+	CauseReset          Cause = "queue-reset"
 	CauseAlarm          Cause = "alarm"
 	CauseRetry          Cause = "retry"
 	CauseGone           Cause = "gone"
@@ -133,8 +137,10 @@ type Record struct {
 	Target     gpreempt.ProcessKey
 	FromTarget TargetState
 	ToTarget   TargetState
-	// Class is the target's class; set for RecordTarget.
-	Class     gpreempt.Class
+	// Class is the target's class; set for RecordTarget and RecordReset.
+	Class gpreempt.Class
+	// Suspects is, for RecordReset, the number of processes whose queue it may have been.
+	Suspects  int
 	Lease     LeaseID
 	FromLease LeaseState
 	ToLease   LeaseState

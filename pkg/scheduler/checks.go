@@ -218,6 +218,8 @@ func (c *Core) quarantineText(g *gang) string {
 	switch {
 	case g.any(stuck):
 		return g.membersText("", "a call of the process holds its lock in the driver", stuck) + "; " + ends
+	case c.now < until && cause == CauseReset:
+		return "the driver reset a queue that was the process's, or may have been; " + ends
 	case c.now < until && cause == CauseStuck:
 		return "a call of the process held its lock in the driver; " + ends
 	}

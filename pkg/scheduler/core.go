@@ -16,9 +16,10 @@
 //  5. No announcement waits longer than its max_wait.
 //  6. The end of the last overlapping lease resumes; calls are idempotent by request id.
 //  7. Failures quarantine the target, as does an action that waits for the target itself; the
-//     latter only until the breakers close, if one is open. Hardware errors, and actions that
+//     latter only until the breakers close, if one is open. Hardware errors, alarms, and actions that
 //     do not return for another reason, open the GPU's breaker: everything resumes and nothing
-//     more is suspended there until it closes.
+//     more is suspended there until it closes. A suspend during which its GPU raised an alarm has
+//     failed, and no announcement that waited while a queue was reset is answered quiet.
 //  8. After a drain or a change of policy, only what the policy permits is suspended.
 package scheduler
 
@@ -202,10 +203,16 @@ func (c *Core) apply(ev Event) {
 		}
 	case Alarm:
 		for _, g := range c.gpuOrder {
-			if ev.GPU == 0 || g.id == ev.GPU {
-				c.openBreaker(g, CauseAlarm)
+			switch {
+			case ev.GPU != 0 && g.id != ev.GPU:
+			case ev.Unmap:
+				c.alarm(g, CauseReset)
+			default:
+				c.alarm(g, CauseAlarm)
 			}
 		}
+	case QueueReset:
+		c.queueReset(ev)
 	case Hold:
 		c.hold(ev)
 	case PolicyChanged:
@@ -372,6 +379,45 @@ func (g *gpu) setTop() bool {
 		}
 	}
 	return g.top != old
+}
+
+// alarm opens a breaker, and has the suspends fail that are in flight on the GPU. For CauseReset,
+// the announcements that wait for the GPU are answered.
+func (c *Core) alarm(g *gpu, cause Cause) {
+	for _, gg := range g.gangs {
+		for _, t := range gg.members {
+			if t.state == TargetSuspending && slices.Contains(t.gpus, g.id) && !slices.Contains(t.doubted, g.id) {
+				t.doubted = append(t.doubted, g.id)
+			}
+		}
+	}
+	for _, l := range c.pending {
+		l.reset = l.reset || cause == CauseReset && l.started && !l.answered && l.covers(g)
+	}
+	c.openBreaker(g, cause)
+}
+
+func (c *Core) queueReset(ev QueueReset) {
+	r := Record{Kind: RecordReset, GPU: ev.GPU, Target: ev.Process, Suspects: len(ev.Suspects)}
+	if t := c.targets[ev.Process]; t != nil {
+		r.Class = t.class
+	}
+	c.record(r)
+	c.alarm(c.gpu(ev.GPU), CauseReset)
+	for _, key := range ev.Suspects {
+		t := c.targets[key]
+		if t == nil || t.class != gpreempt.Offline {
+			continue
+		}
+		c.quarantine(t, CauseReset)
+		if t.state == TargetRunning {
+			c.setTargetState(t, TargetQuarantined, CauseReset, 0, 0)
+		}
+		if t.state == TargetQuarantined {
+			c.setTargetTimer(t)
+		}
+		c.mark(t.gang)
+	}
 }
 
 func (c *Core) openBreaker(g *gpu, cause Cause) {

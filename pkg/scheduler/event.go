@@ -195,9 +195,25 @@ type (
 	}
 
 	// Alarm reports from outside that a GPU fails, such as by a line of the kernel
-	// log: the breaker of that GPU opens. GPU 0 means every GPU.
+	// log: the breaker of that GPU opens. GPU 0 means every GPU. A suspend there that is in
+	// flight has failed, whatever its result says: what a failing driver returns is no proof.
 	Alarm struct {
 		GPU gpreempt.GPUID `json:"gpu"`
+		// Unmap: a queue did not leave the GPU, and the driver resets that queue, or the GPU.
+		// Announcements that wait for the GPU are answered: it is not quiet.
+		Unmap bool `json:"unmap,omitempty"`
+	}
+
+	// QueueReset reports that the driver has reset a queue on a GPU, because it could not
+	// take it off. It is an Alarm with Unmap, too. The offline targets among Suspects are
+	// quarantined.
+	QueueReset struct {
+		GPU gpreempt.GPUID `json:"gpu"`
+		// Process is the one that the driver names; zero for one that is not known.
+		Process gpreempt.ProcessKey `json:"process,omitzero"`
+		// Suspects are those whose queue it may have been, Process among them. The core keeps
+		// no reference.
+		Suspects []gpreempt.ProcessKey `json:"suspects,omitempty"`
 	}
 
 	// Hold keeps a target running for a time, whatever leases say, and ends its
@@ -241,6 +257,7 @@ func (Suspended) event()        {}
 func (Resumed) event()          {}
 func (Inspected) event()        {}
 func (Alarm) event()            {}
+func (QueueReset) event()       {}
 func (Hold) event()             {}
 func (PolicyChanged) event()    {}
 func (Drain) event()            {}
@@ -345,4 +362,5 @@ const (
 	QuiesceHold
 	QuiesceStuck
 	QuiesceDRMQueues
+	QuiesceReset
 )

@@ -31,6 +31,7 @@ var EventTypes = func() map[string]reflect.Type {
 		scheduler.Resumed{},
 		scheduler.Inspected{},
 		scheduler.Alarm{},
+		scheduler.QueueReset{},
 		scheduler.Hold{},
 		scheduler.PolicyChanged{},
 		scheduler.Drain{},

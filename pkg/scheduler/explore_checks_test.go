@@ -116,6 +116,29 @@ func (x *explored) takeResult(i int, kind ActionKind, result Outcome) {
 	}
 }
 
+// doubt notes an alarm of a GPU: what a suspend there in flight returns is not believed.
+func (x *explored) doubt(gpu uint8) {
+	for i := range x.places {
+		if p := &x.processes[i]; p.flight == ActSuspend && slices.Contains(x.places[i].gpus, gpreempt.GPUID(gpu)+1) {
+			p.doubted |= 1 << gpu
+		}
+	}
+}
+
+// disbelieve takes in the good result of a suspend that counts as failed.
+func (x *explored) disbelieve(i int) {
+	p := &x.processes[i]
+	if p.doubted == 0 || x.core.targets[procKey(uint8(i)+1)] == nil {
+		return
+	}
+	x.quarantined[i] = x.now + QuarantineTime
+	for gpu := range x.breakers {
+		if p.doubted>>gpu&1 != 0 {
+			x.breakers[gpu] = x.now + BreakerTime
+		}
+	}
+}
+
 func (x *explored) takePolicy(n uint8) {
 	for g := range x.gangs {
 		x.charge(&x.gangs[g])

@@ -32,10 +32,12 @@ type modelProcess struct {
 
 	// flight is the action of the core that is not answered; done: it took effect, with
 	// this result. A detach can follow the action of a process that has left.
-	flight     ActionKind
-	seq        uint64
-	done       bool
-	result     Outcome
+	flight ActionKind
+	seq    uint64
+	done   bool
+	result Outcome
+	// doubted has a bit for each GPU that raised an alarm during the Suspend in flight.
+	doubted    uint8
 	thenDetach bool
 
 	// inspect is the number of the Inspect that is not answered, since inspectAt.

@@ -379,6 +379,7 @@ func (x *explored) make(m move) error {
 		return x.step(x.load(int(m.n)))
 	case moveAlarm:
 		x.breakers[m.n] = x.now + BreakerTime
+		x.doubt(m.n)
 		return x.step(Alarm{GPU: gpreempt.GPUID(m.n) + 1})
 	case moveDrain:
 		x.draining = !x.draining
@@ -424,6 +425,10 @@ func (x *explored) report(i int) error {
 	if p.thenDetach {
 		p.thenDetach, p.flight = false, ActDetach
 	}
+	if kind == ActSuspend && result == OutcomeOK {
+		x.disbelieve(i)
+	}
+	p.doubted = 0
 	x.takeResult(i, kind, result)
 	var failed []gpreempt.GPUID
 	if result == OutcomeHardware {

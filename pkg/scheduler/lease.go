@@ -35,6 +35,7 @@ type lease struct {
 	pending   bool  // in Core.pending
 	awaits    *gang // the gang that mustWait found last
 	coalesced bool
+	reset     bool // a queue was reset on its GPUs before the answer
 
 	sawWork   bool
 	idle      bool
@@ -237,6 +238,11 @@ func (l *lease) fire(c *Core) {
 	} // else settle answers, and arms it
 }
 
+// covers reports whether the lease asks that targets leave the GPU.
+func (l *lease) covers(u *gpu) bool {
+	return slices.Contains(l.gpus, u) || l.target != nil && slices.Contains(l.target.gang.gpus, u)
+}
+
 // coverage is the state of the gangs that a lease outranks on its GPUs.
 type coverage struct {
 	// quiet: all of them are suspended; waiting: some will be, by actions in flight.
@@ -357,7 +363,8 @@ func (c *Core) settleLease(l *lease) bool {
 		return true
 	default: // started: below
 	}
-	if c.mustWait(l) {
+	reset := l.reset && !l.answered
+	if !reset && c.mustWait(l) {
 		return true
 	}
 	s := c.coverage(l)
@@ -373,6 +380,8 @@ func (c *Core) settleLease(l *lease) bool {
 	}
 	if !l.answered {
 		switch {
+		case reset:
+			c.sendAnswer(l, Answer{Reason: QuiesceReset, Suspended: s.suspended})
 		case s.quiet && s.suspended > 0:
 			c.sendAnswer(l, Answer{Quiesced: true, Reason: QuiesceDone, Suspended: s.suspended})
 		case s.quiet:

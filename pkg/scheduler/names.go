@@ -19,7 +19,7 @@ func (e LeaseEnd) String() string {
 
 // String returns the reason.
 func (r QuiesceReason) String() string {
-	return gpreempt.Word(r, "reason", "none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold", "stuck", "drm-queues")
+	return gpreempt.Word(r, "reason", "none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold", "stuck", "drm-queues", "queue-reset")
 }
 
 // String returns the outcome.

@@ -50,7 +50,7 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 		return errors.New("its record does not stand right before it")
 	}
 	o.lastSeq = a.Seq
-	t.Flight, t.kind, t.waitsForRetry = a.Seq, a.Kind, false
+	t.Flight, t.kind, t.waitsForRetry, t.doubted = a.Seq, a.Kind, false, nil
 	t.begin(o.now)
 	if a.Kind == scheduler.ActResume {
 		o.Counts["Resumes"]++
@@ -174,7 +174,7 @@ func (o *Observer) takeRecord(r scheduler.Record) error {
 // moves are the changes of state a target may make.
 var moves = map[scheduler.TargetState][]scheduler.TargetState{
 	scheduler.TargetNone:        {scheduler.TargetRunning},
-	scheduler.TargetRunning:     {scheduler.TargetSuspending, scheduler.TargetLeft},
+	scheduler.TargetRunning:     {scheduler.TargetSuspending, scheduler.TargetQuarantined, scheduler.TargetLeft},
 	scheduler.TargetSuspending:  {scheduler.TargetSuspended, scheduler.TargetResuming, scheduler.TargetLeft},
 	scheduler.TargetSuspended:   {scheduler.TargetSuspending, scheduler.TargetResuming, scheduler.TargetLeft},
 	scheduler.TargetResuming:    {scheduler.TargetRunning, scheduler.TargetQuarantined, scheduler.TargetResuming, scheduler.TargetLeft},

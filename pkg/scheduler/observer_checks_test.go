@@ -289,6 +289,9 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 	if l.order && !l.bound {
 		quiet, suspended = true, 0
 	}
+	if l.state != scheduler.LeaseWaiting && !l.answered && o.wasReset(l) {
+		return errors.New("rule 7: a queue was reset on its GPUs, and it got no answer")
+	}
 	if quiet && l.state == scheduler.LeaseQuiescing {
 		return errors.New("all is quiet and it does not know")
 	}
@@ -321,6 +324,9 @@ func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, sus
 		ok = !started && o.now >= l.created+l.MaxWait
 	case scheduler.QuiesceShareFloor, scheduler.QuiesceUnsafe, scheduler.QuiesceHold, scheduler.QuiesceStuck, scheduler.QuiesceDRMQueues:
 		ok = !quiet && started
+	case scheduler.QuiesceReset:
+		o.Counts["ResetAnswers"]++
+		ok = started && o.wasReset(l)
 	case scheduler.QuiesceShadow:
 		ok = !quiet && started && o.policy.Shadow
 	case scheduler.QuiesceDraining:
@@ -330,6 +336,16 @@ func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, sus
 		return wrong
 	}
 	return nil
+}
+
+// wasReset reports whether a lease is about a GPU that a queue did not leave in this step.
+func (o *Observer) wasReset(l *seenLease) bool {
+	was := func(id gpreempt.GPUID) bool { return o.reset[id] }
+	if !l.order {
+		return slices.ContainsFunc(l.GPUs, was)
+	}
+	t := o.Targets[l.Target]
+	return t != nil && slices.ContainsFunc(o.gang(t), func(m *seenTarget) bool { return slices.ContainsFunc(m.GPUs, was) })
 }
 
 func (o *Observer) checkBreakers() error {

@@ -42,6 +42,7 @@ type Observer struct {
 	ends    map[scheduler.LeaseID]scheduler.LeaseEnd
 	left    map[gpreempt.ProcessKey]bool
 	answers map[scheduler.LeaseID]scheduler.Answer
+	reset   map[gpreempt.GPUID]bool // a queue did not leave them
 	Counts  Counts
 }
 
@@ -92,7 +93,11 @@ type seenTarget struct {
 	failedAt         scheduler.Time // of a resume that waits for its retry
 	waitsForRetry    bool
 	quarantinedUntil scheduler.Time
-	holdUntil        scheduler.Time
+	// resetUntil is the end of a quarantine because of a reset, doubted are the GPUs that raised an
+	// alarm during the Suspend in flight.
+	resetUntil scheduler.Time
+	doubted    []gpreempt.GPUID
+	holdUntil  scheduler.Time
 
 	awaySince scheduler.Time
 	ranSince  scheduler.Time
@@ -124,7 +129,7 @@ func NewObserver(p scheduler.Policy) *Observer {
 	return &Observer{
 		policy: p, Targets: map[gpreempt.ProcessKey]*seenTarget{}, sessions: map[gpreempt.ProcessKey]*seenSession{}, leases: map[scheduler.LeaseID]*seenLease{},
 		breaker: map[gpreempt.GPUID]scheduler.Time{}, shown: map[gpreempt.GPUID]bool{},
-		jobs: seenJobs{}, slots: map[gpreempt.GPUID]int{},
+		reset: map[gpreempt.GPUID]bool{}, jobs: seenJobs{}, slots: map[gpreempt.GPUID]int{},
 		ends: map[scheduler.LeaseID]scheduler.LeaseEnd{}, left: map[gpreempt.ProcessKey]bool{}, answers: map[scheduler.LeaseID]scheduler.Answer{}, Counts: Counts{},
 	}
 }
@@ -136,6 +141,7 @@ func (o *Observer) Watch(now scheduler.Time, ev scheduler.Event, actions []sched
 	clear(o.ends)
 	clear(o.left)
 	clear(o.answers)
+	clear(o.reset)
 	o.passTime()
 	o.takeEvent(ev)
 	for i, a := range actions {
@@ -299,9 +305,21 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 	case scheduler.Alarm:
 		for id := range o.shown {
 			if ev.GPU == 0 || ev.GPU == id {
-				o.breaker[id] = o.now + scheduler.BreakerTime
+				o.takeAlarm(id)
+				if ev.Unmap {
+					o.reset[id] = true
+				}
 			}
 		}
+	case scheduler.QueueReset:
+		o.takeAlarm(ev.GPU)
+		o.reset[ev.GPU] = true
+		for _, key := range ev.Suspects {
+			if t := o.Targets[key]; t != nil && t.Class == gpreempt.Offline {
+				t.quarantinedUntil, t.resetUntil = o.now+scheduler.QuarantineTime, o.now+scheduler.QuarantineTime
+			}
+		}
+		o.Counts["Resets"]++
 	case scheduler.GPUAdded:
 		o.slots[ev.GPU] = max(o.slots[ev.GPU], ev.Slots)
 		if _, known := o.shown[ev.GPU]; !known {
@@ -351,6 +369,16 @@ func (o *Observer) takeBacklog(ev scheduler.ClientBacklog) {
 	}
 }
 
+func (o *Observer) takeAlarm(id gpreempt.GPUID) {
+	o.breaker[id] = o.now + scheduler.BreakerTime
+	for _, t := range o.Targets {
+		if t.Flight != 0 && t.kind == scheduler.ActSuspend && slices.Contains(t.GPUs, id) {
+			t.doubted = append(t.doubted, id)
+			o.Counts["Doubted"]++
+		}
+	}
+}
+
 func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind, seq uint64, result scheduler.Outcome, gpus []gpreempt.GPUID) {
 	t := o.Targets[key]
 	if t == nil {
@@ -361,6 +389,15 @@ func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind
 		return
 	}
 	t.Flight = 0
+	if doubted := t.doubted; kind == scheduler.ActSuspend && result == scheduler.OutcomeOK && len(doubted) > 0 {
+		o.Counts["Disbelieved"]++
+		until := t.quarantinedUntil
+		o.takeOutcome(t, kind, scheduler.OutcomeHardware, doubted)
+		if until > o.now && until == t.resetUntil {
+			t.quarantinedUntil = until
+		}
+		return
+	}
 	o.takeOutcome(t, kind, result, gpus)
 }
 

@@ -453,7 +453,7 @@ func TestRecordsComeBeforeEffects(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(500 * time.Microsecond)
-		m.Post(Alarm{1})
+		m.Post(Alarm{GPU: 1})
 		time.Sleep(500 * time.Microsecond)
 		want := []string{
 			"0s record lease=1 none->requested cause=announced",

@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -29,6 +30,8 @@ func (s *scenario) event(cmd string, a arguments) (scheduler.Event, error) {
 	case "alarm":
 		id, err := number[gpreempt.GPUID](a.name())
 		return scheduler.Alarm{GPU: id}, err
+	case "reset":
+		return resetEvent(a)
 	case "drain":
 		return scheduler.Drain{On: a.name() == "on"}, nil
 	case "stop":
@@ -58,6 +61,20 @@ func (s *scenario) event(cmd string, a arguments) (scheduler.Event, error) {
 		return scheduler.ClientBacklog{Client: scheduler.ClientID(id), Busy: busy}, nil
 	}
 	return nil, errors.New("no such command")
+}
+
+func resetEvent(a arguments) (scheduler.Event, error) {
+	id, err := number[gpreempt.GPUID](a.name())
+	ev := scheduler.QueueReset{GPU: id}
+	keys := func(text string) (keys []gpreempt.ProcessKey, err error) {
+		for part := range strings.SplitSeq(text, ",") {
+			key, bad := gpreempt.ParseProcessKey(part)
+			keys, err = append(keys, key), errors.Join(err, bad)
+		}
+		return keys, err
+	}
+	err = errors.Join(err, fill(a, "process", &ev.Process, gpreempt.ParseProcessKey), fill(a, "suspects", &ev.Suspects, keys))
+	return ev, err
 }
 
 func (s *scenario) load(a arguments) (scheduler.Event, error) {

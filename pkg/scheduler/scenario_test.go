@@ -39,6 +39,7 @@ import (
 //	renew ID ttl= | complete ID [end=] | clientgone ID [end=] | backlog ID busy|empty
 //	suspended, resumed PID@START [took= result= failed=GPUS seq=]   seq is that in flight by default; resumed answers a Detach that resumes, too
 //	autoreply suspend= resume= | autoreply off    the mechanism answers by itself from now on
+//	reset GPU [process=PID@START suspects=PID@START,...]   a queue that the driver has reset
 //	alarm GPU | hold PID@START for= | drain on|off | stop
 //	at TIME | after DURATION             every deadline and answer in between fires on time
 //	late TIME                            as a busy machine: one Tick, long after the deadlines

@@ -49,6 +49,8 @@ type target struct {
 	// stuck: the action in flight waits for the target itself, by the last Inspect; hung:
 	// it has opened the breakers.
 	stuck, hung bool
+	// doubted are the GPUs that raised an alarm during the Suspend in flight.
+	doubted []gpreempt.GPUID
 
 	suspend, resume estimate
 	suspends        uint64
@@ -138,7 +140,7 @@ func (c *Core) setTargetState(t *target, to TargetState, cause Cause, lease Leas
 	from := t.state
 	wasAway := t.isAway()
 	t.state, t.since = to, c.now
-	t.inspection, t.stuck, t.hung = 0, false, false
+	t.inspection, t.stuck, t.hung, t.doubted = 0, false, false, nil
 	switch away := t.isAway(); {
 	case away && !wasAway:
 		t.awaySince = c.now
@@ -246,6 +248,10 @@ func (c *Core) suspended(ev Suspended) {
 	c.charge(t.gang)
 	switch ev.Result {
 	case OutcomeOK:
+		if len(t.doubted) > 0 {
+			c.disbelieve(t)
+			return
+		}
 		if !t.stuck && !t.hung {
 			t.suspend.learn(ev.Took)
 		}
@@ -265,6 +271,19 @@ func (c *Core) suspended(ev Suspended) {
 		// The mechanism has undone what it could; the Detach makes sure.
 		c.resumeTarget(t, failureCause(ev.Result))
 	}
+	c.mark(t.gang)
+}
+
+// disbelieve has a suspend fail that the mechanism calls good: its GPUs raised an alarm.
+func (c *Core) disbelieve(t *target) {
+	cause := CauseReset
+	if t.quarantinedUntil <= c.now || t.quarantineCause != CauseReset {
+		cause = CauseHardware
+		c.quarantine(t, CauseQuarantine)
+	}
+	c.openBreakers(OutcomeHardware, t.doubted, t)
+	c.failAttachment(t.attachment, OutcomeHardware)
+	c.resumeTarget(t, cause)
 	c.mark(t.gang)
 }
 

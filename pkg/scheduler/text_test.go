@@ -43,6 +43,8 @@ func (r Record) String() string {
 		}
 	case RecordBreaker:
 		fmt.Fprintf(&b, "record breaker gpu=%v open=%v", r.GPU, r.On)
+	case RecordReset:
+		fmt.Fprintf(&b, "record reset gpu=%v target=%v class=%v suspects=%d", r.GPU, r.Target, r.Class, r.Suspects)
 	case RecordPolicy:
 		b.WriteString("record policy")
 	case RecordDrain:

@@ -346,7 +346,12 @@ func (w *World) alarm() error {
 	if w.Roll(3) != 0 {
 		return w.wait()
 	}
-	return w.Step(scheduler.Alarm{GPU: gpreempt.GPUID(w.Roll(5))})
+	if w.Roll(2) != 0 {
+		return w.Step(scheduler.Alarm{GPU: gpreempt.GPUID(w.Roll(5)), Unmap: w.Roll(3) == 0})
+	}
+	reset := scheduler.QueueReset{GPU: gpreempt.GPUID(1 + w.Roll(4)), Process: w.anyKey()}
+	reset.Suspects = []gpreempt.ProcessKey{reset.Process, w.anyKey()}
+	return w.Step(reset)
 }
 
 func (w *World) gone() error { return w.Step(scheduler.TargetGone{Target: w.anyKey()}) }

@@ -318,6 +318,9 @@ const (
 	// A target has user queues of DRM, which KFD does not know and no enabled mechanism can
 	// suspend.
 	QuiesceReason_QUIESCE_REASON_DRM_QUEUES QuiesceReason = 13
+	// While the announcement waited, the driver reset a queue on one of its GPUs: a job's, or
+	// that of a server. Everything on that GPU is resumed.
+	QuiesceReason_QUIESCE_REASON_QUEUE_RESET QuiesceReason = 14
 )
 
 // Enum value maps for QuiesceReason.
@@ -337,6 +340,7 @@ var (
 		11: "QUIESCE_REASON_HOLD",
 		12: "QUIESCE_REASON_STUCK",
 		13: "QUIESCE_REASON_DRM_QUEUES",
+		14: "QUIESCE_REASON_QUEUE_RESET",
 	}
 	QuiesceReason_value = map[string]int32{
 		"QUIESCE_REASON_UNSPECIFIED":   0,
@@ -353,6 +357,7 @@ var (
 		"QUIESCE_REASON_HOLD":          11,
 		"QUIESCE_REASON_STUCK":         12,
 		"QUIESCE_REASON_DRM_QUEUES":    13,
+		"QUIESCE_REASON_QUEUE_RESET":   14,
 	}
 )
 
@@ -629,6 +634,9 @@ const (
 	EventKind_EVENT_KIND_SHADOW EventKind = 6
 	// An admin changed something.
 	EventKind_EVENT_KIND_ADMIN EventKind = 7
+	// The driver reset a queue on a GPU, because it could not take it off. The message has the
+	// class of the target that it names, and how many processes it may have been.
+	EventKind_EVENT_KIND_RESET EventKind = 8
 )
 
 // Enum value maps for EventKind.
@@ -642,6 +650,7 @@ var (
 		5: "EVENT_KIND_DRAIN",
 		6: "EVENT_KIND_SHADOW",
 		7: "EVENT_KIND_ADMIN",
+		8: "EVENT_KIND_RESET",
 	}
 	EventKind_value = map[string]int32{
 		"EVENT_KIND_UNSPECIFIED": 0,
@@ -652,6 +661,7 @@ var (
 		"EVENT_KIND_DRAIN":       5,
 		"EVENT_KIND_SHADOW":      6,
 		"EVENT_KIND_ADMIN":       7,
+		"EVENT_KIND_RESET":       8,
 	}
 )
 
@@ -2606,7 +2616,8 @@ type Event struct {
 	At *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
 	// Its subject.
 	Kind EventKind `protobuf:"varint,3,opt,name=kind,proto3,enum=gpreempt.v1.EventKind" json:"kind,omitempty"`
-	// The target, for TARGET and SHADOW.
+	// The target, for TARGET and SHADOW; for RESET the process that the driver names, "" if
+	// that is not known.
 	TargetId string `protobuf:"bytes,4,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
 	// State before, for TARGET and SHADOW.
 	FromTarget TargetState `protobuf:"varint,5,opt,name=from_target,json=fromTarget,proto3,enum=gpreempt.v1.TargetState" json:"from_target,omitempty"`
@@ -2620,7 +2631,7 @@ type Event struct {
 	ToLease LeaseState `protobuf:"varint,9,opt,name=to_lease,json=toLease,proto3,enum=gpreempt.v1.LeaseState" json:"to_lease,omitempty"`
 	// Why the lease ended, for LEASE.
 	End LeaseEnd `protobuf:"varint,10,opt,name=end,proto3,enum=gpreempt.v1.LeaseEnd" json:"end,omitempty"`
-	// The GPU, for BREAKER.
+	// The GPU, for BREAKER and RESET.
 	GpuId uint32 `protobuf:"varint,11,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
 	// The cause, as a stable word such as "lease", "linger-over", "share-floor".
 	Cause string `protobuf:"bytes,12,opt,name=cause,proto3" json:"cause,omitempty"`
@@ -3477,7 +3488,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x16LEASE_END_DISCONNECTED\x10\x03\x12\x19\n" +
 	"\x15LEASE_END_CLIENT_DIED\x10\x04\x12\x12\n" +
 	"\x0eLEASE_END_IDLE\x10\x05\x12\x16\n" +
-	"\x12LEASE_END_RELEASED\x10\x06*\xa3\x03\n" +
+	"\x12LEASE_END_RELEASED\x10\x06*\xc3\x03\n" +
 	"\rQuiesceReason\x12\x1e\n" +
 	"\x1aQUIESCE_REASON_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13QUIESCE_REASON_DONE\x10\x01\x12 \n" +
@@ -3493,7 +3504,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x12\x17\n" +
 	"\x13QUIESCE_REASON_HOLD\x10\v\x12\x18\n" +
 	"\x14QUIESCE_REASON_STUCK\x10\f\x12\x1d\n" +
-	"\x19QUIESCE_REASON_DRM_QUEUES\x10\r*c\n" +
+	"\x19QUIESCE_REASON_DRM_QUEUES\x10\r\x12\x1e\n" +
+	"\x1aQUIESCE_REASON_QUEUE_RESET\x10\x0e*c\n" +
 	"\bHqdState\x12\x19\n" +
 	"\x15HQD_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fHQD_STATE_EMPTY\x10\x01\x12\x13\n" +
@@ -3512,7 +3524,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\tGangScope\x12\x1a\n" +
 	"\x16GANG_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12GANG_SCOPE_PROCESS\x10\x01\x12\x12\n" +
-	"\x0eGANG_SCOPE_JOB\x10\x02*\xc6\x01\n" +
+	"\x0eGANG_SCOPE_JOB\x10\x02*\xdc\x01\n" +
 	"\tEventKind\x12\x1a\n" +
 	"\x16EVENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11EVENT_KIND_TARGET\x10\x01\x12\x14\n" +
@@ -3521,7 +3533,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x11EVENT_KIND_POLICY\x10\x04\x12\x14\n" +
 	"\x10EVENT_KIND_DRAIN\x10\x05\x12\x15\n" +
 	"\x11EVENT_KIND_SHADOW\x10\x06\x12\x14\n" +
-	"\x10EVENT_KIND_ADMIN\x10\aB=Z;github.com/gpreempt/gpreempt/api/gen/gpreempt/v1;gpreemptv1b\x06proto3"
+	"\x10EVENT_KIND_ADMIN\x10\a\x12\x14\n" +
+	"\x10EVENT_KIND_RESET\x10\bB=Z;github.com/gpreempt/gpreempt/api/gen/gpreempt/v1;gpreemptv1b\x06proto3"
 
 var (
 	file_gpreempt_v1_types_proto_rawDescOnce sync.Once

@@ -1,0 +1,219 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+const queueReset = gpreemptv1.QuiesceReason_QUIESCE_REASON_QUEUE_RESET
+
+// alike starts a job whose memory is at the addresses at which any other run has it
+// (ADDR_NO_RANDOMIZE).
+func (m *emulated) alike(args ...string) *worker {
+	m.t.Helper()
+	const addrNoRandomize = 0x40000
+	cmd := m.Command(context.Background(), trainBinary, append([]string{"work"}, args...)...)
+	w := func() *worker {
+		runtime.LockOSThread() // the personality is the thread's, and that of what it starts
+		defer runtime.UnlockOSThread()
+		before, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0)
+		if errno != 0 {
+			m.t.Skipf("the personality cannot be changed here: %v", errno)
+		}
+		defer func() { _, _, _ = syscall.RawSyscall(syscall.SYS_PERSONALITY, before, 0, 0) }()
+		return m.spawn(cmd)
+	}()
+	w.await("ready")
+	return w
+}
+
+// ring returns the ID and the ring's address of a queue of a worker.
+func (m *emulated) ring(w *worker, sdma bool) (id uint32, ring uint64) {
+	m.t.Helper()
+	for _, p := range m.Driver().Processes() {
+		for _, q := range p.Queues {
+			if p.PID == w.PID && (q.Type == kfd.QueueTypeSDMA) == sdma {
+				return q.ID, q.Ring
+			}
+		}
+	}
+	m.t.Fatalf("job %d has no such queue", w.PID)
+	return 0, 0
+}
+
+// resetTally is what a daemon made of the resets that were injected.
+type resetTally struct {
+	injected, noticed int
+	// quiet were answered so. accused is how often the only suspect was not hit, missed how often
+	// the process that was hit was no suspect. misnamed is how often the driver named another.
+	quiet, accused, missed, misnamed int
+}
+
+// Of two jobs on each GPU, with rings at one address, a queue of the older one does not leave the
+// GPU when that job is suspended. SUSPEND_QUEUES returns success.
+func TestQueueThatTheDriverResetsIsNoticed(t *testing.T) {
+	const gpus = 8
+	for _, tc := range []struct {
+		profile string
+		sdma    bool
+		rounds  int
+	}{
+		{"6.12.117", false, 9},
+		{"7.2", false, 8},
+		{"7.2", true, 8},
+	} {
+		t.Run(fmt.Sprintf("%s/sdma %v", tc.profile, tc.sdma), func(t *testing.T) {
+			rounds := tc.rounds
+			if testing.Short() {
+				rounds = 1
+			}
+			m := emulate(t, kfdemu.Config{Profile: tc.profile, GPUs: gpus})
+			var hit, others []*worker
+			for g := range gpus {
+				args := []string{"--gpus", m.gpuFlag(g), "--duration", "2000", "--runtime"}
+				queues := args
+				if tc.sdma {
+					queues = append(slices.Clone(args), "--sdma")
+				}
+				hit, others = append(hit, m.alike(queues...)), append(others, m.alike(args...))
+				_, a := m.ring(hit[g], false)
+				if _, b := m.ring(others[g], false); a != b {
+					t.Fatalf("the rings are at %#x and %#x, and prove nothing", a, b)
+				}
+			}
+			want := resetTally{injected: rounds * gpus, noticed: rounds * gpus}
+			if !tc.sdma {
+				want.misnamed = want.injected
+			}
+			var got resetTally
+			for range rounds {
+				d := m.start(atOnce)
+				for g := range gpus {
+					d.offlineTarget(hit[g], len(m.queuesOf(hit[g])))
+					d.offlineTarget(others[g], 1)
+				}
+				for g := range gpus {
+					got.add(m.resetOnce(d, m.GPUs()[g].ID, hit[g], tc.sdma))
+				}
+				d.stop()
+			}
+			if got != want {
+				t.Errorf("%+v, want %+v", got, want)
+			}
+			for _, w := range append(hit, others...) {
+				w.kill()
+			}
+		})
+	}
+}
+
+func (a *resetTally) add(b resetTally) {
+	a.injected += b.injected
+	a.noticed += b.noticed
+	a.quiet += b.quiet
+	a.accused += b.accused
+	a.missed += b.missed
+	a.misnamed += b.misnamed
+}
+
+func (m *emulated) queuesOf(w *worker) []driver.QueueState {
+	for _, p := range m.Driver().Processes() {
+		if p.PID == w.PID {
+			return p.Queues
+		}
+	}
+	return nil
+}
+
+// resetOnce has a queue of a job hang while the job is suspended.
+func (m *emulated) resetOnce(d *daemon, gpu gpreempt.GPUID, w *worker, sdma bool) resetTally {
+	m.t.Helper()
+	id, _ := m.ring(w, sdma)
+	fault := m.Inject(kfdemu.Fault{
+		Step: driver.StepUnmap, Op: driver.TrapOp(kfd.TrapSuspendQueues), GPU: gpu, Target: w.PID, Nth: 1,
+		Reset: &driver.QueueOf{PID: w.PID, ID: id},
+	})
+	defer fault.Remove()
+	since := d.revision()
+	lease, answer := d.ask(10*time.Second, gpu)
+	tally := resetTally{injected: fault.Hits()}
+	if answer.Quiesced {
+		tally.quiet++
+	} else if answer.Reason != queueReset {
+		m.t.Errorf("the answer is %+v, want the reason %v", answer, queueReset)
+	}
+	e := d.events.await("the reset", since, func(e *gpreemptv1.Event) bool {
+		return e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_RESET && e.GetGpuId() == uint32(gpu)
+	})
+	tally.noticed++
+	if pidOf(e.GetTargetId()) != w.PID {
+		tally.misnamed++
+		if !strings.Contains(e.GetMessage(), "any of") {
+			tally.accused++
+		}
+	}
+	d.awaitTarget(w.PID, since, quarantined)
+	d.eventually("the job runs", func() bool { return m.allOn(w) })
+	explained := d.ctl("target", "explain", fmt.Sprint(w.PID))
+	if !strings.Contains(explained.Out, "the driver reset a queue") {
+		tally.missed++
+	}
+	if !d.breaker(gpu) {
+		m.t.Errorf("the breaker of GPU %v is closed", gpu)
+	}
+	d.complete(lease)
+	events, _, _ := d.events.after(e.GetRevision())
+	for _, again := range events {
+		if again.GetKind() == gpreemptv1.EventKind_EVENT_KIND_RESET && again.GetGpuId() == uint32(gpu) {
+			m.t.Errorf("the reset is reported again: %v", again)
+		}
+	}
+	return tally
+}
+
+// MES does not answer REMOVE_QUEUE, and the driver returns success: in 7.2 the queue still runs, in 7.3 it
+// was reset.
+func TestQueueThatMESDoesNotRemoveIsNotCalledSuspended(t *testing.T) {
+	for _, profile := range []string{"6.12.117", "7.2"} {
+		t.Run(profile, func(t *testing.T) {
+			m := emulate(t, kfdemu.Config{Machine: "rx7900xtx", Profile: profile})
+			job := m.work("--duration", "500", "--runtime")
+			d := m.start(atOnceRDNA)
+			d.offlineTarget(job, 1)
+			fault := m.Inject(kfdemu.Fault{
+				Step: driver.StepRemove, Op: driver.TrapOp(kfd.TrapSuspendQueues), Target: job.PID, Nth: 1, Errno: syscall.ETIME,
+			})
+			since := d.revision()
+			lease, answer := d.ask(10 * time.Second)
+			if answer.Quiesced || fault.Hits() != 1 {
+				t.Errorf("MES failed to remove a queue %d times: answer %+v, want not quiet", fault.Hits(), answer)
+			}
+			d.awaitTarget(job.PID, since, quarantined)
+			events, _, _ := d.events.after(since)
+			if slices.ContainsFunc(events, func(e *gpreemptv1.Event) bool {
+				return e.GetToTarget() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
+			}) {
+				t.Errorf("the job was called suspended: %v", events)
+			}
+			if !d.breaker(m.GPUs()[0].ID) {
+				t.Error("the breaker is closed")
+			}
+			d.eventually("the job runs", func() bool { return m.allOn(job) })
+			d.complete(lease)
+			job.stop()
+		})
+	}
+}
+
