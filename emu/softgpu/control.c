@@ -238,7 +238,12 @@ static int do_firmware(struct soft_dev *s, char *rest)
 	err = kstrtou32(rest, 0, &version);
 	if (err)
 		return err;
-	s->adev->kfd.dev->mec_fw_version = version;
+	if (!s->adev->enable_mes)
+		s->adev->kfd.dev->mec_fw_version = version;
+	else if (version <= AMDGPU_MES_VERSION_MASK)
+		s->adev->mes.sched_version = SOFT_MES_API << AMDGPU_MES_API_VERSION_SHIFT | version;
+	else
+		return -EINVAL;
 	return 0;
 }
 

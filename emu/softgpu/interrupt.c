@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Interrupts: entries of the IH ring as a GC 9.4 writes them, handed to the
+ * Interrupts: entries of the IH ring as a GC 9.4 or 11 writes them, handed to the
  * driver where its interrupt handler hands them to amdkfd.
  */
 #include "softgpu.h"
@@ -79,8 +79,11 @@ int soft_interrupt_event(struct soft_dev *s, pid_t pid, u32 event)
 /* soft_interrupt_fault is an access to a page that is not mapped. */
 int soft_interrupt_fault(struct soft_dev *s, pid_t pid, u64 addr)
 {
-	return interrupt(s, pid, SOC15_IH_CLIENTID_UTCL2, SOC15_INTSRC_VMC_FAULT,
-			 VMFAULT_NOT_PRESENT, addr >> AMDGPU_GPU_PAGE_SHIFT);
+	/* GC 11 has no client UTCL2 */
+	u32 client = s->adev->enable_mes ? SOC15_IH_CLIENTID_VMC : SOC15_IH_CLIENTID_UTCL2;
+
+	return interrupt(s, pid, client, SOC15_INTSRC_VMC_FAULT, VMFAULT_NOT_PRESENT,
+			 addr >> AMDGPU_GPU_PAGE_SHIFT);
 }
 
 /*

@@ -162,6 +162,7 @@ int soft_hws_run_list(struct soft_dev *s, const struct pm4_mes_runlist *p);
 int soft_hws_unmap_queues(struct soft_dev *s, const struct pm4_mes_unmap_queues *p);
 
 /* mes.c */
+#define SOFT_MES_API	14	/* the first with which debugging is allowed */
 void soft_mes_init(struct amdgpu_device *adev);
 
 /* interrupt.c */

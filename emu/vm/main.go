@@ -117,9 +117,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	m := Manifest{Nonce: rand.Text(), Need: []string{o.need}, Limit: o.limit}
 	initramfs := filepath.Join(dir, "initramfs")
+	// kfdemu accesses VRAM that its owner has mapped without rights, by /proc/PID/mem. Debian's kernels
+	// allow that since 7.2 to debuggers only.
 	guest := Guest{
 		Kernel: kernel.Image(), Initramfs: initramfs, MemoryMiB: 1024,
-		Append: strings.TrimSpace("rdinit=/init oops=panic " + o.words()), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
+		Append: strings.TrimSpace("rdinit=/init oops=panic proc_mem.force_override=always " + o.words()), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
 	}
 	nodes := "no GPU"
 	if o.softgpu != "" {

@@ -92,14 +92,18 @@ func (d *doing) acquireAll() ([]kfd.ProcessDeviceApertures, error) {
 	return gpus, nil
 }
 
-// allocate returns the address of new memory that is mapped on a GPU, at the same address.
-func (d *doing) allocate(gpu uint32, bytes uint64) (uint64, error) {
+// allocate returns the address of new memory that is mapped on a GPU, at the same address: the
+// process's own, or the driver's.
+func (d *doing) allocate(gpu uint32, bytes uint64, own bool) (uint64, error) {
 	bytes = max(pages(bytes), pageSize)
 	at, err := d.sys.program().reserve(bytes)
 	if err != nil {
 		return 0, err
 	}
 	alloc := kfd.AllocMemoryArgs{VAAddr: at, Size: bytes, MmapOffset: at, GPUID: gpu, Flags: kfd.AllocUserptr | kfd.AllocWritable}
+	if !own {
+		alloc.MmapOffset, alloc.Flags = 0, kfd.AllocGTT|kfd.AllocWritable
+	}
 	if _, err := d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc)); err != nil {
 		return 0, fmt.Errorf("allocate %d bytes: %w", bytes, err)
 	}
@@ -139,7 +143,9 @@ func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
 			}
 			continue
 		}
-		if *part.at, err = d.allocate(args.GPUID, bytes); err != nil {
+		// MES reads write pointers from memory that the driver can pin.
+		own := part.key != "pointers" || n["gfx_target_version"] < 110000
+		if *part.at, err = d.allocate(args.GPUID, bytes, own); err != nil {
 			return fmt.Errorf("%s of the queue: %w", part.key, err)
 		}
 	}

@@ -28,8 +28,8 @@ var report = regexp.MustCompile(`BUG|WARNING|Oops|UBSAN|KASAN|general protection
 func TestRealDriverAgreesWithTheFakeOnRandomSchedules(t *testing.T) {
 	version, holds := realDriver(t)
 	profile := profileOf(version, release(t))
-	if !holds["two-gpus"] || !holds["soft"] {
-		t.Skip("it needs two nodes of emu/softgpu, as in make vm-softgpu")
+	if !holds["two-gpus"] || !holds["soft"] || !holds["hws"] {
+		t.Skip("it needs two nodes of emu/softgpu with HWS, as in make vm-softgpu")
 	}
 	schedules := 10
 	switch given := os.Getenv("GPREEMPT_SOFTGPU"); given {
