@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -78,7 +79,7 @@ func readUserQueues(tree fs.FS) (userQueues, error) {
 		return u, err
 	}
 	if len(u.Ops) > 0 && choices == 0 {
-		return u, fmt.Errorf("there are user queues, and no engine asks amdgpu.user_queue")
+		return u, errors.New("there are user queues, and no engine asks amdgpu.user_queue")
 	}
 	err = eachSource(tree, "amdkfd", func(name string, text string) error {
 		if strings.Contains(text, "userq") || strings.Contains(text, "usermode_queue") {
@@ -102,8 +103,11 @@ func byDefault(cases string) string {
 // eachSource calls fn with each C file of a directory of the driver.
 func eachSource(tree fs.FS, dir string, fn func(name, text string) error) error {
 	files, err := fs.Glob(tree, amdDir+"/"+dir+"/*.c")
-	if err != nil || len(files) == 0 {
-		return fmt.Errorf("no source in %s/%s: %v", amdDir, dir, err)
+	if err != nil {
+		return err
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("no source in %s/%s", amdDir, dir)
 	}
 	for _, file := range files {
 		text, err := fs.ReadFile(tree, file)
@@ -166,7 +170,8 @@ func TestUserQueuesAreReadFromTheSource(t *testing.T) {
 		"a way to suspend": {tree(header+"#define AMDGPU_USERQ_OP_MODIFY 3\n", off, ""), userQueues{Ops: []string{"CREATE", "FREE", "MODIFY"}, Flags: planned.Flags}, ""},
 		"AQL": {
 			tree(header+"#define AMDGPU_USERQ_CREATE_FLAGS_QUEUE_AQL_COMPUTE (1 << 3)\n", off, ""),
-			userQueues{Ops: planned.Ops, Flags: []string{"SECURE", "AQL_COMPUTE"}}, "",
+			userQueues{Ops: planned.Ops, Flags: []string{"SECURE", "AQL_COMPUTE"}},
+			"",
 		},
 		"the default":         {tree(header, off+on, ""), userQueues{Ops: planned.Ops, Flags: planned.Flags, Default: []string{"gfx_v11_0.c"}}, ""},
 		"KFD knows them":      {tree(header, off, "amdgpu_userq_suspend(adev);"), userQueues{Ops: planned.Ops, Flags: planned.Flags, KFD: []string{"kfd_device.c"}}, ""},

@@ -167,12 +167,8 @@ func (r Row) String() string {
 	if len(r.Issues) > 0 {
 		s += " (" + strings.Join(r.Issues, ", ") + ")"
 	}
-	for _, more := range []string{r.Read, r.Searched, r.Remedy} {
-		if more != "" {
-			s += " " + more
-		}
-	}
-	return s
+	texts := []string{s, r.Read, r.Searched, r.Remedy}
+	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), " ")
 }
 
 // Result is the result of a check of one mechanism on one GPU.

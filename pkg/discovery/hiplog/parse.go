@@ -307,12 +307,11 @@ func (c *cursor) packet(rec *Record) {
 		return
 	}
 	rest := c.b[c.at:]
-	header := bytes.Index(rest, headerMark)
-	if header < 0 {
+	what, _, found := bytes.Cut(rest, headerMark)
+	if !found {
 		rec.Torn = true
 		return
 	}
-	what := rest[:header]
 	for {
 		field, after, more := bytes.Cut(what, fieldMark)
 		if !more {
