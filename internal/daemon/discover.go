@@ -189,7 +189,7 @@ func (d *daemon) helperEnded() {
 	}
 }
 
-// calm returns for how long every breaker has been closed.
+// calm returns for how long every breaker has been closed, negative while one is open.
 func (d *daemon) calm() (t time.Duration) {
 	d.runner.View(func(c *scheduler.Core) { t = d.runner.Now() - c.BreakersClose() })
 	return t

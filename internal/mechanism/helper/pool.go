@@ -41,8 +41,8 @@ type Pool struct {
 	// ended is called at the end of a helper that had attached to something, and so was a
 	// process of the driver; not after Close.
 	ended func()
-	// calm returns for how long no GPU has been failing. The time of a call begins anew with it:
-	// while a GPU resets, the driver lets processes wait with their lock held.
+	// calm returns for how long no GPU has been failing, negative while one is. The time of a call
+	// begins anew with it: when a GPU resets, the driver lets processes wait with their lock held.
 	calm func() time.Duration
 	// start starts a helper.
 	start   func() (*child, error)
@@ -64,7 +64,7 @@ var _ criu.Calls = (*Pool)(nil)
 
 // NewPool returns a pool, which starts helpers when they are needed. ended is called at the end
 // of each helper that was a process of the driver, until the pool is closed. calm returns for how
-// long no GPU has been failing: what a call waits for in that time is not held against its target.
+// long no GPU has been failing, negative while one is: until then a call may wait for any time.
 // Both may be nil.
 func NewPool(logger *zap.Logger, ended func(), calm func() time.Duration) *Pool {
 	p := newPool(logger)
