@@ -13,7 +13,7 @@ import (
 )
 
 // kmsgPath is the device of the kernel log. The emulated one has only what the emulated driver
-// prints, from the time at which it is opened.
+// prints, from the time at which it is opened. Opens without O_NONBLOCK are not intercepted.
 const kmsgPath = "/dev/kmsg"
 
 // kmsg is the kernel log. A reader has one end of a socket, because a read of that returns one

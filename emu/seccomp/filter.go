@@ -14,8 +14,8 @@ const (
 //   - ioctls of the given types, at most 200, with any direction, number and size: drivers
 //     have some without a direction, and those of other files with the same type (a
 //     terminal's 0x4Bxx) are rare;
-//   - open and openat for reading and writing (O_RDWR), and every openat2, whose flags a
-//     filter cannot read;
+//   - open and openat for reading and writing (O_RDWR), or for reading without waiting
+//     (O_NONBLOCK) except of directories, and every openat2, whose flags a filter cannot read;
 //   - fstat, and newfstatat and statx of a descriptor (AT_EMPTY_PATH);
 //   - munmap and mremap. An mmap that replaces memory (MAP_FIXED) is not selected: Go's runtime
 //     makes it with the lock of its heap held, also in the process that is to answer.
@@ -35,8 +35,8 @@ func Filter(ioctlTypes ...byte) []unix.SockFilter {
 		}
 	}
 	on(unix.SYS_IOCTL, ioctls(ioctlTypes)...)
-	on(unix.SYS_OPENAT, readWrite(2)...)
-	on(SysOpen, readWrite(1)...)
+	on(unix.SYS_OPENAT, opens(2)...)
+	on(SysOpen, opens(1)...)
 	on(unix.SYS_OPENAT2, ret(unix.SECCOMP_RET_USER_NOTIF))
 	on(unix.SYS_FSTAT, ret(unix.SECCOMP_RET_USER_NOTIF))
 	on(SysNewfstatat, bitSet(3, unix.AT_EMPTY_PATH)...)
@@ -59,12 +59,15 @@ func ioctls(types []byte) []unix.SockFilter {
 	return append(p, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_USER_NOTIF))
 }
 
-// readWrite returns the action for the open flags in an argument.
-func readWrite(arg uint32) []unix.SockFilter {
+// opens returns the action for the open flags in an argument.
+func opens(arg uint32) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
 		alu(unix.BPF_AND, unix.O_ACCMODE),
-		jump(unix.BPF_JEQ, unix.O_RDWR, 0, 1),
+		jump(unix.BPF_JEQ, unix.O_RDWR, 3, 0),
+		loadArg(arg),
+		alu(unix.BPF_AND, unix.O_ACCMODE|unix.O_NONBLOCK|unix.O_DIRECTORY),
+		jump(unix.BPF_JEQ, unix.O_RDONLY|unix.O_NONBLOCK, 0, 1),
 		ret(unix.SECCOMP_RET_USER_NOTIF),
 		ret(unix.SECCOMP_RET_ALLOW),
 	}

@@ -51,12 +51,14 @@ func run(t testing.TB, filter []unix.SockFilter, arch, nr uint32, args [6]uint64
 
 // handedOver reports whether Filter selects a call, according to its comment.
 func handedOver(types []byte, nr uint32, args [6]uint64) bool {
-	readWrite := func(flags uint64) bool { return flags&unix.O_ACCMODE == unix.O_RDWR }
+	opens := func(flags uint64) bool {
+		return flags&unix.O_ACCMODE == unix.O_RDWR || flags&(unix.O_ACCMODE|unix.O_NONBLOCK|unix.O_DIRECTORY) == unix.O_RDONLY|unix.O_NONBLOCK
+	}
 	switch int(nr) {
 	case unix.SYS_IOCTL:
 		return slices.Contains(types, byte(args[1]>>8))
 	case unix.SYS_OPENAT:
-		return readWrite(args[2])
+		return opens(args[2])
 	case unix.SYS_OPENAT2, unix.SYS_FSTAT, unix.SYS_MUNMAP, unix.SYS_MREMAP:
 		return true
 	case SysNewfstatat:
@@ -64,7 +66,7 @@ func handedOver(types []byte, nr uint32, args [6]uint64) bool {
 	case unix.SYS_STATX:
 		return args[2]&unix.AT_EMPTY_PATH != 0
 	case SysOpen:
-		return readWrite(args[1])
+		return opens(args[1])
 	default:
 		return false
 	}
@@ -89,6 +91,8 @@ func TestFilterSelectsCalls(t *testing.T) {
 		"ioctl of another type":   {unix.SYS_IOCTL, [6]uint64{3, read | 8<<16 | 'Z'<<8}, unix.SECCOMP_RET_ALLOW},
 		"read and write":          {unix.SYS_OPENAT, [6]uint64{cwd, 1, unix.O_RDWR | unix.O_CLOEXEC}, unix.SECCOMP_RET_USER_NOTIF},
 		"read only":               {unix.SYS_OPENAT, [6]uint64{cwd, 1, unix.O_RDONLY | unix.O_CLOEXEC}, unix.SECCOMP_RET_ALLOW},
+		"read, do not wait":       {unix.SYS_OPENAT, [6]uint64{cwd, 1, unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC}, unix.SECCOMP_RET_USER_NOTIF},
+		"read a directory":        {unix.SYS_OPENAT, [6]uint64{cwd, 1, unix.O_RDONLY | unix.O_NONBLOCK | unix.O_DIRECTORY}, unix.SECCOMP_RET_ALLOW},
 		"write only":              {unix.SYS_OPENAT, [6]uint64{cwd, 1, unix.O_WRONLY}, unix.SECCOMP_RET_ALLOW},
 		"openat2":                 {unix.SYS_OPENAT2, [6]uint64{cwd, 1, 2}, unix.SECCOMP_RET_USER_NOTIF},
 		"fstat":                   {unix.SYS_FSTAT, [6]uint64{3}, unix.SECCOMP_RET_USER_NOTIF},

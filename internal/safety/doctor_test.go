@@ -337,7 +337,7 @@ func checkWhole(t *testing.T, r *gpreemptv1.DiagnoseResponse) {
 		}
 	}
 	want := []string{
-		"gpu", "kernel", "kfd-interface", "debug-firmware", "debug-sharing", "permission-rule", "sched-policy", "cwsr", "queue-slots", "hazards",
+		"gpu", "kernel", "kfd-interface", "debug-firmware", "debug-sharing", "permission-rule", "sched-policy", "cwsr", "queue-slots", "hazards", "queue-resets",
 		"rights", "namespaces", "yama", "lockdown", "debuggers", "daemon", "groups", "cgroup", "kernel-log", "debugfs", "user-queues", "processes", "jobs",
 		"timeouts",
 	}
@@ -407,7 +407,7 @@ func TestTheMessageHasEveryFact(t *testing.T) {
 	if !proto.Equal(want, got) {
 		t.Errorf("message\n%v\nwant\n%v", got, want)
 	}
-	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 24 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
+	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 25 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
 		t.Errorf("%d checks, the first %v", n, status)
 	}
 }

@@ -108,7 +108,7 @@ func (l *KernelLog) CatchUp() {
 // openKernelLog opens the log at its end. It rejects a file without deadlines: a read
 // could not be interrupted.
 func openKernelLog(path string) (*os.File, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
