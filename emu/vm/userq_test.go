@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -61,10 +62,10 @@ func readUserQueues(tree fs.FS) (userQueues, error) {
 		u.Flags = append(u.Flags, string(m[1]))
 	}
 	choices := 0
-	err = eachSource(tree, "amdgpu", func(name string, text string) error {
-		for _, m := range userqChoice.FindAllStringSubmatch(text, -1) {
+	err = eachSource(tree, "amdgpu", func(name string, text []byte) error {
+		for _, m := range userqChoice.FindAllSubmatch(text, -1) {
 			choices++
-			branch := byDefault(m[1])
+			branch := byDefault(string(m[1]))
 			off, on := strings.Contains(branch, "disable_uq = true"), strings.Contains(branch, "disable_uq = false")
 			if off == on {
 				return fmt.Errorf("%s: by default, user queues are neither on nor off: %q", name, branch)
@@ -81,8 +82,8 @@ func readUserQueues(tree fs.FS) (userQueues, error) {
 	if len(u.Ops) > 0 && choices == 0 {
 		return u, errors.New("there are user queues, and no engine asks amdgpu.user_queue")
 	}
-	err = eachSource(tree, "amdkfd", func(name string, text string) error {
-		if strings.Contains(text, "userq") || strings.Contains(text, "usermode_queue") {
+	err = eachSource(tree, "amdkfd", func(name string, text []byte) error {
+		if bytes.Contains(text, []byte("userq")) || bytes.Contains(text, []byte("usermode_queue")) {
 			u.KFD = append(u.KFD, name)
 		}
 		return nil
@@ -101,7 +102,7 @@ func byDefault(cases string) string {
 }
 
 // eachSource calls fn with each C file of a directory of the driver.
-func eachSource(tree fs.FS, dir string, fn func(name, text string) error) error {
+func eachSource(tree fs.FS, dir string, fn func(name string, text []byte) error) error {
 	files, err := fs.Glob(tree, amdDir+"/"+dir+"/*.c")
 	if err != nil {
 		return err
@@ -114,7 +115,7 @@ func eachSource(tree fs.FS, dir string, fn func(name, text string) error) error 
 		if err != nil {
 			return err
 		}
-		if err := fn(path.Base(file), string(text)); err != nil {
+		if err := fn(path.Base(file), text); err != nil {
 			return err
 		}
 	}

@@ -46,11 +46,15 @@ func TestPartsOfMQDsKeepEachQueueWhoseLineIsThere(t *testing.T) {
 		if len(whole.Warnings) != 0 {
 			t.Fatal(name, whole.Warnings)
 		}
+		starts := []int{0, 0}
+		for line := range strings.Lines(text) {
+			starts = append(starts, starts[len(starts)-1]+len(line))
+		}
 		for _, cut := range cuts(text) {
 			for _, part := range [][2]int{{0, cut}, {cut, len(text)}} {
 				from, to := part[0], part[1]
 				got := parseMQDs(t, text[from:to])
-				want := partOf(whole, text, from, to)
+				want := partOf(whole, starts, from, to)
 				if !slices.EqualFunc(want, got.Processes, sameProcess) {
 					t.Fatalf("%s, from %d to %d (-want +got):\n%s", name, from, to, cmp.Diff(want, got.Processes))
 				}
@@ -81,12 +85,9 @@ func cuts(text string) []int {
 	return append(cuts, at)
 }
 
-// partOf returns what a part of a text contains of the whole.
-func partOf(whole debugfs.MQDDump, text string, from, to int) []debugfs.MQDProcess {
-	starts := []int{0, 0} // by line, from 1
-	for line := range strings.Lines(text) {
-		starts = append(starts, starts[len(starts)-1]+len(line))
-	}
+// partOf returns what the part of a text from a byte to another contains of the whole. starts are the
+// first bytes of its lines, which count from 1, and the end.
+func partOf(whole debugfs.MQDDump, starts []int, from, to int) []debugfs.MQDProcess {
 	first := sort.SearchInts(starts[1:], from) // the lines before the first whole one
 	if from > 0 && starts[first+1] > from {
 		first-- // the rest of a line counts as one
