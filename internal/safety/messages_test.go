@@ -252,7 +252,7 @@ func TestEveryMessageOfTheDriverIsClassified(t *testing.T) {
 		before := verdicts
 		names = nil
 		var trees [][]message
-		for _, dir := range strings.Fields(*kernels) {
+		for dir := range strings.FieldsSeq(*kernels) {
 			tree := os.DirFS(dir)
 			all, err := extract(tree)
 			if err != nil {
