@@ -14,6 +14,7 @@
 #include <linux/uaccess.h>
 
 #include "softgpu.h"
+#include "kfd_debug.h"
 
 enum soft_kind { SOFT_MAP = 1, SOFT_UNMAP, SOFT_REMOVE };
 enum soft_answer { SOFT_ACK = 1, SOFT_INTERRUPT };
@@ -50,9 +51,10 @@ struct soft_record {
 };
 
 static struct {
-	spinlock_t lock;	/* guards the next four */
+	spinlock_t lock;	/* guards the next five */
 	bool busy;		/* somebody has it open */
 	bool open;		/* and takes records */
+	pid_t program;		/* that has it open */
 	u64 seq;
 	struct list_head records;
 	wait_queue_head_t wait;
@@ -143,6 +145,8 @@ static int channel_open(struct inode *inode, struct file *file)
 	else
 		channel.open = true;
 	channel.busy = true;
+	if (!err)
+		channel.program = current->tgid;
 	spin_unlock(&channel.lock);
 	if (err)
 		return err;
@@ -243,6 +247,50 @@ static ssize_t channel_read(struct file *file, char __user *buf, size_t size, lo
 	}
 	mutex_unlock(&channel.read);
 	return done;
+}
+
+/*
+ * The program accesses the memory of processes, and may be the last to do so. Then
+ * a process that ends is released in the program's name, and the driver waits there
+ * until queues are unmapped. A program cannot acknowledge an unmap that it waits
+ * for: while it is away, nobody waits for it.
+ */
+static atomic_t away = ATOMIC_INIT(0);
+
+bool soft_channel_away(void)
+{
+	return atomic_read(&away) > 0;
+}
+
+static bool go_away(void)
+{
+	int i;
+
+	if (!READ_ONCE(channel.open) || READ_ONCE(channel.program) != current->tgid)
+		return false;
+	atomic_inc(&away);
+	for (i = 0; i < SOFT_MAX_NODES && soft_devs[i]; i++)
+		wake_up_all(&soft_devs[i]->hws.wait);
+	return true;
+}
+
+SOFT_WRAP(void, kfd_process_dequeue_from_all_devices, struct kfd_process *p)
+{
+	bool gone = go_away();
+
+	__real_kfd_process_dequeue_from_all_devices(p);
+	if (gone)
+		atomic_dec(&away);
+}
+
+SOFT_WRAP(int, kfd_dbg_trap_disable, struct kfd_process *target)
+{
+	bool gone = go_away();
+	int err = __real_kfd_dbg_trap_disable(target);
+
+	if (gone)
+		atomic_dec(&away);
+	return err;
 }
 
 static int acknowledge(struct soft_dev *s, u64 seq)

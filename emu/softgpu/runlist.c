@@ -206,7 +206,8 @@ bool soft_hws_holds(struct soft_hws *h, bool reset)
 	list_for_each_entry(q, &h->queues, list) {
 		struct soft_fault *f = soft_hws_fault(h, q->doorbell);
 
-		yes |= q->leaves && (q->wait_seq || (f && !f->refuses && !reset));
+		yes |= q->leaves && ((q->wait_seq && !soft_channel_away()) ||
+				     (f && !f->refuses && !reset));
 	}
 	spin_unlock(&h->lock);
 	return yes;

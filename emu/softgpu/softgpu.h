@@ -173,6 +173,7 @@ struct kfd_process *soft_process(pid_t pid);
 /* channel.c */
 void soft_channel_init(void);
 int soft_channel_register(void);
+bool soft_channel_away(void);
 void soft_channel_unregister(void);
 /* These are called with soft_hws.lock held. */
 void soft_channel_map(struct soft_dev *s, struct soft_queue *q);

@@ -33,6 +33,14 @@ type (
 		reset(gpu uint32) error
 		recover(gpu uint32) error
 	}
+	// firmwareObserver sets the version of a GPU's firmware.
+	firmwareObserver interface {
+		firmware(gpu, version uint32) error
+	}
+	// refuser has a queue not answer a preemption.
+	refuser interface {
+		refuse(gpu, queue uint32) error
+	}
 	queueObserver interface {
 		queue(id uint32) reply
 		// raise raises exceptions of a queue as the hardware does.
@@ -269,7 +277,7 @@ func (p *play) observe(s step) error {
 	case "recover":
 		return observer.recover(gpu)
 	case "firmware":
-		h, ok := p.host.(interface{ firmware(gpu, version uint32) error })
+		h, ok := p.host.(firmwareObserver)
 		if !ok || len(s.args) != 1 {
 			return errNobody
 		}
@@ -327,7 +335,7 @@ func (p *play) peer(s step, a *actor) error {
 	case "signal":
 		return observer.signal(number32(gpu), number32(s.values["event"]))
 	case "refuse":
-		process, ok := a.process.(interface{ refuse(gpu, queue uint32) error })
+		process, ok := a.process.(refuser)
 		if !ok {
 			return errNobody
 		}
