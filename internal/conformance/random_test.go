@@ -50,7 +50,7 @@ func TestRealDriverAgreesWithTheFakeOnRandomSchedules(t *testing.T) {
 		}
 	}
 	log := testutil.OpenKernelLog(t)
-	const control = "BUG that this test makes up"
+	const control = "corruption that this test makes up"
 	if err := os.WriteFile("/dev/kmsg", []byte(control+"\n"), 0); err != nil {
 		t.Fatal(err)
 	}
