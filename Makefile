@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale cluster
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale cluster kernel-userq kernel-strings
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -165,25 +165,46 @@ e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is
 # Package, or package=pattern of its tests.
 VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
 	./internal/kfdtrace=TestRealTracefs
-vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
-	$(GO) run ./emu/vm -limit 20m $(VM_PACKAGES)
+# A series of Debian's kernels, such as 7.3, or the path of a built kernel with a slash.
+KERNEL ?= 6.12
+# Since 7.2 the driver refuses to open /dev/kfd without a GPU node.
+VM_NODE = $(if $(filter 6.12,$(KERNEL)),,-softgpu softgpu=1)
+vm-kfd: ## Test on the real driver of Debian's kernel in QEMU, without a GPU (KERNEL=6.12|7.2|7.3|PATH/); skips without QEMU
+	$(GO) run ./emu/vm -kernel '$(KERNEL)' $(VM_NODE) -limit 20m $(VM_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
 SOFTGPU_PACKAGES ?= ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU'
 SOFTGPU ?= softgpu=2
-vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time; skips without QEMU or gcc
-	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 15m $(SOFTGPU_PACKAGES)
+vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time (KERNEL=6.12|7.2|7.3|PATH/); skips without QEMU or gcc
+	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 15m $(SOFTGPU_PACKAGES)
+
+kernel-userq: ## Say whether the kernel sources KERNEL_TREES="DIR..." accept user queues of DRM by default or can suspend them: docs/user-queues.md
+	GPREEMPT_KERNEL_TREES="$$(realpath $(KERNEL_TREES) | paste -sd:)" $(GO) test -count=1 -v -run '^TestUserQueuesOfKernelSources$$' ./emu/vm
+
+kernel-strings: ## Classify the kernel log messages of amdgpu in the trees KERNEL_TREES, and list what is new, gone and unmatched since the last time
+	@test -n '$(KERNEL_TREES)' || { echo 'kernel-strings: KERNEL_TREES is missing: the directories of kernel sources, oldest first' >&2; exit 2; }
+	$(GO) test -count=1 -v -run '^TestEveryMessageOfTheDriverIsClassified$$' ./internal/safety -update -kernels '$(KERNEL_TREES)'
 
 KERNEL_PATCH = deploy/kernel/kfd_kmap.patch
 # apt-get install -y --no-install-recommends gcc-12 libc6-dev make xz-utils patch perl
 kernel-check: ## Apply the kernel extension to Debian's source, run checkpatch and compile it with all warnings; skips without the package or gcc
-	$(GO) run ./emu/vm -check -patch $(KERNEL_PATCH)
+	$(GO) run ./emu/vm -kernel '$(KERNEL)' -check -patch $(KERNEL_PATCH)
 
 # The guest's kernel checks its memory in the second run.
 KMAP_PACKAGES ?= ./internal/conformance=TestRealDriver
 vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgpu: the whole table, then once more with slub_debug
-	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -limit 30m $(KMAP_PACKAGES)
-	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
+	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -limit 30m $(KMAP_PACKAGES)
+	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
+
+# 6.12's vm-kfd is part of each change's checks.
+NIGHTLY = vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
+nightly: ## Test on the real drivers of all kernels, before a change of the kernel's side is done: for hours, and a table at the end
+	@results=$$(mktemp); status=0; for each in $(NIGHTLY); do \
+		began=$$(date +%s); out=$$(mktemp); \
+		if $(MAKE) --no-print-directory "$${each%%:*}" KERNEL="$${each#*:}" >"$$out" 2>&1; then result=$$(grep -q '^SKIP' "$$out" && echo SKIP || echo ok); else result=FAILED; status=1; fi; \
+		grep -E '^(SKIP|vm: )|^ *--- FAIL|expectations,' "$$out"; rm "$$out"; \
+		printf '%-12s %-6s %-6s %6d s\n' "$${each%%:*}" "$${each#*:}" "$$result" $$(($$(date +%s) - began)) >>"$$results"; \
+	done; cat "$$results"; rm "$$results"; exit $$status
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap

@@ -24,12 +24,21 @@ func (x *pdd) mapping(at, size uint64) *object {
 	return nil
 }
 
+// ringBytes is the size that the memory of a queue's ring must have: since 7.2 whole pages, with the
+// ring's metadata.
+func (d *Driver) ringBytes(args *kfd.CreateQueueArgs) uint64 {
+	if !d.prof.contexts {
+		return uint64(args.RingSize)
+	}
+	return alignUp(uint64(args.RingSize)+uint64(args.MetadataRingSize), pageSize)
+}
+
 // acquireBuffers is kfd_queue_acquire_buffers: the memory of a queue must be mapped on its
 // GPU as a whole, each part with its own size. While the queue exists, it cannot be
-// unmapped.
-func (x *pdd) acquireBuffers(args *kfd.CreateQueueArgs, kind uint32) ([]*object, errno) {
+// unmapped. ring is the size of its ring.
+func (x *pdd) acquireBuffers(args *kfd.CreateQueueArgs, ring uint64, kind uint32) ([]*object, errno) {
 	type buffer struct{ at, size uint64 }
-	buffers := []buffer{{args.WritePointerAddress, pageSize}, {args.ReadPointerAddress, pageSize}, {args.RingBaseAddress, uint64(args.RingSize)}}
+	buffers := []buffer{{args.WritePointerAddress, pageSize}, {args.ReadPointerAddress, pageSize}, {args.RingBaseAddress, ring}}
 	compute := kind == kfd.QueueTypeCompute || kind == kfd.QueueTypeComputeAQL
 	if compute && args.EOPBufferAddress != 0 {
 		if args.EOPBufferSize < pageSize {

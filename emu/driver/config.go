@@ -125,6 +125,8 @@ type Node struct {
 	// SDMAQueues and XGMIQueues are the most SDMA queues over PCIe and over XGMI; 0 means
 	// no limit.
 	SDMAQueues, XGMIQueues int
+	// MECFirmware is the version of the compute firmware, 0 means a recent one.
+	MECFirmware uint32
 	// VRAM is the memory in bytes, 0 means 192 GiB.
 	VRAM uint64
 	// SaveArea is what the save areas of queues must have room for; nothing is checked
@@ -150,6 +152,22 @@ func (n Node) perVMID(p profile) bool {
 // cwsrWorkaround reports whether debugging halves the use of compute units
 // (kfd_dbg_has_cwsr_workaround): gfx 11.0.0 to 11.0.3.
 func (n Node) cwsrWorkaround() bool { return n.GFX >= 110000 && n.GFX <= 110003 }
+
+// graceOfZero reports whether the firmware takes a grace period of 0
+// (pm_grace_period_0_supported, for the GPUs with HWS that have the debug interface).
+func (n Node) graceOfZero() bool {
+	least := uint32(0)
+	switch n.GFX {
+	case 90010:
+		least = 63
+	case 90402:
+		least = 96
+	case 90500:
+	default:
+		return false
+	}
+	return n.MECFirmware == 0 || n.MECFirmware >= least
+}
 
 // maxQueues returns the most queues of a process there (pqm_create_queue).
 func (n Node) maxQueues(p profile) int {
@@ -191,8 +209,9 @@ type profile struct {
 	// smiNeedsBit: events of other processes require bit 63 of the mask in addition to
 	// CAP_SYS_ADMIN.
 	smiNeedsBit bool
-	// smiInside: events name a process by its pid in its own namespace.
-	smiInside bool
+	// smiInside: events name a process by its pid in its own namespace. smiGlobal: whose event it
+	// is, is found by the pid of the initial one, also for memory faults and processes.
+	smiInside, smiGlobal bool
 	// dequeueFirst: the queues of an exiting target are removed before debugging is
 	// disabled.
 	dequeueFirst bool
@@ -213,16 +232,24 @@ type profile struct {
 	// svmOverflow: a range of addresses that ends behind the last one is EOVERFLOW, and not
 	// EFAULT.
 	svmOverflow bool
+	// ownEventPage: a process must provide the memory for signal events.
+	ownEventPage bool
+	// freeWaits: FREE_MEMORY_OF_GPU waits for the resets of all GPUs of the process.
+	freeWaits bool
+	// graceOfZero: a grace period of 0 is passed to firmware that takes it, and is not 1.
+	graceOfZero bool
 	// kmap: it has the extension at kfd.KmapPath.
 	kmap bool
 }
 
-// Profiles returns the names that New knows except KmapProfile: those of package kfd, and 6.12.117, a later
+// Profiles returns the names that New knows except KmapProfile: those of package kfd, and two
+// that callers of that package cannot tell from another. 6.12.117 is a later
 // release of the line of 6.12.103 with three more fixes, and one crash: ENABLE that fails
 // with EFAULT undoes itself, so does an interrupted DESTROY_QUEUE, repeated CRIU_OP
 // PROCESS_INFO pauses once, and SUSPEND_QUEUES may find no VM where it flushes a TLB.
+// 7.3 has the interface version of 7.2.
 func Profiles() []string {
-	return []string{"6.5", "6.12", "6.12.103", "6.12.117", "amd-dkms", "7.2"}
+	return []string{"6.5", "6.12", "6.12.103", "6.12.117", "amd-dkms", "7.2", "7.3"}
 }
 
 func profileOf(name string) (profile, error) {
@@ -247,13 +274,19 @@ func profileOf(name string) (profile, error) {
 		return p, nil
 	case "6.12.117":
 		p.enableUnwinds, p.destroyRecovers, p.pauseOnce, p.suspendFlushes, p.svmOverflow = true, true, true, true, true
+		p.smiGlobal = true
 		return p, nil
-	case "7.2":
+	case "7.2", "7.3":
 		p.minor, p.lastIoctl, p.deviceInfoSize = 23, 0x28, 128
 		p.contexts, p.enableUnwinds, p.destroyRecovers, p.suspendFlushes = true, true, true, true
 		p.smiFIFO, p.smiNeedsBit, p.smiInside = 8192, false, true
 		p.dequeueFirst, p.gfx950, p.waitLimit = true, true, kfd.SignalEventLimit
 		p.resetsSDMA, p.removes = true, removeForgets
+		if name == "7.3" {
+			p.pauseOnce, p.svmOverflow, p.smiGlobal = true, true, true
+			p.ownEventPage, p.freeWaits, p.graceOfZero = true, true, true
+			p.removes = removeResets
+		}
 		return p, nil
 	}
 	return p, fmt.Errorf("unknown driver profile %q; use one of %q", name, append(Profiles(), KmapProfile))

@@ -3,12 +3,13 @@
 // state machine without an operating system, shared by the fake of package kfdtest and
 // the emulator of package kfdemu.
 //
-// The rules were read from the driver's source (amdkfd of Linux 6.12.107, 6.12.117
-// and 7.2.13); the comments name its functions. They were not compared with hardware.
+// The rules were read from the driver's source (amdkfd of Linux 6.12.107, 6.12.117,
+// 7.2.13 and 7.3.4); the comments name its functions. They were not compared with hardware.
 package driver
 
 import (
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,6 +23,8 @@ type Driver struct {
 	prof profile
 	// hook is called before each step of the hardware.
 	hook func(Step) Outcome
+	// svmUsed: there was a range of shared memory.
+	svmUsed atomic.Bool
 
 	// mu guards all fields below and what they refer to. changed is signalled at each
 	// change that a call may wait for.
@@ -73,6 +76,8 @@ type Step struct {
 	// Queues are the queues in the runlist of a StepMap, in the driver's order, or the
 	// one of a StepAdd or StepRemove. Other steps have none.
 	Queues []MappedQueue
+	// Grace is the grace period of a StepUnmap, as GPUState.GraceNow has it.
+	Grace uint32
 }
 
 // StepKind is the kind of a Step.

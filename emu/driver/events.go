@@ -196,7 +196,7 @@ func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
 	if p == nil || g == nil {
 		return
 	}
-	d.emit(g, kfd.SMIVMFault, 0, "%x:%s\n", uint32(p.PID), p.lead.Comm())
+	d.emit(g, kfd.SMIVMFault, d.smiAbout(p), "%x:%s\n", uint32(p.PID), p.lead.Comm())
 	d.interrupt(&call{d: d}, p, g, kfd.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), new(fault.data(g)))
 }
 

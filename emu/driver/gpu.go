@@ -53,7 +53,9 @@ func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errn
 			s.Queues = mappedQueues(d.activeOn(g))
 		case StepAdd, StepRemove:
 			s.Queues = mappedQueues([]*queue{q})
-		case StepUnmap, StepShaderDebugger:
+		case StepUnmap:
+			s.Grace = g.GraceNow
+		case StepShaderDebugger:
 		}
 		out = d.hook(s)
 		if out.Held != nil {
@@ -136,7 +138,7 @@ func (d *Driver) unmap(c *call, g *gpu, p *process, grace uint32) errno {
 		return 0
 	}
 	if grace != DefaultGrace {
-		g.GraceNow = graceRegister(grace)
+		g.GraceNow = d.graceRegister(g, grace)
 	}
 	g.Grace = append(g.Grace, g.GraceNow)
 	if err := d.step(c, StepUnmap, g, p, nil); err != 0 {
@@ -150,12 +152,16 @@ func (d *Driver) unmap(c *call, g *gpu, p *process, grace uint32) errno {
 
 // graceRegister is what a grace period becomes in its field of 8 bits, where 0 is
 // without end: 0 becomes 1, others are cut off (kfd_packet_manager_v9.c,
-// pm_config_dequeue_wait_counts_v9).
-func graceRegister(grace uint32) uint32 {
-	if grace == 0 {
-		return 1
+// pm_config_dequeue_wait_counts_v9). From 7.3 on, 0 remains where the firmware takes it; but
+// then the driver leaves the default in the field (kgd_gfx_v9_build_dequeue_wait_counts_packet_info).
+func (d *Driver) graceRegister(g *gpu, grace uint32) uint32 {
+	switch {
+	case grace != 0:
+		return grace & 0xff
+	case d.prof.graceOfZero && g.node.graceOfZero():
+		return DefaultGrace
 	}
-	return grace & 0xff
+	return 1
 }
 
 // mapQueues is map_queues_cpsch.

@@ -216,10 +216,13 @@ func (d *Driver) freeMemory(c *call, args *kfd.FreeMemoryArgs) (int, errno) {
 		return 0, EPERM
 	}
 	x, o := p.memoryOf(handle)
-	switch {
-	case o == nil:
+	if o == nil {
 		return 0, EINVAL
-	case len(o.mapped) > 0:
+	}
+	if d.prof.freeWaits { // kfd_process_wait_gpu_reset_complete
+		d.wait(c, func() bool { return !slices.ContainsFunc(p.pdds, func(x *pdd) bool { return x.gpu.Resetting }) })
+	}
+	if len(o.mapped) > 0 {
 		return 0, EBUSY
 	}
 	x.release(o)

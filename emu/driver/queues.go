@@ -63,7 +63,7 @@ func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
 	var buffers []*object
 	if x.acquired && d.prof.checksBuffers {
 		var err errno
-		if buffers, err = x.acquireBuffers(args, kind); err != 0 {
+		if buffers, err = x.acquireBuffers(args, d.ringBytes(args), kind); err != 0 {
 			return nil, err
 		}
 	}

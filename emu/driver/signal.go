@@ -86,6 +86,9 @@ func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
 	}
 	lowest, end := &s.lowestOther, uint64(lastEvent+1)
 	if e.gpuCanSignal() {
+		if !s.page && d.prof.ownEventPage {
+			return 0, ENOMEM
+		}
 		if !s.page {
 			s.page, s.mapped = true, 8*defaultSlots
 		}
@@ -102,6 +105,9 @@ func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
 	args.EventTriggerData, args.EventID = e.id, e.id
 	if e.gpuCanSignal() {
 		args.EventSlotIndex, args.EventPageOffset = e.id, d.cfg.Offsets.Events
+		if d.prof.ownEventPage {
+			args.EventPageOffset = mmapEvents // which nobody can map (kfd_mmap)
+		}
 	}
 	return 0, 0
 }

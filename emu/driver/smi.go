@@ -25,7 +25,7 @@ func (d *Driver) smiEvents(c *call, args *kfd.SMIEventsArgs) (int, errno) {
 		return 0, EINVAL
 	}
 	s := &SMIStream{d: d, gpu: x.gpu, super: c.task.Capable(CapSysAdmin), pid: c.task.Leader().TID()}
-	if d.prof.smiInside {
+	if d.prof.smiInside && !d.prof.smiGlobal {
 		s.pid = c.task.PIDInside()
 	}
 	fd := c.task.Install(s)
@@ -75,14 +75,22 @@ func (s *SMIStream) Release() {
 	s.gpu.smi = slices.DeleteFunc(s.gpu.smi, func(o *SMIStream) bool { return o == s })
 }
 
-// wants is kfd_smi_ev_enabled. pid is 0 for an event without a process.
+// wants is kfd_smi_ev_enabled. pid is 0 for an event that every stream gets.
 func (s *SMIStream) wants(id kfd.SMIEventID, pid int32) bool {
 	others := s.super && (!s.d.prof.smiNeedsBit || s.events&kfd.SMIAllProcesses != 0)
 	return (pid == 0 || pid == s.pid || others) && s.events&kfd.SMIEvents(id) != 0
 }
 
-// emit is kfd_smi_event_add: an event that does not fit is dropped.
-func (d *Driver) emit(g *gpu, id kfd.SMIEventID, pid int32, format string, args ...any) {
+// emit is kfd_smi_event_add: an event that does not fit is dropped. p is nil for an event that
+// every stream gets.
+func (d *Driver) emit(g *gpu, id kfd.SMIEventID, p *process, format string, args ...any) {
+	var pid int32
+	switch {
+	case p != nil && d.prof.smiGlobal:
+		pid = p.PID
+	case p != nil:
+		pid = d.smiPID(p)
+	}
 	line := fmt.Appendf(nil, "%x ", uint32(id))
 	line = fmt.Appendf(line, format, args...)
 	for _, s := range g.smi {
@@ -104,16 +112,25 @@ func (d *Driver) smiPID(p *process) int32 {
 // smiQueues is kfd_smi_event_queue_eviction, and kfd_smi_event_queue_restore with why 0.
 func (d *Driver) smiQueues(x *pdd, id kfd.SMIEventID, why kfd.SMITrigger) {
 	pid := d.smiPID(x.p)
-	d.emit(x.gpu, id, pid, "%d -%d %x %d\n", d.boottime(), pid, uint32(x.gpu.ID), int(why))
+	d.emit(x.gpu, id, x.p, "%d -%d %x %d\n", d.boottime(), pid, uint32(x.gpu.ID), int(why))
 }
 
 func (d *Driver) smiReset(g *gpu, id kfd.SMIEventID) {
-	d.emit(g, id, 0, "%x %s\n", g.resets, "")
+	d.emit(g, id, nil, "%x %s\n", g.resets, "")
 }
 
-// smiProcess is kfd_smi_event_process: every stream gets the event.
+// smiAbout returns whom an event about a memory fault, or about the start or end of a process,
+// is about: up to 7.2 every stream gets it.
+func (d *Driver) smiAbout(p *process) *process {
+	if d.prof.smiGlobal {
+		return p
+	}
+	return nil
+}
+
+// smiProcess is kfd_smi_event_process.
 func (d *Driver) smiProcess(x *pdd, id kfd.SMIEventID) {
-	d.emit(x.gpu, id, 0, "%x %s\n", uint32(x.p.PID), x.p.lead.Comm())
+	d.emit(x.gpu, id, d.smiAbout(x.p), "%x %s\n", uint32(x.p.PID), x.p.lead.Comm())
 }
 
 func (d *Driver) boottime() int64 {

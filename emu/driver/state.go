@@ -103,7 +103,7 @@ type GPUState struct {
 }
 
 // DefaultGrace is USE_DEFAULT_GRACE_PERIOD: the register keeps the firmware's value.
-const DefaultGrace = ^uint32(0)
+const DefaultGrace = kfd.GraceDefault
 
 // Processes returns the state of every process, the oldest first.
 func (d *Driver) Processes() []ProcessState {

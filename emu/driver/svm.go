@@ -10,8 +10,7 @@ import (
 )
 
 // svmRange is struct svm_range: addresses of a process, from start to last, that GPUs use
-// directly, with their attributes. Nothing migrates here, and ranges that are unmapped later
-// stay.
+// directly, with their attributes. Nothing migrates here.
 type svmRange struct {
 	start, last          uint64
 	preferred, prefetch  uint32
@@ -53,6 +52,39 @@ func (p *process) svmAt(start, last uint64) *svmRange {
 	}
 	return nil
 }
+
+// Unmapped ends what is of the SVM ranges of a process at addresses that it unmaps
+// (svm_range_unmap_from_cpu), from start to last. A queue whose save area is among them goes
+// on, which the driver would evict.
+func (d *Driver) Unmapped(mm MM, start, last uint64) {
+	if !d.svmUsed.Load() {
+		return
+	}
+	d.mu.Lock()
+	defer d.leave()
+	p := d.byMM(mm)
+	if p == nil || p.svmAt(start, last) == nil {
+		return
+	}
+	var ranges []*svmRange
+	for _, r := range p.svm {
+		if r.last < start || r.start > last {
+			ranges = append(ranges, r)
+			continue
+		}
+		if r.start < start {
+			ranges = append(ranges, r.part(r.start, start-1))
+		}
+		if r.last > last {
+			ranges = append(ranges, r.part(last+1, r.last))
+		}
+	}
+	p.svm = ranges
+	d.note()
+}
+
+// HasSVM reports whether a process ever shared memory: otherwise Unmapped does nothing.
+func (d *Driver) HasSVM() bool { return d.svmUsed.Load() }
 
 // svmCall is kfd_ioctl_svm_validate, kfd_ioctl_svm and svm_ioctl. The attributes follow
 // struct kfd_ioctl_svm_args.
@@ -189,6 +221,7 @@ func (d *Driver) svmSet(c *call, start, size uint64, attrs []kfd.SVMAttribute) e
 		inside(d.newSVMRange(p, next, last))
 	}
 	p.svm = ranges
+	d.svmUsed.Store(true)
 	return 0
 }
 

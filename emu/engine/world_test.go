@@ -368,7 +368,7 @@ func (w *world) run(queues ...*ring) {
 	w.rt.Do(func(m *gpumodel.Machine) {
 		if !w.mes {
 			done.Add(2)
-			must(m.Unmap(w.gpu, done.Done))
+			must(m.Unmap(w.gpu, 0, done.Done))
 			must(m.Map(w.gpu, refs, done.Done))
 			return
 		}

@@ -44,7 +44,7 @@ func NewBoard(spec Spec, n int, profile string, seed uint64) (*Board, error) {
 // profileKernels has whose files a profile of the driver shows.
 var profileKernels = map[string]Kernel{
 	"6.5": Linux61, "6.12": Linux612, driver.KmapProfile: Linux612, "6.12.103": Linux612, "6.12.117": Linux612,
-	"amd-dkms": DKMS, "7.2": Linux72,
+	"amd-dkms": DKMS, "7.2": Linux72, "7.3": Linux73,
 }
 
 // Model returns the modelled GPUs.
@@ -61,7 +61,7 @@ func (b *Board) Nodes() []driver.Node {
 	for _, g := range b.rt.GPUs() {
 		nodes = append(nodes, driver.Node{
 			ID: g.ID, GFX: g.GFX, XCCs: g.XCCs,
-			SaveArea:   spec.saveArea(),
+			MECFirmware: uint32(spec.topology.firmware), SaveArea: spec.saveArea(),
 			SDMAQueues: spec.SDMAEngines * spec.SDMAQueuesPerEngine, XGMIQueues: spec.XGMIEngines * spec.SDMAQueuesPerEngine,
 		})
 	}
@@ -77,7 +77,7 @@ func (b *Board) Step(s driver.Step, ended func(*Machine)) (err error) {
 		done := func() { ended(m) }
 		switch s.Kind {
 		case driver.StepUnmap:
-			err = m.Unmap(s.GPU, done)
+			err = m.Unmap(s.GPU, m.spec.grace(s.Grace), done)
 		case driver.StepMap:
 			err = m.Map(s.GPU, refs, done)
 		case driver.StepAdd, driver.StepRemove:

@@ -131,6 +131,7 @@ func TestSDMAQueuesBehindAComputeQueueAreDumpedForEveryXCC(t *testing.T) {
 		Linux61:  {"SDMA 1", "Compute 1", "SDMA 1"},
 		Linux612: {"SDMA 1", "Compute 8", "SDMA 8"},
 		Linux72:  {"SDMA 1", "Compute 8", "SDMA 8"},
+		Linux73:  {"SDMA 1", "Compute 8", "SDMA 8"},
 	} {
 		r.SetKernel(kernel)
 		if diff := cmp.Diff(want, dumps(r.text("mqds"))); diff != "" {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -89,14 +90,14 @@ func (m *Machine) scheduler(id gpreempt.GPUID, mes bool) (*gpu, error) {
 
 // Unmap takes every queue off a GPU that takes runlists (HWS): the first half of a runlist
 // cycle. Nothing on the GPU progresses from now on, or from the end of the change under
-// way there, until Map. done, which may be nil, is called after
-// the time it takes.
-func (m *Machine) Unmap(id gpreempt.GPUID, done func()) error {
+// way there, until Map; only kernels that run may end before, within the time of grace. done,
+// which may be nil, is called after the time it takes.
+func (m *Machine) Unmap(id gpreempt.GPUID, grace time.Duration, done func()) error {
 	g, err := m.scheduler(id, false)
 	if err != nil {
 		return err
 	}
-	g.enqueue(&op{kind: opSuspend, queues: slices.Clone(g.queues), done: done})
+	g.enqueue(&op{kind: opSuspend, grace: grace, queues: slices.Clone(g.queues), done: done})
 	m.callBack()
 	return nil
 }
@@ -161,7 +162,7 @@ func (m *Machine) ClearGPU(id gpreempt.GPUID) error {
 	if g.op != nil {
 		over = slices.Insert(over, 0, g.op)
 	}
-	g.op, g.ops, g.half, g.crowded = nil, nil, false, false
+	g.op, g.ops, g.half, g.crowded, g.draining = nil, nil, false, false, false
 	m.timers.stop(&g.timer)
 	g.armTurn()
 	for _, q := range g.queues {

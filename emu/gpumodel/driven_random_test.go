@@ -92,7 +92,7 @@ func (h *herd) put(gpu int, refs []QueueRef, run bool) {
 		for _, ref := range h.refs(gpu) {
 			h.runs[ref] = false
 		}
-		err = h.m.Unmap(id, h.done())
+		err = h.m.Unmap(id, 0, h.done())
 	}
 	if err != nil {
 		panic(err)

@@ -14,7 +14,7 @@ func TestFirmwareTakesItsOwnKindOfChanges(t *testing.T) {
 	for what, err := range map[string]error{
 		"add to runlist":         byRunlist.AddQueue(QueueRef{b, 0}, nil),
 		"remove from runlist":    byRunlist.RemoveQueue(QueueRef{b, 0}, nil),
-		"unmap queue by queue":   byQueue.Unmap(gpu, nil),
+		"unmap queue by queue":   byQueue.Unmap(gpu, 0, nil),
 		"runlist queue by queue": byQueue.Map(gpu, []QueueRef{{c, 0}}, nil),
 	} {
 		if !errors.Is(err, ErrScheduler) {
@@ -40,7 +40,7 @@ func TestWhatADriverCannotMeanIsRefused(t *testing.T) {
 		"attach to no GPU":   {r.AttachQueue(key, spec(func(s *QueueSpec) { s.GPU = 1 })), ErrNoGPU},
 		"attach to nobody":   {r.AttachQueue(gpreempt.ProcessKey{PID: 1}, spec(func(*QueueSpec) {})), ErrNoProcess},
 		"detach nothing":     {r.DetachQueue(key, 1), ErrNoQueue},
-		"unmap no GPU":       {r.Unmap(1, nil), ErrNoGPU},
+		"unmap no GPU":       {r.Unmap(1, 0, nil), ErrNoGPU},
 		"clear no GPU":       {r.ClearGPU(1), ErrNoGPU},
 		"map nobody's":       {r.Map(r.facts[0].ID, []QueueRef{{gpreempt.ProcessKey{PID: 1}, 0}}, nil), ErrNoProcess},
 		"map nothing":        {r.Map(r.facts[0].ID, []QueueRef{{key, 1}}, nil), ErrNoQueue},

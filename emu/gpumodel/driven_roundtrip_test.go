@@ -29,7 +29,7 @@ func (l *life) runs(all []gpumodel.QueueRef, run bool) {
 	case run:
 		l.ok(l.Map(gpu, all, nil))
 	default:
-		l.ok(l.Unmap(gpu, nil))
+		l.ok(l.Unmap(gpu, 0, nil))
 	}
 	l.AdvanceTo(l.Now() + time.Millisecond)
 }
@@ -142,7 +142,7 @@ func (l *life) checkAttached(key gpreempt.ProcessKey, specs []gpumodel.QueueSpec
 		if diff := cmp.Diff(want, got); diff != "" {
 			l.Errorf("queue %d (-want +got):\n%s", s.ID, diff)
 		}
-		if p, exact := c.Priority(l.kernel != gpumodel.Linux72); p != class(s.Priority) || !exact && l.kernel != gpumodel.Linux72 {
+		if p, exact := c.Priority(exactPriority(l.kernel)); p != class(s.Priority) || !exact && exactPriority(l.kernel) {
 			l.Errorf("queue %d has priority %v, want %v", s.ID, p, s.Priority)
 		}
 	}

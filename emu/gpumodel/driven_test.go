@@ -40,7 +40,7 @@ func (r rig) clock() (*clock, func()) {
 func (r rig) unmap() *clock {
 	r.Helper()
 	c, done := r.clock()
-	r.ok(r.Unmap(r.facts[0].ID, done))
+	r.ok(r.Unmap(r.facts[0].ID, 0, done))
 	return c
 }
 
@@ -421,5 +421,38 @@ func TestRealtimeRunsADrivenMachine(t *testing.T) {
 	gpu := r.facts[0].ID
 	wait(func(m *Machine, done func()) error { return m.Map(gpu, []QueueRef{ref}, done) })
 	await(t, rt, key, 0, Packet{Duration: 300 * us, Occupancy: 1})
-	wait(func(m *Machine, done func()) error { return m.Unmap(gpu, done) })
+	wait(func(m *Machine, done func()) error { return m.Unmap(gpu, 0, done) })
+}
+
+// In a grace period the kernels that run may end, and no other begins.
+func TestUnmapWaitsForKernelsInItsGracePeriod(t *testing.T) {
+	for name, c := range map[string]struct {
+		kernel, grace time.Duration
+		// unmapped is when that is over, and ended when the kernel is.
+		unmapped, ended time.Duration
+	}{
+		"none":                          {500 * us, 0, 180 * us, 770 * us},
+		"shorter than the kernel":       {500 * us, 30 * us, 210 * us, 770 * us},
+		"longer than the kernel":        {20 * us, 30 * us, 120 * us, 20 * us},
+		"as long as the driver's limit": {400 * us, longestGrace, 500 * us, 400 * us},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, hws(), 1)
+			key := r.start("p", 1, 0)
+			began := r.Now()
+			ref := QueueRef{key, 0}
+			first := r.kernel(key, 0, c.kernel, 1)
+			second := r.kernel(key, 0, 100*us, 1)
+			unmapped, done := r.clock()
+			r.ok(r.Unmap(r.facts[0].ID, c.grace, done))
+			r.rest()
+			r.done(unmapped, began+c.unmapped)
+			r.mapAll(ref)
+			r.rest()
+			r.ran(first, began, began+c.ended)
+			if second.Calls != 1 || second.Started < began+c.unmapped {
+				t.Errorf("the second kernel: %+v", *second)
+			}
+		})
+	}
 }

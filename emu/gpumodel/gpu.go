@@ -28,6 +28,8 @@ type gpu struct {
 	turn          timer
 	// half: Unmap has unmapped everything, a cycle that Map completes.
 	half bool
+	// draining: a grace period runs, in which kernels may end and none begins.
+	draining bool
 
 	// slots are those for compute queues, sdma those for copy queues, engine by engine.
 	slots, sdma []slot
@@ -51,6 +53,8 @@ type op struct {
 	kind opKind
 	// queues are those to suspend or resume.
 	queues []*queue
+	// grace is how long kernels may run on before they are saved (HWS).
+	grace time.Duration
 	// at is the index in queues the change has come to (MES).
 	at int
 	// set are the queues to map.

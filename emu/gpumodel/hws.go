@@ -7,8 +7,26 @@ import (
 
 // HWS: the firmware unmaps the whole runlist and maps the new one.
 
-// beginHWS unmaps every queue of the GPU.
+// beginHWS unmaps every queue of the GPU, after the grace period of the change.
 func (g *gpu) beginHWS() {
+	if g.op.grace > 0 && len(g.compute.running) > 0 {
+		g.draining = true
+		g.after(g.op.grace, g.unload)
+		return
+	}
+	g.unload()
+}
+
+// drained ends the grace period when no kernel runs any more.
+func (g *gpu) drained() {
+	if g.draining && len(g.compute.running) == 0 {
+		g.m.timers.start(&g.timer, g.m.now)
+	}
+}
+
+// unload unmaps every queue of the GPU.
+func (g *gpu) unload() {
+	g.draining = false
 	o := g.op
 	resident := g.compute.demand
 	for _, q := range g.queues {

@@ -2,6 +2,7 @@ package gpumodel
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -20,6 +21,8 @@ const (
 	Linux612
 	// Linux72 is 7.2: no PASIDs, and no queue priority in an MQD.
 	Linux72
+	// Linux73 is 7.3: as 7.2, and fewer GPUs announce the reset of one queue.
+	Linux73
 	// DKMS is AMD's own driver as a host with MI308X showed it: no PASIDs, and MQDs
 	// that call themselves active from the beginning. The numbers of its queue types
 	// are assumed to be those of 6.12.
@@ -28,7 +31,7 @@ const (
 
 // String returns the kernel's name.
 func (k Kernel) String() string {
-	return [...]string{Linux61: "6.1", Linux612: "6.12", Linux72: "7.2", DKMS: "dkms"}[k]
+	return [...]string{Linux61: "6.1", Linux612: "6.12", Linux72: "7.2", Linux73: "7.3", DKMS: "dkms"}[k]
 }
 
 // SetKernel changes whose texts the file tree imitates: at first those of Linux612.
@@ -37,6 +40,9 @@ func (m *Machine) SetKernel(k Kernel) {
 	m.topology = m.topologyTree()
 	m.moves++
 }
+
+// is7 reports whether it is 7.2 or later.
+func (k Kernel) is7() bool { return k == Linux72 || k == Linux73 }
 
 // hasPASIDs reports whether a process has one PASID for all GPUs, which
 // kfd_process.pasid was.
@@ -86,17 +92,47 @@ func (k Kernel) xccs(s *Spec) int {
 	return s.XCCs
 }
 
+// cpQueues is num_cp_queues: the slots of one XCC (get_cp_queues_num), and in AMD's own driver,
+// as a host with MI308X showed, of all.
+func (k Kernel) cpQueues(s *Spec) int {
+	if k == DKMS {
+		return s.Slots * s.XCCs
+	}
+	return s.Slots
+}
+
 // sysfsType is the number a queue's file type shows (enum kfd_queue_type).
 func (k Kernel) sysfsType(t gpreempt.QueueType) int {
 	switch t {
 	case gpreempt.QueueSDMA:
 		return 1
 	case gpreempt.QueueSDMAXGMI:
-		if k == Linux72 {
+		if k.is7() {
 			return 3
 		}
 		return 4
 	case gpreempt.QueueCompute, gpreempt.QueueUnknown:
 	}
 	return 0
+}
+
+// The bits of capability and capability2 that announce the reset of one compute queue and of
+// one SDMA queue (HSA_CAP_PER_QUEUE_RESET_SUPPORTED, HSA_CAP2_PER_SDMA_QUEUE_RESET_SUPPORTED).
+const (
+	queueReset     = 1 << 31
+	sdmaQueueReset = 1
+)
+
+// resets returns the bits of capability and capability2 that announce resets of queues
+// (kfd_topology_set_capabilities, sdma_v4_4_2_update_reset_mask): up to 6.12 no GPU does.
+func (k Kernel) resets(s *Spec) (capability, capability2 uint32) {
+	switch {
+	case k == Linux72 && s.GFX < 100000, k == Linux73 && s.GFX >= 90400 && s.GFX < 100000,
+		k == Linux73 && slices.Contains([]uint32{110000, 110001, 110002, 120000, 120001}, s.GFX):
+		capability = queueReset
+	}
+	if k.is7() && (s.GFX == 90402 && s.topology.firmware >= 0xb0 || s.GFX == 90500 && s.topology.firmware >= 0xf) {
+		capability2 = sdmaQueueReset
+	}
+	return capability, capability2
 }

@@ -49,7 +49,7 @@ func must(err error) {
 func (l *Lab) cycle(gpu int, prepare, done func()) {
 	l.change(gpu, func(end func()) {
 		id := l.facts[gpu].ID
-		must(l.Unmap(id, func() {
+		must(l.Unmap(id, 0, func() {
 			prepare()
 			var runlist []QueueRef
 			for _, q := range l.gpus[gpu].queues {

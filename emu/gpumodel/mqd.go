@@ -126,7 +126,7 @@ func (t *dialect) registers(r []uint32, s *setup, priority gpreempt.Priority, at
 		r[regPersistentState] = stateGFX11
 	}
 	r[regPipePriority] = pipePriority(priority)
-	if t.kernel != Linux72 {
+	if !t.kernel.is7() {
 		r[regQueuePriority] = uint32(priority)
 	}
 	r[regQuantum] = quantum

@@ -229,7 +229,7 @@ func (q *queue) at(i uint64) *packet { return q.ring[i&uint64(len(q.ring)-1)] }
 
 // dispatch starts the packets that can start. The caller calls the pool's schedule.
 func (q *queue) dispatch() {
-	for q.mapped && q.launch < q.write {
+	for q.mapped && !q.gpu.draining && q.launch < q.write {
 		k := q.at(q.launch)
 		if !k.overlap && len(q.inflight) > 0 {
 			return
@@ -262,6 +262,7 @@ func (q *queue) ran(k *packet) {
 	}
 	q.retire(k)
 	q.dispatch()
+	q.gpu.drained()
 }
 
 // retire finishes k, and moves the read index past all packets that are finished.
@@ -349,6 +350,7 @@ func (q *queue) destroy() {
 func (q *queue) drop() {
 	q.unmap()
 	q.pool.schedule()
+	q.gpu.drained()
 	q.gpu.unlist(q)
 	for i := q.read; i < q.write; i++ {
 		q.proc.counters.account(q.at(i), &q.proc.counters.Abandoned)

@@ -79,7 +79,7 @@ func cycles(t *testing.T, rt *Realtime, gpu gpreempt.GPUID, refs []QueueRef, n i
 		<-done
 	}
 	for range n {
-		wait(func(m *Machine, done func()) error { return m.Unmap(gpu, done) })
+		wait(func(m *Machine, done func()) error { return m.Unmap(gpu, 0, done) })
 		wait(func(m *Machine, done func()) error { return m.Map(gpu, refs, done) })
 	}
 }

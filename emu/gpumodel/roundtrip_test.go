@@ -16,7 +16,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-var kernels = []gpumodel.Kernel{gpumodel.Linux61, gpumodel.Linux612, gpumodel.Linux72, gpumodel.DKMS}
+var kernels = []gpumodel.Kernel{gpumodel.Linux61, gpumodel.Linux612, gpumodel.Linux72, gpumodel.Linux73, gpumodel.DKMS}
+
+// exactPriority reports whether MQDs have the priority of the queue itself.
+func exactPriority(k gpumodel.Kernel) bool { return k != gpumodel.Linux72 && k != gpumodel.Linux73 }
 
 // specs are the presets, and one GPU for every layout that no preset has. Turns are
 // short and slots few, so that queues are taken off often.
@@ -291,7 +294,7 @@ func (l *life) wantMQDs(truth gpumodel.Truth) []block {
 					ReportsReadPosition: l.Spec().XCCs > 1 && xcc == 0,
 					DoorbellEnable:      q.Saved != nil,
 				}
-				if l.kernel == gpumodel.Linux72 {
+				if !exactPriority(l.kernel) {
 					c.Priority, c.Exact = class(c.Priority), false
 				}
 				i.XCCs = append(i.XCCs, c)
@@ -334,7 +337,7 @@ func (l *life) gotMQDs(dump debugfs.MQDDump) []block {
 					ControlStackBytes: c.ControlStackBytes, WaveStateOffset: c.WaveStateOffset, Quantum: c.Quantum,
 					ReportsReadPosition: !c.NoUpdateReadPointer, DoorbellEnable: c.DoorbellEnabled,
 				}
-				got.Priority, got.Exact = c.Priority(l.kernel != gpumodel.Linux72)
+				got.Priority, got.Exact = c.Priority(exactPriority(l.kernel))
 				got.Backlog, _ = c.BacklogPackets()
 				i.XCCs = append(i.XCCs, got)
 			}

@@ -69,6 +69,12 @@ func (c *served) stepped(m *gpumodel.Machine) {
 
 // call answers a call.
 func (e *Emulator) call(call *seccomp.Call) {
+	if call.NR == unix.SYS_MUNMAP || call.NR == unix.SYS_MREMAP {
+		if err := e.unmap(call); !errors.Is(err, seccomp.ErrGone) {
+			e.trouble("answer a call", err)
+		}
+		return
+	}
 	c := e.serve(call)
 	defer c.resume()
 	var err error
@@ -83,6 +89,36 @@ func (e *Emulator) call(call *seccomp.Call) {
 	if !errors.Is(err, seccomp.ErrGone) {
 		e.trouble("answer a call", err)
 	}
+}
+
+// unmap tells the driver what memory a call will unmap, and lets the kernel do it. The driver
+// learns it before, and also if the call then fails. What mremap moves is unmapped.
+func (e *Emulator) unmap(c *seccomp.Call) error {
+	start, n := c.Args[0], c.Args[1]
+	if !e.driver.HasSVM() || start%uint64(os.Getpagesize()) != 0 || n == 0 {
+		return c.Continue()
+	}
+	task, err := e.host.Task(c.TID)
+	if err != nil {
+		return c.Continue() // it has died
+	}
+	space := task.knownSpace()
+	if space == nil || !c.Valid() {
+		return c.Continue()
+	}
+	pages := func(start, n uint64) { e.driver.Unmapped(space, start, start+n-1|uint64(os.Getpagesize()-1)) }
+	switch now := c.Args[2]; {
+	case c.NR != unix.SYS_MREMAP:
+		pages(start, n)
+	case c.Args[3]&unix.MREMAP_FIXED != 0:
+		pages(start, n)
+		pages(c.Args[4], now)
+	case now < n:
+		pages(start+now, n-now)
+	case now > n && c.Args[3]&unix.MREMAP_MAYMOVE != 0:
+		pages(start, n)
+	}
+	return c.Continue()
 }
 
 // caller returns the thread that waits in a call and its address space, nil if it has died.

@@ -95,7 +95,7 @@ func TestDebuggingNeedsPermission(t *testing.T) {
 func TestPermissionRuleOfEachProfile(t *testing.T) {
 	want := map[string]kfd.PermissionRule{
 		"6.5": kfd.PermissionThread, "6.12": kfd.PermissionThread, "amd-dkms": kfd.PermissionThread,
-		"6.12.103": kfd.PermissionProcess, "6.12.117": kfd.PermissionProcess, "7.2": kfd.PermissionProcess,
+		"6.12.103": kfd.PermissionProcess, "6.12.117": kfd.PermissionProcess, "7.2": kfd.PermissionProcess, "7.3": kfd.PermissionProcess,
 	}
 	got := map[string]kfd.PermissionRule{}
 	for _, profile := range driver.Profiles() {
@@ -276,8 +276,8 @@ func TestEnableThatCannotWriteItsResult(t *testing.T) {
 		_, err := s.trap(kfd.PointerTo(&args))
 		s.want(unix.EFAULT, err)
 		state, _ := s.job.KFD()
-		undone := map[string]bool{"6.12.117": true, "7.2": true}
-		if want := !undone[s.Name()[len("TestEnableThatCannotWriteItsResult/"):]]; state.Enabled != want {
+		undone := map[string]bool{"6.12.117": true, "7.2": true, "7.3": true}
+		if want := !undone[s.profile]; state.Enabled != want {
 			s.Errorf("enabled %v, want %v", state.Enabled, want)
 		}
 		s.want(unix.EBADF, func() error { // after the check of the descriptor

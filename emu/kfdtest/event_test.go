@@ -25,6 +25,10 @@ func (s *scene) newEvent(kind uint32, autoReset bool) uint32 {
 	if autoReset {
 		args.AutoReset = 1
 	}
+	if s.profile == "7.3" && s.eventPage == 0 {
+		s.eventPage = s.alloc(gpuA, kfd.AllocGTT, 8*kfd.SignalEventLimit)
+		args.EventPageOffset = s.eventPage
+	}
 	s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
 	return args.EventID
 }
@@ -115,6 +119,19 @@ func TestEventsGetTheLowestFreeIDs(t *testing.T) {
 		args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal}
 		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
 		s.same(kfd.CreateEventArgs{EventPageOffset: 2 << 62, EventTriggerData: 3, EventID: 3, EventSlotIndex: 3}, args)
+	})
+}
+
+func TestSignalEventsNeedThePageOfTheProcessSince73(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		want := unix.Errno(0)
+		if s.profile == "7.3" {
+			want = unix.ENOMEM
+		}
+		for _, kind := range []uint32{kfd.EventTypeSignal, kfd.EventTypeDebug} {
+			s.want(want, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&kfd.CreateEventArgs{EventType: kind})))
+		}
+		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&kfd.CreateEventArgs{EventType: kfd.EventTypeMemory})))
 	})
 }
 

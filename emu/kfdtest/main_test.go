@@ -41,6 +41,10 @@ type scene struct {
 	device *kfd.Device
 	// events is the end of a pipe that the debugger reads, pipe the one it passes to ENABLE.
 	events, pipe int
+	// profile is that of the driver.
+	profile string
+	// eventPage is the job's memory for signal events, once it has provided it.
+	eventPage uint64
 	// oopses are where the driver would have crashed the kernel. The test takes those that
 	// it expects.
 	oopses []string
@@ -55,9 +59,15 @@ func stage(t *testing.T, profile string, gfx uint32, test func(s *scene)) {
 
 func stageOf(t *testing.T, cfg kfdtest.Config, gfx uint32, test func(s *scene)) {
 	t.Helper()
+	cfg.Nodes = []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}
+	stageOn(t, cfg, test)
+}
+
+// stageOn is stage on any machine.
+func stageOn(t *testing.T, cfg kfdtest.Config, test func(s *scene)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &scene{T: t}
-		cfg.Nodes = []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}
+		s := &scene{T: t, profile: cfg.Profile}
 		cfg.Oops = func(what string) { s.oopses = append(s.oopses, what) }
 		s.m = kfdtest.New(cfg)
 		s.job, s.dbg = s.m.Spawn(), s.m.Spawn()
@@ -147,9 +157,16 @@ func (s *scene) suspendable(gpus ...gpreempt.GPUID) []uint32 {
 // suspend makes the call with any array, and returns its result and the array.
 func (s *scene) suspend(ids ...uint32) (int, []uint32) {
 	s.Helper()
+	return s.suspendFor(kfd.GraceMin, ids...)
+}
+
+// suspendFor is suspend with another grace period.
+func (s *scene) suspendFor(grace uint32, ids ...uint32) (int, []uint32) {
+	s.Helper()
 	ids = slices.Clone(ids)
 	args := kfd.TrapSuspendQueuesArgs{
 		PID: uint32(s.job.PID()), Op: kfd.TrapSuspendQueues, QueueArrayPtr: kfd.PointerToSlice(ids), NumQueues: uint32(len(ids)),
+		GracePeriod: grace,
 	}
 	n, err := s.trap(kfd.PointerTo(&args))
 	s.must(err)

@@ -258,3 +258,25 @@ func TestSecondaryContextCannotUseProcessMemory(t *testing.T) {
 		s.want(unix.EOPNOTSUPP, s.svm(&svmCall{SVMArgs: kfd.SVMArgs{StartAddr: 4096, Size: 4096}}))
 	})
 }
+
+// From 7.3 on, freeing memory waits for a reset of any GPU of the process, with the lock that
+// its debugger needs.
+func TestFreeingMemoryWaitsForAResetSince73(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		s.acquire(gpuA, gpuB)
+		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
+		s.m.StartReset(gpuB)
+		freed := start(func() error { return s.free(handle) })
+		debugged := start(func() error {
+			_, _, err := s.device.QueryDebugEvent(s.job.PID(), 0)
+			return err
+		})
+		late := s.profile == "7.3"
+		if waits(freed) != late || waits(debugged) != late {
+			s.Errorf("during the reset: FREE waits %v, DBG_TRAP waits %v; want %v", waits(freed), waits(debugged), late)
+		}
+		s.m.EndReset(gpuB)
+		s.must(<-freed)
+		s.want(unix.EINVAL, <-debugged) // debugging was never enabled
+	}, "7.2", "7.3")
+}

@@ -13,7 +13,7 @@ import (
 )
 
 // The drivers whose SUSPEND_QUEUES flushes the TLB of later GPUs.
-var flushing = []string{"6.12.117", "7.2"}
+var flushing = []string{"6.12.117", "7.2", "7.3"}
 
 // TestSuspendCrashesWithoutALaterVM holds when suspend_queues uses the VM of a GPU: on those
 // after the first with a suspended queue, in the driver's order, and not before.

@@ -254,6 +254,9 @@ func (p *Process) MM() driver.MM {
 	return p.mm
 }
 
+// Unmap is the end of the process's memory from an address on, as by munmap.
+func (p *Process) Unmap(start, bytes uint64) { p.m.Unmapped(p.MM(), start, start+bytes-1) }
+
 // HoldMutex takes the driver's mutex of the process until release is called, as a call of
 // the process does that pins much host memory. It panics if the driver does not know the
 // process.

@@ -1,6 +1,12 @@
 package kfdtest_test
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -147,16 +153,69 @@ func TestGracePeriodAsTheHardwareGetsIt(t *testing.T) {
 	for grace, want := range map[uint32]uint32{0: 1, 1: 1, 255: 255, 256: 0, 257: 1, ^uint32(0): driver.DefaultGrace} {
 		stage(t, "6.12", hws, func(s *scene) {
 			ids := s.suspendable(gpuA)
-			args := kfd.TrapSuspendQueuesArgs{
-				PID: uint32(s.job.PID()), Op: kfd.TrapSuspendQueues, QueueArrayPtr: kfd.PointerToSlice(ids), NumQueues: 1, GracePeriod: grace,
-			}
-			_, err := s.trap(kfd.PointerTo(&args))
-			s.must(err)
+			s.suspendFor(grace, ids...)
 			g := s.m.GPU(gpuA)
 			if got := g.Grace[len(g.Grace)-1]; got != want || g.GraceNow != driver.DefaultGrace {
 				s.Errorf("grace period %d: the register had %d, want %d, and then %d", grace, got, want, g.GraceNow)
 			}
 		})
+	}
+}
+
+// TestGraceOfZeroByKernelAndFirmware compares the emulated register with what was read from each
+// kernel's source: kernel, GPU, firmware, grace period, and the field that the driver writes.
+func TestGraceOfZeroByKernelAndFirmware(t *testing.T) {
+	const table = "../../../shared/findings/inputs/k13-grace-0-on-linux-7.3.txt"
+	text, err := os.ReadFile(table)
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("the table is not here: ", table)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	profiles := map[string]string{"6.12.117": "6.12.117", "7.2.13": "7.2", "7.3.4": "7.3"}
+	versions := map[string]uint32{"9.4.1": 90008, "9.4.2": 90010, "9.4.3": 90402, "9.5.0": 90500}
+	rows := 0
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			continue
+		}
+		var kernel, gc, product, firmware, written string
+		var grace uint32
+		if n, err := fmt.Sscan(line, &kernel, &gc, &product, &firmware, &grace, &written); n != 6 {
+			t.Fatalf("%q: %v", line, err)
+		}
+		rows++
+		want := uint32(driver.DefaultGrace)
+		if written != "unchanged" {
+			_, err = fmt.Sscan(written, &want)
+		}
+		gfx, known := versions[gc]
+		if err != nil || !known || profiles[kernel] == "" {
+			t.Fatalf("%q is not understood", line)
+		}
+		all := []uint32{1, 1000}
+		if firmware != "any" {
+			all = make([]uint32, 1)
+			if _, err := fmt.Sscan(firmware, &all[0]); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+		}
+		for _, firmware := range all {
+			nodes := []driver.Node{{ID: gpuA, GFX: gfx, MECFirmware: firmware}}
+			t.Run(fmt.Sprintf("%s, %s, firmware %d, grace %d", kernel, gc, firmware, grace), func(t *testing.T) {
+				stageOn(t, kfdtest.Config{Profile: profiles[kernel], Nodes: nodes}, func(s *scene) {
+					s.suspendFor(grace, s.suspendable(gpuA)...)
+					g := s.m.GPU(gpuA)
+					if got := g.Grace[len(g.Grace)-1]; got != want || g.GraceNow != driver.DefaultGrace {
+						s.Errorf("the register had %d, want %d, and then %d", got, want, g.GraceNow)
+					}
+				})
+			})
+		}
+	}
+	if rows < 10 {
+		t.Errorf("%d rows, want 10 at least", rows)
 	}
 }
 
@@ -217,7 +276,7 @@ func TestDestroyOfASuspendedQueueWaits(t *testing.T) {
 
 func TestInterruptedDestroy(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
-		recovers := s.Name() == "TestInterruptedDestroy/6.12.117" || s.Name() == "TestInterruptedDestroy/7.2"
+		recovers := slices.Contains([]string{"6.12.117", "7.2", "7.3"}, s.profile)
 		id := s.suspendable(gpuA)[0]
 		s.suspend(id)
 		destroyed := start(func() error { return s.job.Main().DestroyQueue(s.fd, id) })

@@ -16,7 +16,9 @@ const (
 //     terminal's 0x4Bxx) are rare;
 //   - open and openat for reading and writing (O_RDWR), or for reading without waiting
 //     (O_NONBLOCK) except of directories, and every openat2, whose flags a filter cannot read;
-//   - fstat, and newfstatat and statx of a descriptor (AT_EMPTY_PATH).
+//   - fstat, and newfstatat and statx of a descriptor (AT_EMPTY_PATH);
+//   - munmap and mremap. An mmap that replaces memory (MAP_FIXED) is not selected: Go's runtime
+//     makes it with the lock of its heap held, also in the process that is to answer.
 //
 // All other calls are allowed, including those of other architectures.
 func Filter(ioctlTypes ...byte) []unix.SockFilter {
@@ -39,6 +41,8 @@ func Filter(ioctlTypes ...byte) []unix.SockFilter {
 	on(unix.SYS_FSTAT, ret(unix.SECCOMP_RET_USER_NOTIF))
 	on(SysNewfstatat, bitSet(3, unix.AT_EMPTY_PATH)...)
 	on(unix.SYS_STATX, bitSet(2, unix.AT_EMPTY_PATH)...)
+	on(unix.SYS_MUNMAP, ret(unix.SECCOMP_RET_USER_NOTIF))
+	on(unix.SYS_MREMAP, ret(unix.SECCOMP_RET_USER_NOTIF))
 	return append(p, ret(unix.SECCOMP_RET_ALLOW))
 }
 

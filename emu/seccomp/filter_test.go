@@ -59,7 +59,7 @@ func handedOver(types []byte, nr uint32, args [6]uint64) bool {
 		return slices.Contains(types, byte(args[1]>>8))
 	case unix.SYS_OPENAT:
 		return opens(args[2])
-	case unix.SYS_OPENAT2, unix.SYS_FSTAT:
+	case unix.SYS_OPENAT2, unix.SYS_FSTAT, unix.SYS_MUNMAP, unix.SYS_MREMAP:
 		return true
 	case SysNewfstatat:
 		return args[3]&unix.AT_EMPTY_PATH != 0
@@ -98,6 +98,9 @@ func TestFilterSelectsCalls(t *testing.T) {
 		"fstat":                   {unix.SYS_FSTAT, [6]uint64{3}, unix.SECCOMP_RET_USER_NOTIF},
 		"newfstatat of a path":    {SysNewfstatat, [6]uint64{cwd, 1, 2, unix.AT_SYMLINK_NOFOLLOW}, unix.SECCOMP_RET_ALLOW},
 		"newfstatat of a file":    {SysNewfstatat, [6]uint64{3, 1, 2, unix.AT_EMPTY_PATH}, unix.SECCOMP_RET_USER_NOTIF},
+		"munmap":                  {unix.SYS_MUNMAP, [6]uint64{4096, 4096}, unix.SECCOMP_RET_USER_NOTIF},
+		"mremap":                  {unix.SYS_MREMAP, [6]uint64{4096, 4096, 8192}, unix.SECCOMP_RET_USER_NOTIF},
+		"mmap over memory":        {unix.SYS_MMAP, [6]uint64{4096, 4096, 3, unix.MAP_PRIVATE | unix.MAP_FIXED}, unix.SECCOMP_RET_ALLOW},
 		"statx of a path":         {unix.SYS_STATX, [6]uint64{cwd, 1, 0, unix.STATX_ALL}, unix.SECCOMP_RET_ALLOW},
 		"statx of a file":         {unix.SYS_STATX, [6]uint64{3, 1, unix.AT_EMPTY_PATH, unix.STATX_ALL}, unix.SECCOMP_RET_USER_NOTIF},
 	} {

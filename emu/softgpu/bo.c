@@ -34,6 +34,12 @@ static void bo_free(struct drm_gem_object *obj)
 	kfree(to_soft_bo(bo));
 }
 
+/* The kernel's name for it differs from version to version. */
+static bool copies(const struct vm_area_struct *vma)
+{
+	return (vma->vm_flags & (VM_SHARED | VM_MAYWRITE)) == VM_MAYWRITE;
+}
+
 /* A program that maps the buffer maps the shmem file: all else is its business. */
 static int bo_mmap(struct drm_gem_object *obj, struct vm_area_struct *vma)
 {
@@ -42,15 +48,19 @@ static int bo_mmap(struct drm_gem_object *obj, struct vm_area_struct *vma)
 	if (!obj->filp)
 		return -EPERM;
 	/* as amdgpu_gem_object_mmap() */
-	if (is_cow_mapping(vma->vm_flags) && !(vma->vm_flags & VM_ACCESS_FLAGS))
+	if (copies(vma) && !(vma->vm_flags & VM_ACCESS_FLAGS))
 		vm_flags_clear(vma, VM_MAYWRITE);
-	if (is_cow_mapping(vma->vm_flags))
+	if (copies(vma))
 		return -EINVAL;
 	vma->vm_pgoff -= drm_vma_node_start(&obj->vma_node);
 	vma->vm_private_data = NULL;
 	vma->vm_ops = NULL;
 	vma_set_file(vma, obj->filp);
+#if SOFT_SINCE(7, 2)
+	err = vfs_mmap(obj->filp, vma);
+#else
 	err = call_mmap(obj->filp, vma);
+#endif
 	if (err)
 		return err;
 	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
@@ -148,17 +158,38 @@ SOFT_WRAP(int, amdgpu_ttm_tt_get_userptr, const struct ttm_buffer_object *tbo, u
 	return 0;
 }
 
-SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_map_gtt_bo_to_kernel, struct kgd_mem *mem, void **kptr,
-	  uint64_t *size)
+static int to_kernel(struct kgd_mem *mem, void **kptr, uint64_t *size)
 {
-	int err;
+	int err = soft_bo_vmap(mem->bo, kptr);
 
-	if (!soft_devs[0])
-		return __real_amdgpu_amdkfd_gpuvm_map_gtt_bo_to_kernel(mem, kptr, size);
-	err = soft_bo_vmap(mem->bo, kptr);
 	if (!err && size)
 		*size = amdgpu_bo_size(mem->bo);
 	return err;
+}
+
+#if SOFT_SINCE(7, 3)
+SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_map_bo_to_kernel, struct kgd_mem *mem, void **kptr, u64 *size,
+	  u32 domain)
+{
+	if (!soft_devs[0])
+		return __real_amdgpu_amdkfd_gpuvm_map_bo_to_kernel(mem, kptr, size, domain);
+	return to_kernel(mem, kptr, size);
+}
+
+SOFT_WRAP(void, amdgpu_amdkfd_gpuvm_unmap_bo_from_kernel, struct kgd_mem *mem)
+{
+	if (soft_devs[0])
+		soft_bo_vunmap(mem->bo);
+	else
+		__real_amdgpu_amdkfd_gpuvm_unmap_bo_from_kernel(mem);
+}
+#else
+SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_map_gtt_bo_to_kernel, struct kgd_mem *mem, void **kptr,
+	  uint64_t *size)
+{
+	if (!soft_devs[0])
+		return __real_amdgpu_amdkfd_gpuvm_map_gtt_bo_to_kernel(mem, kptr, size);
+	return to_kernel(mem, kptr, size);
 }
 
 SOFT_WRAP(void, amdgpu_amdkfd_gpuvm_unmap_gtt_bo_from_kernel, struct kgd_mem *mem)
@@ -168,3 +199,4 @@ SOFT_WRAP(void, amdgpu_amdkfd_gpuvm_unmap_gtt_bo_from_kernel, struct kgd_mem *me
 	else
 		__real_amdgpu_amdkfd_gpuvm_unmap_gtt_bo_from_kernel(mem);
 }
+#endif

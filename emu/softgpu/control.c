@@ -98,7 +98,7 @@ static void show_queues(struct seq_file *m, struct kfd_process_device *pdd)
 		u32 cycled;
 
 		spin_lock(&s->hws.lock);
-		hq = soft_hws_find(&s->hws, q->gart_mqd_addr, q->process->pasid);
+		hq = soft_hws_find(&s->hws, q->gart_mqd_addr, soft_pasid(s, q->process));
 		running = hq && hq->mapped && !hq->stuck;
 		cycled = hq ? hq->cycled : 0;
 		spin_unlock(&s->hws.lock);
@@ -229,6 +229,24 @@ static int do_slow(struct soft_dev *s, char *rest)
 	return 0;
 }
 
+/* The driver asks for the version each time that something depends on it. */
+static int do_firmware(struct soft_dev *s, char *rest)
+{
+	u32 version;
+	int err;
+
+	err = kstrtou32(rest, 0, &version);
+	if (err)
+		return err;
+	if (!s->adev->enable_mes)
+		s->adev->kfd.dev->mec_fw_version = version;
+	else if (version <= AMDGPU_MES_VERSION_MASK)
+		s->adev->mes.sched_version = SOFT_MES_API << AMDGPU_MES_API_VERSION_SHIFT | version;
+	else
+		return -EINVAL;
+	return 0;
+}
+
 static int do_reset(struct soft_dev *s, char *rest)
 {
 	if (*rest)
@@ -268,6 +286,7 @@ static const struct {
 	{ "release", do_release },
 	{ "hang", do_hang },
 	{ "slow", do_slow },
+	{ "firmware", do_firmware },
 	{ "reset", do_reset },
 	{ "interrupt", do_interrupt },
 	{ "fault", do_fault },
@@ -323,7 +342,7 @@ static int do_raise(char *rest)
 	p = soft_process(pid);
 	if (!p)
 		return -ESRCH;
-	kfd_set_dbg_ev_from_interrupt(soft_node(s), p->pasid, in_process, mask, NULL, 0);
+	kfd_set_dbg_ev_from_interrupt(soft_node(s), soft_pasid(s, p), in_process, mask, NULL, 0);
 	flush_work(&p->debug_event_workarea);	/* the debugger has its byte */
 	kfd_unref_process(p);
 	return 0;

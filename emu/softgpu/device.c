@@ -182,7 +182,9 @@ static void fill(struct soft_dev *s)
 	adev->gds.gws_size = 64;
 	adev->vm_manager.max_pfn = 1ull << 36;
 	adev->vm_manager.first_kfd_vmid = model->first_vmid;
+#if !SOFT_SINCE(7, 3)
 	xa_init_flags(&adev->vm_manager.pasids, XA_FLAGS_LOCK_IRQ);
+#endif
 	adev->gmc.real_vram_size = 16ull << 30;
 	adev->gmc.visible_vram_size = 16ull << 30;
 	adev->gmc.vram_width = 8192;
@@ -218,7 +220,9 @@ static void remove_node(struct soft_dev *s)
 		amdgpu_reset_put_reset_domain(adev->reset_domain);
 		if (adev->mman.initialized)
 			ttm_device_fini(&adev->mman.bdev);
+#if !SOFT_SINCE(7, 3)
 		xa_destroy(&adev->vm_manager.pasids);
+#endif
 	}
 	soft_devs[s->index] = NULL;
 	if (!IS_ERR_OR_NULL(s->plat)) {
@@ -278,7 +282,11 @@ static int add_node(int index)
 	/* no buffer of ours is TTM's, but its init sets the limit of GTT memory */
 	err = ttm_device_init(&adev->mman.bdev, &ttm_funcs, adev->dev,
 			      adev_to_drm(adev)->anon_inode->i_mapping,
+#if SOFT_SINCE(7, 2)
+			      adev_to_drm(adev)->vma_offset_manager, 0);
+#else
 			      adev_to_drm(adev)->vma_offset_manager, false, false);
+#endif
 	if (err)
 		goto fail;
 	adev->mman.initialized = true;
@@ -298,6 +306,8 @@ static int add_node(int index)
 	amdgpu_amdkfd_device_init(adev);
 	if (!adev->kfd.init_complete)
 		goto fail;
+	/* as kfd_setup_interrupt_bitmap() for the first XCC; since 7.2 only GPUs with partitions get it */
+	soft_node(s)->interrupt_bitmap |= 3;
 	INIT_WORK(&adev->kfd.reset_work, reset_work);
 	err = drm_dev_register(adev_to_drm(adev), 0);
 	if (err) {

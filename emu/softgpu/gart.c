@@ -61,14 +61,10 @@ int soft_gart_write64(u64 addr, u64 value)
 	return p ? 0 : -EFAULT;
 }
 
-SOFT_WRAP(int, amdgpu_amdkfd_alloc_gtt_mem, struct amdgpu_device *adev, size_t size,
-	  void **mem_obj, uint64_t *gpu_addr, void **cpu_ptr, bool mqd_gfx9)
+static int gart_alloc(size_t size, void **mem_obj, uint64_t *gpu_addr, void **cpu_ptr)
 {
 	struct soft_gart *g;
 
-	if (!soft_of(adev))
-		return __real_amdgpu_amdkfd_alloc_gtt_mem(adev, size, mem_obj, gpu_addr,
-							  cpu_ptr, mqd_gfx9);
 	g = kzalloc(sizeof(*g), GFP_KERNEL);
 	if (!g)
 		return -ENOMEM;
@@ -89,15 +85,10 @@ SOFT_WRAP(int, amdgpu_amdkfd_alloc_gtt_mem, struct amdgpu_device *adev, size_t s
 	return 0;
 }
 
-SOFT_WRAP(void, amdgpu_amdkfd_free_gtt_mem, struct amdgpu_device *adev, void **mem_obj)
+static void gart_free(void **mem_obj)
 {
-	struct soft_gart *g;
+	struct soft_gart *g = *mem_obj;
 
-	if (!soft_of(adev)) {
-		__real_amdgpu_amdkfd_free_gtt_mem(adev, mem_obj);
-		return;
-	}
-	g = *mem_obj;
 	if (!g)
 		return;
 	if (g->cpu) {
@@ -111,9 +102,45 @@ SOFT_WRAP(void, amdgpu_amdkfd_free_gtt_mem, struct amdgpu_device *adev, void **m
 	*mem_obj = NULL;
 }
 
+#if SOFT_SINCE(7, 2)
+SOFT_WRAP(int, amdgpu_amdkfd_alloc_kernel_mem, struct amdgpu_device *adev, size_t size, u32 domain,
+	  void **mem_obj, uint64_t *gpu_addr, void **cpu_ptr, bool mqd_gfx9)
+{
+	if (!soft_of(adev))
+		return __real_amdgpu_amdkfd_alloc_kernel_mem(adev, size, domain, mem_obj, gpu_addr,
+							     cpu_ptr, mqd_gfx9);
+	return gart_alloc(size, mem_obj, gpu_addr, cpu_ptr);
+}
+
+SOFT_WRAP(void, amdgpu_amdkfd_free_kernel_mem, struct amdgpu_device *adev, void **mem_obj)
+{
+	if (soft_of(adev))
+		gart_free(mem_obj);
+	else
+		__real_amdgpu_amdkfd_free_kernel_mem(adev, mem_obj);
+}
+#else
+SOFT_WRAP(int, amdgpu_amdkfd_alloc_gtt_mem, struct amdgpu_device *adev, size_t size,
+	  void **mem_obj, uint64_t *gpu_addr, void **cpu_ptr, bool mqd_gfx9)
+{
+	if (!soft_of(adev))
+		return __real_amdgpu_amdkfd_alloc_gtt_mem(adev, size, mem_obj, gpu_addr,
+							  cpu_ptr, mqd_gfx9);
+	return gart_alloc(size, mem_obj, gpu_addr, cpu_ptr);
+}
+
+SOFT_WRAP(void, amdgpu_amdkfd_free_gtt_mem, struct amdgpu_device *adev, void **mem_obj)
+{
+	if (soft_of(adev))
+		gart_free(mem_obj);
+	else
+		__real_amdgpu_amdkfd_free_gtt_mem(adev, mem_obj);
+}
+#endif
+
 /*
  * MES reads write pointers of unmapped queues, so the driver maps their buffer
- * to the GART. It only keeps what it gets for amdgpu_amdkfd_free_gtt_mem().
+ * to the GART. It only keeps what it gets, to free it as it frees the memory above.
  */
 SOFT_WRAP(int, amdgpu_amdkfd_map_gtt_bo_to_gart, struct amdgpu_bo *bo, struct amdgpu_bo **bo_gart)
 {
@@ -131,12 +158,15 @@ SOFT_WRAP(int, amdgpu_amdkfd_map_gtt_bo_to_gart, struct amdgpu_bo *bo, struct am
 	return 0;
 }
 
-/* The address that MES would have for it; the user's is used instead. */
+/*
+ * The place of doorbells, since 7.2, and the address that MES would have for a
+ * write pointer; the user's is used instead.
+ */
 SOFT_WRAP(u64, amdgpu_bo_gpu_offset, struct amdgpu_bo *bo)
 {
 	if (!soft_of(amdgpu_ttm_adev(bo->tbo.bdev)))
 		return __real_amdgpu_bo_gpu_offset(bo);
-	return 0;
+	return bo->tbo.resource ? amdgpu_bo_gpu_offset_no_check(bo) : 0;
 }
 
 /* Global wave sync: the driver only hands the object around. */

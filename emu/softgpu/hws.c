@@ -210,7 +210,7 @@ SOFT_WRAP(void, uninit_queue, struct queue *q)
 	/* the HIQ has no process, or an error in its place */
 	if (s && q->properties.type != KFD_QUEUE_TYPE_HIQ) {
 		soft_hws_release(s, false, q->properties.doorbell_off);
-		forget(s, q->gart_mqd_addr, q->process->pasid);
+		forget(s, q->gart_mqd_addr, soft_pasid(s, q->process));
 	}
 	__real_uninit_queue(q);
 }
@@ -236,6 +236,28 @@ u64 soft_hws_stuck_ring(struct soft_dev *s, u32 pipe, u32 queue, bool reset)
 		}
 	spin_unlock(&h->lock);
 	return ring;
+}
+
+/*
+ * soft_hws_stuck_sdma returns the doorbell of the queue that refused to leave an
+ * SDMA engine, or 0, and takes it away for a reset.
+ */
+u32 soft_hws_stuck_sdma(struct soft_dev *s, int engine, bool reset)
+{
+	struct soft_hws *h = &s->hws;
+	struct soft_queue *q;
+	u32 doorbell = 0;
+
+	spin_lock(&h->lock);
+	list_for_each_entry(q, &h->queues, list)
+		if (q->stuck && q->engine == engine) {
+			doorbell = q->doorbell;
+			if (reset)
+				off(s, q);
+			break;
+		}
+	spin_unlock(&h->lock);
+	return doorbell;
 }
 
 /* soft_hws_reset is called in a reset, while the driver has the scheduler stopped. */

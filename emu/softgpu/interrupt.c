@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Interrupts: entries of the IH ring as a GC 9.4 writes them, handed to the
+ * Interrupts: entries of the IH ring as a GC 9.4 or 11 writes them, handed to the
  * driver where its interrupt handler hands them to amdkfd.
  */
 #include "softgpu.h"
@@ -27,7 +27,7 @@ static int interrupt(struct soft_dev *s, pid_t pid, u32 client, u32 source, u32 
 		return -ESRCH;
 	/* any VMID of amdkfd's will do: the PASID tells whose it is */
 	entry[0] = client | source << 8 | ring << 16 | soft_node(s)->vm_info.first_vmid_kfd << 24;
-	entry[3] = p->pasid;	/* and node ID 0: the first XCC */
+	entry[3] = soft_pasid(s, p);	/* and node ID 0: the first XCC */
 	entry[4] = lower_32_bits(context);
 	entry[5] = upper_32_bits(context);
 	kfd_unref_process(p);
@@ -38,27 +38,27 @@ static int interrupt(struct soft_dev *s, pid_t pid, u32 client, u32 source, u32 
 /*
  * signal writes the slot of an event, as the packet processor of a GPU does
  * before it interrupts: the driver ignores an event whose slot is not written.
- * The address of the slots is the first member of struct kfd_signal_page, which
- * only kfd_events.c knows. The page lives as long as the process. As for a GPU,
+ * Before 7.3 the address of the slots is the first member of struct kfd_signal_page,
+ * which only kfd_events.c knows. The page lives as long as the process. As for a GPU,
  * there is no lock: the driver holds p->event_mutex while it suspends queues,
  * and an interrupt may come before the queue has stopped.
  */
 static int signal(pid_t pid, u32 event)
 {
 	struct kfd_process *p = soft_process(pid);
-	struct kfd_signal_page *page;
 	u64 *slots;
 	int err = 0;
 
 	if (!p)
 		return -ESRCH;
-	page = READ_ONCE(p->signal_page);
-	if (!page || event >= p->signal_mapped_size / sizeof(*slots)) {
-		err = -ENOENT;
-	} else {
-		slots = *(u64 **)page;
+	slots = (u64 *)READ_ONCE(p->signal_page);
+#if !SOFT_SINCE(7, 3)
+	slots = slots ? *(u64 **)slots : NULL;
+#endif
+	if (slots && event < p->signal_mapped_size / sizeof(*slots))
 		WRITE_ONCE(slots[event], event);
-	}
+	else
+		err = -ENOENT;
 	kfd_unref_process(p);
 	return err;
 }
@@ -79,8 +79,11 @@ int soft_interrupt_event(struct soft_dev *s, pid_t pid, u32 event)
 /* soft_interrupt_fault is an access to a page that is not mapped. */
 int soft_interrupt_fault(struct soft_dev *s, pid_t pid, u64 addr)
 {
-	return interrupt(s, pid, SOC15_IH_CLIENTID_UTCL2, SOC15_INTSRC_VMC_FAULT,
-			 VMFAULT_NOT_PRESENT, addr >> AMDGPU_GPU_PAGE_SHIFT);
+	/* GC 11 has no client UTCL2 */
+	u32 client = s->adev->enable_mes ? SOC15_IH_CLIENTID_VMC : SOC15_IH_CLIENTID_UTCL2;
+
+	return interrupt(s, pid, client, SOC15_INTSRC_VMC_FAULT, VMFAULT_NOT_PRESENT,
+			 addr >> AMDGPU_GPU_PAGE_SHIFT);
 }
 
 /*

@@ -10,7 +10,6 @@
 #include "v11_structs.h"
 
 #define MES_TIMEOUT	(3 * HZ)	/* as in mes_v11_0.c */
-#define MES_API		14		/* the first with which debugging is allowed */
 #define MES_VERSION	0x50
 
 static struct soft_dev *mes_dev(struct amdgpu_mes *mes)
@@ -75,6 +74,7 @@ static int add_hw_queue(struct amdgpu_mes *mes, struct mes_add_queue_input *inpu
 	q->mqd = input->mqd_addr;
 	q->pasid = input->process_id;
 	q->doorbell = input->doorbell_offset;
+	q->engine = -1;	/* only of use with HWS */
 	q->wptr = input->wptr_addr;
 	q->ring_bytes = (u64)input->queue_size * sizeof(u32);
 	if (input->queue_type == MES_QUEUE_TYPE_SDMA) {
@@ -120,13 +120,18 @@ static int remove_hw_queue(struct amdgpu_mes *mes, struct mes_remove_queue_input
 	spin_lock(&h->lock);
 	q = mapped_queue(h, input->doorbell_offset);
 	f = soft_hws_fault(h, input->doorbell_offset);
-	if (q && f && f->refuses)
+	if (q && f && f->refuses) {	/* once, so that the driver may try again */
 		err = -ETIMEDOUT;	/* the firmware's error is the same to the driver */
+		list_del(&f->list);
+	} else {
+		f = NULL;
+	}
 	if (q && !err) {
 		q->leaves = true;
 		q->wait_seq = soft_channel_unmap(s, q, false);
 	}
 	spin_unlock(&h->lock);
+	kfree(f);
 	if (!q || err)
 		return err;
 	wait_event_timeout(h->wait, !soft_hws_holds(h, false), MES_TIMEOUT);
@@ -174,7 +179,7 @@ void soft_mes_init(struct amdgpu_device *adev)
 {
 	adev->enable_mes = true;
 	adev->mes.adev = adev;
-	adev->mes.sched_version = MES_API << AMDGPU_MES_API_VERSION_SHIFT | MES_VERSION;
+	adev->mes.sched_version = SOFT_MES_API << AMDGPU_MES_API_VERSION_SHIFT | MES_VERSION;
 	adev->mes.kiq_version = MES_VERSION;
 	adev->mes.funcs = &mes_funcs;
 	mutex_init(&adev->mes.mutex_hidden);

@@ -107,9 +107,14 @@ static void trap_handler(struct amdgpu_device *adev, u32 vmid, u64 tba, u64 tma,
 {
 }
 
+/* Since 7.2 the driver writes the register at its start, and takes what it reads for the default. */
 static void iq_wait_times(struct amdgpu_device *adev, u32 *times, u32 inst)
 {
-	*times = SOFT_IQ_WAIT_TIME2;
+	struct soft_hws *h = &soft_of(adev)->hws;
+
+	spin_lock(&h->lock);
+	*times = h->grace;
+	spin_unlock(&h->lock);
 }
 
 /* The driver keeps the returned control word and sends it with the process. */
@@ -138,6 +143,21 @@ static u64 hqd_reset(struct amdgpu_device *adev, u32 pipe, u32 queue, u32 inst,
 	return soft_hws_stuck_ring(soft_of(adev), pipe, queue,
 				   inst == fls(adev->gfx.xcc_mask) - 1);
 }
+
+#if SOFT_SINCE(7, 2)
+/* The driver looks at all queues of all engines after each unmap; one that is left hangs. */
+static u32 sdma_get_doorbell(struct amdgpu_device *adev, int engine, int queue)
+{
+	return queue ? 0 : soft_hws_stuck_sdma(soft_of(adev), engine, false);
+}
+
+SOFT_WRAP(int, amdgpu_sdma_reset_engine, struct amdgpu_device *adev, u32 engine, bool kernel_queues)
+{
+	if (!soft_of(adev))
+		return __real_amdgpu_sdma_reset_engine(adev, engine, kernel_queues);
+	return soft_hws_stuck_sdma(soft_of(adev), engine, true) ? 0 : -ETIMEDOUT;
+}
+#endif
 
 static struct kfd2kgd_calls calls;
 
@@ -185,6 +205,13 @@ const struct kfd2kgd_calls *soft_kfd2kgd(struct amdgpu_device *adev)
 	REPLACE(clear_address_watch, clear_watch);
 	REPLACE(hqd_get_pq_addr, get_pq_addr);
 	REPLACE(hqd_reset, hqd_reset);
+#if SOFT_SINCE(7, 2)
+	REPLACE(hqd_sdma_get_doorbell, sdma_get_doorbell);
+	calls.ptl_ctrl = NULL;	/* there is no PSP */
+#endif
+#if SOFT_SINCE(7, 3)
+	calls.hqd_sdma_get_counter = NULL;	/* the driver then reads the program's counter, as before */
+#endif
 	return &calls;
 }
 

@@ -75,7 +75,11 @@ static int read_sdma_mqd(struct soft_queue *q, bool xgmi)
 
 static pid_t pid_of(u32 pasid)
 {
+#if SOFT_SINCE(7, 2)
+	struct kfd_process *p = kfd_lookup_process_by_pasid(pasid, NULL);
+#else
 	struct kfd_process *p = kfd_lookup_process_by_pasid(pasid);
+#endif
 	pid_t pid;
 
 	if (!p)
@@ -163,6 +167,7 @@ static void map_queue(struct soft_dev *s, const struct pm4_mes_map_queues *p, u3
 	q->wptr = (u64)p->wptr_addr_hi << 32 | p->wptr_addr_lo;
 	q->doorbell = p->bitfields3.doorbell_offset;
 	q->is_static = is_static(p);
+	q->engine = engine;
 	if (engine < 0)
 		err = read_compute_mqd(q);
 	else
@@ -226,7 +231,7 @@ static void note_unmap(struct soft_unmap *u, struct soft_queue *q)
 
 /*
  * Unmaps the queues that are marked to leave. A queue that refuses stays on its
- * HQD, and the HIQ's MQD gets its doorbell. Returns -EINTR if the HIQ is about
+ * HQD, and the HIQ's MQD gets the doorbell of one for compute. Returns -EINTR if the HIQ is about
  * to be freed.
  */
 static int unmap_marked(struct soft_dev *s, bool reset, struct soft_unmap *u)
@@ -258,7 +263,8 @@ static int unmap_marked(struct soft_dev *s, bool reset, struct soft_unmap *u)
 		q->told = false;
 		if (f && f->refuses && !reset) {
 			q->stuck = true;
-			hiq->queue_doorbell_id0 = q->doorbell;
+			if (q->engine < 0)
+				hiq->queue_doorbell_id0 = q->doorbell;
 			continue;
 		}
 		q->mapped = false;

@@ -10,12 +10,16 @@
 #include <linux/list.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
+#include <linux/version.h>
 #include <linux/wait.h>
 
 #include "amdgpu.h"
 #include "amdgpu_amdkfd.h"
 #include "amdgpu_mes.h"
 #include "kfd_priv.h"
+
+/* The sources are for 6.12, 7.2 and 7.3; what differs is between #if SOFT_SINCE() and #endif. */
+#define SOFT_SINCE(major, minor)	(LINUX_VERSION_CODE >= KERNEL_VERSION(major, minor, 0))
 
 #define SOFT_MAX_NODES		8
 #define SOFT_DOORBELL_ORDER	9	/* 2 MiB of doorbells, as on the hardware */
@@ -42,6 +46,7 @@ struct soft_queue {
 	u32 doorbell;			/* index of a dword in the node's doorbells */
 	u32 type;			/* as in the uAPI's CREATE_QUEUE */
 	int slot;			/* while mapped: bit in cp_queue_bitmap, -1 for SDMA */
+	int engine;			/* of SDMA, or -1 */
 	bool is_static;
 	bool mapped;
 	bool stays;			/* in the next runlist too */
@@ -107,6 +112,18 @@ struct soft_dev *soft_of(struct amdgpu_device *adev);
 struct soft_dev *soft_by_gpu_id(u32 gpu_id);
 struct kfd_node *soft_node(struct soft_dev *s);
 
+/* soft_pasid returns what runlists and interrupts of a node call a process, 0: not known there. */
+static inline u32 soft_pasid(struct soft_dev *s, struct kfd_process *p)
+{
+#if SOFT_SINCE(7, 2)
+	struct kfd_process_device *pdd = kfd_get_process_device_data(soft_node(s), p);
+
+	return pdd ? pdd->pasid : 0;
+#else
+	return p->pasid;
+#endif
+}
+
 /* registers.c */
 #define SOFT_IQ_WAIT_TIME2	0x40401008	/* a made-up value after power-on */
 const struct kfd2kgd_calls *soft_kfd2kgd(struct amdgpu_device *adev);
@@ -130,6 +147,7 @@ void soft_hws_fini(struct soft_dev *s);
 void soft_hws_reset(struct soft_dev *s);
 void soft_hws_release(struct soft_dev *s, bool all, u32 doorbell);
 u64 soft_hws_stuck_ring(struct soft_dev *s, u32 pipe, u32 queue, bool reset);
+u32 soft_hws_stuck_sdma(struct soft_dev *s, int engine, bool reset);
 
 /* runlist.c */
 struct pm4_mes_runlist;
@@ -144,6 +162,7 @@ int soft_hws_run_list(struct soft_dev *s, const struct pm4_mes_runlist *p);
 int soft_hws_unmap_queues(struct soft_dev *s, const struct pm4_mes_unmap_queues *p);
 
 /* mes.c */
+#define SOFT_MES_API	14	/* the first with which debugging is allowed */
 void soft_mes_init(struct amdgpu_device *adev);
 
 /* interrupt.c */

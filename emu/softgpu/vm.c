@@ -34,11 +34,48 @@ static const struct file_operations soft_render_fops = {
 	.show_fdinfo = drm_show_fdinfo,
 };
 
+/* Since 7.2 a PASID is the opened file's, before it is the process's. */
+static int set_pasid(struct amdgpu_device *adev, struct amdgpu_fpriv *fpriv)
+{
+#if SOFT_SINCE(7, 3)
+	int pasid = amdgpu_pasid_alloc(16, fpriv);
+
+	if (pasid < 0)
+		return pasid;
+	fpriv->vm.pasid = pasid;
+#elif SOFT_SINCE(7, 2)
+	int pasid = amdgpu_pasid_alloc(16), err;
+
+	if (pasid < 0)
+		return pasid;
+	err = xa_err(xa_store_irq(&adev->vm_manager.pasids, pasid, &fpriv->vm, GFP_KERNEL));
+	if (err) {
+		amdgpu_pasid_free(pasid);
+		return err;
+	}
+	fpriv->vm.pasid = pasid;
+#endif
+	return 0;
+}
+
+static void drop_pasid(struct amdgpu_device *adev, struct amdgpu_fpriv *fpriv)
+{
+#if SOFT_SINCE(7, 2)
+#if !SOFT_SINCE(7, 3)
+	xa_erase_irq(&adev->vm_manager.pasids, fpriv->vm.pasid);
+#endif
+	amdgpu_pasid_free(fpriv->vm.pasid);
+#else
+	amdgpu_vm_set_pasid(adev, &fpriv->vm, 0);
+#endif
+}
+
 static int render_open(struct drm_device *ddev, struct drm_file *file)
 {
 	struct amdgpu_device *adev = drm_to_adev(ddev);
 	struct amdgpu_fpriv *fpriv;
 	struct amdgpu_bo *root;
+	int err;
 
 	fpriv = kzalloc(sizeof(*fpriv), GFP_KERNEL);
 	if (!fpriv)
@@ -49,11 +86,15 @@ static int render_open(struct drm_device *ddev, struct drm_file *file)
 		kfree(fpriv);
 		return PTR_ERR(root);
 	}
+	err = -ENOMEM;
 	fpriv->vm.task_info = kzalloc(sizeof(*fpriv->vm.task_info), GFP_KERNEL);
-	if (!fpriv->vm.task_info) {
+	if (fpriv->vm.task_info)
+		err = set_pasid(adev, fpriv);
+	if (err) {
+		kfree(fpriv->vm.task_info);
 		amdgpu_bo_unref(&root);
 		kfree(fpriv);
-		return -ENOMEM;
+		return err;
 	}
 	kref_init(&fpriv->vm.task_info->refcount);
 	fpriv->xcp_id = AMDGPU_XCP_NO_PARTITION;
@@ -71,7 +112,7 @@ static void render_postclose(struct drm_device *ddev, struct drm_file *file)
 	struct amdgpu_vm *vm = &fpriv->vm;
 
 	amdgpu_amdkfd_gpuvm_destroy_cb(drm_to_adev(ddev), vm);
-	amdgpu_vm_set_pasid(drm_to_adev(ddev), vm, 0);
+	drop_pasid(drm_to_adev(ddev), fpriv);
 	WARN_ON(!RB_EMPTY_ROOT(&vm->va.rb_root));
 	dma_fence_put(vm->last_tlb_flush);
 	amdgpu_vm_put_task_info(vm->task_info);
@@ -95,7 +136,9 @@ const struct drm_driver soft_drm_driver = {
 	.fops = &soft_render_fops,
 	.name = "amdgpu",
 	.desc = "softgpu: a node without a GPU",
+#if !SOFT_SINCE(7, 2)
 	.date = "20261123",
+#endif
 	.major = 3,
 };
 
@@ -112,14 +155,28 @@ static void restore_userptr(struct work_struct *work)
 {
 }
 
-static struct amdkfd_process_info *process_info_create(void)
+static struct amdgpu_amdkfd_fence *fence_create(const struct amdkfd_process_info *info, u64 context,
+						struct mm_struct *mm)
+{
+#if SOFT_SINCE(7, 3)
+	return amdgpu_amdkfd_fence_create(context, mm, info->context_id);
+#elif SOFT_SINCE(7, 2)
+	return amdgpu_amdkfd_fence_create(context, mm, NULL, info->context_id);
+#else
+	return amdgpu_amdkfd_fence_create(context, mm, NULL);
+#endif
+}
+
+static struct amdkfd_process_info *process_info_create(void **process_info)
 {
 	struct amdkfd_process_info *info = kzalloc(sizeof(*info), GFP_KERNEL);
 
 	if (!info)
 		return NULL;
-	info->eviction_fence = amdgpu_amdkfd_fence_create(dma_fence_context_alloc(1),
-							  current->mm, NULL);
+#if SOFT_SINCE(7, 2)
+	info->context_id = container_of(process_info, struct kfd_process, kgd_process_info)->context_id;
+#endif
+	info->eviction_fence = fence_create(info, dma_fence_context_alloc(1), current->mm);
 	if (!info->eviction_fence) {
 		kfree(info);
 		return NULL;
@@ -146,7 +203,7 @@ SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_acquire_process_vm, struct amdgpu_device *ade
 	if (vm->process_info)
 		return -EINVAL;
 	if (!info) {
-		info = process_info_create();
+		info = process_info_create(process_info);
 		if (!info)
 			return -ENOMEM;
 		*process_info = info;
@@ -177,7 +234,7 @@ SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_restore_process_bos, void *process_info,
 	old = info->eviction_fence;
 	if (!dma_fence_is_signaled(&old->base))
 		goto out;
-	fence = amdgpu_amdkfd_fence_create(old->base.context, old->mm, NULL);
+	fence = fence_create(info, old->base.context, old->mm);
 	if (!fence) {
 		err = -ENOMEM;
 		goto out;

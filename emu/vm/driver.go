@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -28,21 +29,22 @@ var withoutDisplay = []string{"CONFIG_DRM_AMD_DC", "CONFIG_DRM_AMD_DC_FP", "CONF
 // amdDir is the driver's folder in the kernel's source.
 const amdDir = "drivers/gpu/drm/amd"
 
-// driverTree is the source of amdgpu with the headers of its kernel, unpacked in the cache.
-// The objects stay there: a later build compiles what has changed.
+// driverTree is the source of amdgpu with the headers of its kernel, unpacked in the cache, or
+// copied from the tree of the kernel. The objects stay there: a later build compiles what has changed.
+// The tree of a kernel with a source.root lies in that folder.
 type driverTree struct {
 	kernel Kernel
 	dir    string
 }
 
-// BuildDriver returns amdgpu.ko of Debian's source for k, with the folder additions copied
+// BuildDriver returns amdgpu.ko of the source for k, with the folder additions copied
 // to amdgpu/softgpu, the file Kbuild of it appended to amdgpu's Makefile, and a patch applied
 // unless it is "". The first build downloads the source and takes minutes; modules are cached by
 // kernel, patch and content of the folder. Progress goes to out. If the host lacks a tool, or apt
 // the packages, the error is a *MissingError. Concurrent calls, also of other processes, wait for
 // each other.
 func (k Kernel) BuildDriver(ctx context.Context, additions, patch string, out io.Writer) ([]byte, error) {
-	t, unlock, err := k.driverTree()
+	t, unlock, err := k.driverTree(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +54,7 @@ func (k Kernel) BuildDriver(ctx context.Context, additions, patch string, out io
 		return nil, err
 	}
 	module := filepath.Join(t.dir, "amdgpu-"+sum+".ko")
-	if built, err := os.ReadFile(module); !errors.Is(err, fs.ErrNotExist) {
+	if built, err := os.ReadFile(module); !errors.Is(err, fs.ErrNotExist) && !k.tree {
 		return built, err
 	}
 	if err := t.ready(ctx, additions, patch, out); err != nil {
@@ -68,12 +70,24 @@ func (k Kernel) BuildDriver(ctx context.Context, additions, patch string, out io
 }
 
 // driverTree returns the tree for k, locked until unlock is called. It may not exist yet.
-func (k Kernel) driverTree() (t driverTree, unlock func(), err error) {
+func (k Kernel) driverTree(ctx context.Context) (t driverTree, unlock func(), err error) {
 	cache, err := cacheDir()
 	if err != nil {
 		return driverTree{}, nil, err
 	}
-	t = driverTree{kernel: k, dir: filepath.Join(cache, "driver-"+k.Release)}
+	name := "driver-" + k.Release
+	switch {
+	case k.tree:
+		h := fnv.New32a()
+		fmt.Fprint(h, k.dir)
+		name = fmt.Sprintf("driver-tree-%08x", h.Sum32())
+	case k.source.root != "":
+		cache = k.source.root
+		if err := k.source.makeRoot(ctx); err != nil {
+			return driverTree{}, nil, err
+		}
+	}
+	t = driverTree{kernel: k, dir: filepath.Join(cache, name)}
 	unlock, err = lock(t.dir + ".lock")
 	return t, unlock, err
 }
@@ -85,6 +99,15 @@ func (t driverTree) ready(ctx context.Context, additions, patch string, out io.W
 		if _, err := exec.LookPath(tool); err != nil {
 			return &MissingError{What: "no " + tool + " to build the driver", Remedy: "apt-get install " + from}
 		}
+	}
+	if t.kernel.tree {
+		if patch != "" {
+			return errors.New("-patch is for Debian's source: apply the patch to the tree")
+		}
+		if err := t.copy(); err != nil {
+			return err
+		}
+		return t.add(additions)
 	}
 	if _, err := os.Stat(t.dir); errors.Is(err, fs.ErrNotExist) {
 		if err := t.fetch(ctx, filepath.Dir(t.dir), out); err != nil {
@@ -167,7 +190,7 @@ func (t driverTree) amdgpu() string { return filepath.Join(t.dir, amdDir, "amdgp
 // needs.
 func (t driverTree) fetch(ctx context.Context, cache string, out io.Writer) error {
 	headers := "linux-headers-" + t.kernel.Release
-	version, err := packageVersion(ctx, headers)
+	version, _, err := t.kernel.source.show(ctx, headers)
 	if err != nil {
 		return err
 	}
@@ -180,7 +203,7 @@ func (t driverTree) fetch(ctx context.Context, cache string, out io.Writer) erro
 	}
 	defer os.RemoveAll(tmp)
 	fmt.Fprintf(out, "vm: downloading %s %s, about 165 MB, once\n", source, version)
-	packages, err := download(ctx, tmp, source+"="+version, headers+"="+version,
+	packages, err := t.kernel.source.download(ctx, tmp, source+"="+version, headers+"="+version,
 		"linux-headers-"+abi+"-common="+version, "linux-kbuild-"+abi+"="+version)
 	if err != nil {
 		return err
@@ -216,25 +239,67 @@ func (t driverTree) prepare(tree string) error {
 	if err != nil {
 		return err
 	}
-	text = bytes.ReplaceAll(text, []byte(" /usr/src/"), []byte(" "+filepath.Join(t.dir, "usr", "src")+"/"))
+	text = bytes.ReplaceAll(text, []byte("/usr/src/"), []byte(t.inRoot(filepath.Join(t.dir, "usr", "src"))+"/"))
 	if err := os.WriteFile(path, text, 0o644); err != nil { //nolint:gosec // a public file
-		return err
-	}
-	var undef strings.Builder
-	for _, option := range withoutDisplay {
-		fmt.Fprintln(&undef, "#undef", option)
-	}
-	if err := os.WriteFile(filepath.Join(tree, "undef.h"), []byte(undef.String()), 0o644); err != nil { //nolint:gosec // as above
 		return err
 	}
 	makefile := filepath.Join(tree, amdDir, "amdgpu", "Makefile")
 	if err := os.Rename(makefile, makefile+".debian"); err != nil {
 		return err
 	}
-	// The headers of tracepoints include each other by a path relative to this folder.
-	return os.MkdirAll(filepath.Join(tree, "include", "trace"), 0o755) //nolint:gosec // as above
+	return support(tree)
 }
 
+// support adds what the build outside of a kernel's tree needs.
+func support(tree string) error {
+	// The headers of tracepoints include each other by a path relative to this folder.
+	if err := os.MkdirAll(filepath.Join(tree, "include", "trace"), 0o755); err != nil { //nolint:gosec // as above
+		return err
+	}
+	var undef strings.Builder
+	for _, option := range withoutDisplay {
+		fmt.Fprintln(&undef, "#undef", option)
+	}
+	return update(filepath.Join(tree, "undef.h"), []byte(undef.String()))
+}
+
+// copy brings the sources of the kernel's tree up to date. The registers' headers, which are most of
+// them, are only referred to.
+func (t driverTree) copy() error {
+	from := filepath.Join(t.kernel.dir, amdDir)
+	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, from)
+		to := filepath.Join(t.dir, amdDir, name)
+		switch {
+		case err != nil:
+			return err
+		case name == "/include":
+			if err := os.Symlink(path, to); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			return fs.SkipDir
+		case d.IsDir():
+			return os.MkdirAll(to, 0o755) //nolint:gosec // sources
+		case name == "/amdgpu/Makefile":
+			to += ".debian"
+		case !sourceFile.MatchString(d.Name()):
+			return nil
+		}
+		data, err := os.ReadFile(path) //nolint:gosec // sources
+		if err != nil {
+			return err
+		}
+		return update(to, data)
+	})
+	return errors.Join(err, support(t.dir))
+}
+
+var sourceFile = regexp.MustCompile(`^(Makefile|Kconfig|.*\.(c|h|S|asm))$`)
+
+// inRoot returns a path as the build sees it.
+func (t driverTree) inRoot(path string) string { return strings.TrimPrefix(path, t.kernel.source.root) }
+
+// headers returns the folder of the unpacked headers in the tree.
 func (t driverTree) headers() string {
 	return filepath.Join("usr", "src", "linux-headers-"+t.kernel.Release)
 }
@@ -276,8 +341,11 @@ func update(path string, data []byte) error {
 
 var compilerName = regexp.MustCompile(`gcc-[0-9]+`)
 
-// compiler returns a MissingError if the compiler that the headers name is missing.
+// compiler returns a MissingError if the host lacks the compiler that the headers name.
 func (t driverTree) compiler() error {
+	if t.kernel.tree || t.kernel.source.root != "" {
+		return nil
+	}
 	text, err := os.ReadFile(filepath.Join(t.dir, t.headers(), ".kernelvariables"))
 	if err != nil {
 		return err
@@ -297,18 +365,28 @@ func (t driverTree) make(ctx context.Context, out io.Writer, targets ...string) 
 	if err := t.compiler(); err != nil {
 		return err
 	}
+	dir, kernel := t.inRoot(t.dir), t.inRoot(filepath.Join(t.dir, t.headers()))
+	if t.kernel.tree {
+		kernel = t.kernel.dir
+	}
 	args := []string{
-		"-C", filepath.Join(t.dir, t.headers()), "M=" + t.amdgpu(), fmt.Sprint("-j", runtime.NumCPU()),
+		"-C", kernel, "M=" + t.inRoot(t.amdgpu()), fmt.Sprint("-j", runtime.NumCPU()),
 		"CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES=",
-		"KCFLAGS=-include " + filepath.Join(t.dir, "undef.h") + " -I" + filepath.Join(t.dir, "include", "trace"),
+		"KCFLAGS=-include " + filepath.Join(dir, "undef.h") + " -I" + filepath.Join(dir, "include", "trace"),
 	}
 	args = append(args, targets...)
 	for _, option := range withoutDisplay {
 		args = append(args, option+"=")
 	}
-	cmd := exec.CommandContext(ctx, "make", args...) //nolint:gosec // paths of the cache
 	// Variables of this project's make, such as VERSION, have another meaning in the kernel's.
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.TempDir(), "LC_ALL=C"}
+	command, env := []string{"make"}, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.TempDir(), "LC_ALL=C"}
+	if root := t.kernel.source.root; root != "" {
+		command, env[0] = []string{"unshare", "--root=" + root, "--wd=/", "--mount-proc", "make"}, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+		env[2] = "TMPDIR=/tmp"
+	}
+	args = append(command, args...)
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // paths of the cache
+	cmd.Env = env
 	var log buildLog
 	cmd.Stdout, cmd.Stderr = &log, &log
 	began, stop, ended := time.Now(), make(chan struct{}), make(chan struct{})

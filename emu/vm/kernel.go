@@ -21,33 +21,71 @@ import (
 // The default is gpreempt-vm in the user's cache directory.
 const CacheEnv = "GPREEMPT_VM_CACHE"
 
-// Kernel is a Debian kernel, unpacked on this host.
+// Kernel is a Debian kernel, unpacked on this host, or one built in a tree.
 type Kernel struct {
 	Release string // as uname -r gives it
-	dir     string // of the unpacked package
+	dir     string // of the unpacked packages, or the tree
+	tree    bool
+	source  source // of the packages
 }
 
 // Image returns the path of the kernel image.
-func (k Kernel) Image() string { return filepath.Join(k.dir, "boot", "vmlinuz-"+k.Release) }
+func (k Kernel) Image() string {
+	if k.tree {
+		return filepath.Join(k.dir, "arch", "x86", "boot", "bzImage")
+	}
+	image := filepath.Join(k.dir, "usr", "lib", "modules", k.Release, "vmlinuz") // since 7.2
+	if _, err := os.Stat(image); err == nil {
+		return image
+	}
+	return filepath.Join(k.dir, "boot", "vmlinuz-"+k.Release)
+}
 
-// FetchKernel returns the newest kernel of a series, such as 6.12, that apt offers
-// for amd64 with all its drivers, or the newest in the cache if apt offers none. The
-// package is downloaded once and unpacked in the cache, never installed. If there is
-// no kernel, the error is a *MissingError.
+// FindKernel returns the kernel of a tree, if the name is a path with a slash, and else the newest
+// one of a series, such as 6.12, see FetchKernel.
+func FindKernel(ctx context.Context, name string) (Kernel, error) {
+	if strings.Contains(name, "/") {
+		return treeKernel(name)
+	}
+	return FetchKernel(ctx, name)
+}
+
+// FetchKernel returns the newest kernel of a series for amd64 with all its drivers that apt offers,
+// or the newest in the cache if apt offers none; if the host's suites have none, those of a newer
+// Debian are asked. The packages are downloaded once and unpacked in the cache, never installed. If
+// there is no kernel, the error is a *MissingError.
 func FetchKernel(ctx context.Context, series string) (Kernel, error) {
 	cache, err := cacheDir()
 	if err != nil {
 		return Kernel{}, err
 	}
-	offered, aptErr := offeredReleases(ctx, series)
+	var lacks MissingError
+	for _, s := range sources(cache) {
+		k, err := s.kernel(ctx, series)
+		missing, ok := errors.AsType[*MissingError](err)
+		if !ok {
+			return k, err
+		}
+		if lacks.What == "" {
+			lacks = *missing
+			continue
+		}
+		lacks.What, lacks.Remedy = lacks.What+"; "+missing.What, lacks.Remedy+"; "+missing.Remedy
+	}
+	return Kernel{}, &lacks
+}
+
+// kernel returns the newest kernel that the source offers or has in the cache.
+func (s source) kernel(ctx context.Context, series string) (Kernel, error) {
+	offered, aptErr := s.offered(ctx, series)
 	if len(offered) > 0 {
-		k, err := fetch(ctx, cache, offered[0])
+		k, err := s.fetch(ctx, offered[0])
 		if err == nil {
 			return k, nil
 		}
 		aptErr = err
 	}
-	kept, err := filepath.Glob(filepath.Join(cache, series+".*"))
+	kept, err := filepath.Glob(filepath.Join(s.dir, series+".*"))
 	if err != nil {
 		return Kernel{}, err
 	}
@@ -59,7 +97,7 @@ func FetchKernel(ctx context.Context, series string) (Kernel, error) {
 		releases[i] = filepath.Base(dir)
 	}
 	slices.SortFunc(releases, newestFirst)
-	return Kernel{Release: releases[0], dir: filepath.Join(cache, releases[0])}, nil
+	return Kernel{Release: releases[0], dir: filepath.Join(s.dir, releases[0]), source: s}, nil
 }
 
 func cacheDir() (string, error) {
@@ -79,11 +117,14 @@ func cacheDir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755) //nolint:gosec // kernels of a public archive
 }
 
-// offeredReleases lists the releases that apt knows, newest first. The pattern excludes
+// offered lists the releases that the source knows, newest first. The pattern excludes
 // the cloud flavour, which has no GPU drivers, and the real-time flavour.
-func offeredReleases(ctx context.Context, series string) ([]string, error) {
+func (s source) offered(ctx context.Context, series string) ([]string, error) {
+	if err := s.refresh(ctx); err != nil {
+		return nil, err
+	}
 	name := `linux-image-` + regexp.QuoteMeta(series) + `\.[0-9.]+\+deb[0-9]+-amd64`
-	text, err := exec.CommandContext(ctx, "apt-cache", "search", "--names-only", "^"+name+"$").Output() //nolint:gosec // the series is this program's
+	text, err := s.command(ctx, "apt-cache", "search", "--names-only", "^"+name+"$").Output()
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil, &MissingError{What: "no apt-cache", Remedy: "the guest's kernel is a Debian package: run this on Debian, or put an unpacked kernel in " + CacheEnv}
 	}
@@ -91,10 +132,14 @@ func offeredReleases(ctx context.Context, series string) ([]string, error) {
 		return nil, fmt.Errorf("apt-cache search: %w", err)
 	}
 	releases := parseSearch(text, series)
-	if len(releases) == 0 {
+	switch {
+	case len(releases) > 0:
+		return releases, nil
+	case s.root != "":
+		return nil, &MissingError{What: fmt.Sprintf("%s %s have no package %s", mirror, strings.Join(newerSuites, ", "), name), Remedy: "test another series"}
+	default:
 		return nil, &MissingError{What: "apt knows no package " + name, Remedy: "apt-get update, with the suites of Debian 12 or later"}
 	}
-	return releases, nil
 }
 
 // parseSearch reads "NAME - DESCRIPTION" lines and returns the releases of the
@@ -124,23 +169,39 @@ func newestFirst(a, b string) int {
 }
 
 // fetch downloads and unpacks a kernel that is not in the cache.
-func fetch(ctx context.Context, cache, release string) (Kernel, error) {
-	k := Kernel{Release: release, dir: filepath.Join(cache, release)}
+func (s source) fetch(ctx context.Context, release string) (Kernel, error) {
+	k := Kernel{Release: release, dir: filepath.Join(s.dir, release), source: s}
 	if _, err := os.Stat(k.Image()); err == nil {
 		return k, nil
 	}
-	tmp, err := os.MkdirTemp(cache, "fetch-")
+	if err := os.MkdirAll(s.dir, 0o755); err != nil { //nolint:gosec // kernels of a public archive
+		return Kernel{}, err
+	}
+	tmp, err := os.MkdirTemp(s.dir, "fetch-")
 	if err != nil {
 		return Kernel{}, err
 	}
 	defer os.RemoveAll(tmp)
-	packages, err := download(ctx, tmp, "linux-image-"+release)
+	image := "linux-image-" + release
+	_, depends, err := s.show(ctx, image)
+	if err != nil {
+		return Kernel{}, err
+	}
+	packages := []string{image}
+	for _, name := range depends { // since 7.2, image and modules have packages of their own
+		if strings.HasSuffix(name, "-"+release) {
+			packages = append(packages, name)
+		}
+	}
+	files, err := s.download(ctx, tmp, packages...)
 	if err != nil {
 		return Kernel{}, err
 	}
 	unpacked := filepath.Join(tmp, "unpacked")
-	if err := unpack(ctx, packages[0], unpacked); err != nil {
-		return Kernel{}, err
+	for _, file := range files {
+		if err := unpack(ctx, file, unpacked); err != nil {
+			return Kernel{}, err
+		}
 	}
 	if err := os.Rename(unpacked, k.dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return Kernel{}, err
@@ -148,47 +209,25 @@ func fetch(ctx context.Context, cache, release string) (Kernel, error) {
 	return k, nil
 }
 
-// download fetches packages, NAME or NAME=VERSION, to dir and returns their files.
-func download(ctx context.Context, dir string, packages ...string) ([]string, error) {
-	// Run by root, apt drops its rights and needs the directory open.
-	if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // for the time of the download; apt checks the packages
-		return nil, err
+// treeKernel returns the kernel that was built in a tree.
+func treeKernel(path string) (Kernel, error) {
+	dir, err := filepath.Abs(path)
+	if err != nil {
+		return Kernel{}, err
 	}
-	fetch := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, packages...)...) //nolint:gosec // names apt gave
-	fetch.Dir = dir
-	if text, err := fetch.CombinedOutput(); err != nil {
-		return nil, &MissingError{
-			What:   fmt.Sprintf("%s could not be downloaded (%v: %s)", strings.Join(packages, ", "), err, bytes.TrimSpace(text)),
-			Remedy: "check the network, and apt-get update",
-		}
+	k := Kernel{dir: dir, tree: true}
+	release, err := os.ReadFile(filepath.Join(dir, "include", "config", "kernel.release"))
+	if err == nil {
+		_, err = os.Stat(k.Image())
 	}
-	files, err := filepath.Glob(filepath.Join(dir, "*.deb"))
-	if err != nil || len(files) != len(packages) {
-		return nil, fmt.Errorf("apt-get download left %d packages of %d (%w)", len(files), len(packages), err)
+	if err == nil {
+		_, err = os.Stat(filepath.Join(dir, "modules.builtin"))
 	}
-	return files, nil
-}
-
-// unpack unpacks a package in dir. Nothing of it is executed or installed.
-func unpack(ctx context.Context, file, dir string) error {
-	if text, err := exec.CommandContext(ctx, "dpkg", "-x", file, dir).CombinedOutput(); err != nil { //nolint:gosec // a package of apt's
-		return fmt.Errorf("dpkg -x %s: %w: %s", file, err, bytes.TrimSpace(text))
+	if err != nil {
+		return Kernel{}, fmt.Errorf("%s is no tree of a kernel that has been built (make bzImage modules): %w", path, err)
 	}
-	return nil
-}
-
-// packageVersion returns the newest version that apt knows of a package.
-func packageVersion(ctx context.Context, name string) (string, error) {
-	text, err := exec.CommandContext(ctx, "apt-cache", "show", "--no-all-versions", name).Output() //nolint:gosec // a name of the kernel's
-	if errors.Is(err, exec.ErrNotFound) {
-		return "", &MissingError{What: "no apt-cache", Remedy: "the driver's source is a Debian package: run this on Debian"}
-	}
-	for line := range strings.Lines(string(text)) {
-		if version, ok := strings.CutPrefix(strings.TrimSpace(line), "Version: "); ok {
-			return version, nil
-		}
-	}
-	return "", &MissingError{What: fmt.Sprintf("apt knows no package %s (%v)", name, err), Remedy: "apt-get update; a newer kernel has replaced it"}
+	k.Release = strings.TrimSpace(string(release))
+	return k, nil
 }
 
 // Module is a kernel module, ready to be loaded.
@@ -201,7 +240,9 @@ type Module struct {
 // Modules returns the named modules and their dependencies in the order of loading.
 func (k Kernel) Modules(ctx context.Context, names ...string) ([]Module, error) {
 	root := filepath.Join(k.dir, "lib", "modules", k.Release)
-	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
+	if k.tree {
+		root = k.dir
+	} else if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
 		root = filepath.Join(k.dir, "usr", "lib", "modules", k.Release)
 	}
 	l := loader{ctx: ctx, files: map[string]string{}, done: map[string]bool{}}
@@ -213,7 +254,7 @@ func (k Kernel) Modules(ctx context.Context, names ...string) ([]Module, error) 
 		l.done[moduleName(strings.TrimSpace(line))] = true
 	}
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && strings.Contains(d.Name(), ".ko") {
+		if err == nil && d.Type().IsRegular() && moduleFile.MatchString(d.Name()) {
 			l.files[moduleName(path)] = path
 		}
 		return err
@@ -228,6 +269,8 @@ func (k Kernel) Modules(ctx context.Context, names ...string) ([]Module, error) 
 	}
 	return l.modules, nil
 }
+
+var moduleFile = regexp.MustCompile(`\.ko(\.xz)?$`)
 
 // moduleName returns the name of the module in a file: the base name up to the first
 // dot, with underscores for dashes as in the kernel.

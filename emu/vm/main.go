@@ -1,7 +1,7 @@
 // Command vm runs the tests of packages in a QEMU guest with an unmodified Debian
 // kernel and its drivers. Nothing is installed, and root is not needed:
 //
-//	go run ./emu/vm [-systemd [-deb FILE] | -softgpu PARAMETERS [-patch FILE]] [-series 6.12] [-module amdgpu]
+//	go run ./emu/vm [-systemd [-deb FILE] | -softgpu PARAMETERS [-patch FILE]] [-kernel 6.12|PATH/] [-module amdgpu]
 //		[-need /dev/kfd] [-append WORDS] [-clean] [-with COMMANDS] [-limit 5m] PACKAGE[=TESTS]...
 //	go run ./emu/vm -check -patch FILE
 //
@@ -39,7 +39,7 @@ import (
 )
 
 type options struct {
-	series, module, need string
+	kernel, module, need string
 	limit                time.Duration
 	systemd              bool
 	deb, softgpu, patch  string
@@ -54,7 +54,7 @@ func main() {
 		return
 	}
 	var o options
-	flag.StringVar(&o.series, "series", "6.12", "kernel `series`")
+	flag.StringVar(&o.kernel, "kernel", "6.12", "the `series` of Debian's kernel, or the path of a tree in which a kernel was built, with a slash")
 	flag.StringVar(&o.module, "module", "amdgpu", "kernel `module` to load")
 	flag.StringVar(&o.need, "need", "/dev/kfd", "`path` that must exist once the module is loaded")
 	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "time limit of the guest")
@@ -98,7 +98,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err := CheckHost(); err != nil {
 		return err
 	}
-	kernel, err := FetchKernel(ctx, o.series)
+	kernel, err := FindKernel(ctx, o.kernel)
 	if err != nil {
 		return err
 	}
@@ -117,9 +117,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	m := Manifest{Nonce: rand.Text(), Need: []string{o.need}, Limit: o.limit}
 	initramfs := filepath.Join(dir, "initramfs")
+	// kfdemu accesses VRAM that its owner has mapped without rights, by /proc/PID/mem. Debian's kernels
+	// allow that since 7.2 to debuggers only.
 	guest := Guest{
 		Kernel: kernel.Image(), Initramfs: initramfs, MemoryMiB: 1024,
-		Append: strings.TrimSpace("rdinit=/init oops=panic " + o.words()), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
+		Append: strings.TrimSpace("rdinit=/init oops=panic proc_mem.force_override=always " + o.words()), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
 	}
 	nodes := "no GPU"
 	if o.softgpu != "" {

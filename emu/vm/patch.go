@@ -17,6 +17,18 @@ import (
 // changedFile matches the two lines with which the part of a patch for a file begins.
 var changedFile = regexp.MustCompile(`(?m)^--- (\S+)\n\+\+\+ b/(\S+)$`)
 
+// madeFor matches what a patch says about the series of its kernel.
+var madeFor = regexp.MustCompile(`(?m)^For Linux ([0-9]+\.[0-9]+)\b`)
+
+// fits returns an error if a patch says that it is for another series than that of a release.
+func fits(patch []byte, release string) error {
+	m := madeFor.FindSubmatch(patch)
+	if m == nil || strings.HasPrefix(release, string(m[1])+".") {
+		return nil
+	}
+	return fmt.Errorf("the patch is for Linux %s, and this is %s: the driver that it changes is another one there", m[1], release)
+}
+
 // original is the folder of a tree for Debian's version of the files that patches change.
 const original = "debian"
 
@@ -31,6 +43,9 @@ func (t driverTree) patch(ctx context.Context, file string) error {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return err
+		}
+		if err := fits(text, t.kernel.Release); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
 		}
 		for _, m := range changedFile.FindAllSubmatch(text, -1) {
 			if string(m[1]) == "/dev/null" {
@@ -117,7 +132,7 @@ func checkPatch(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	kernel, err := FetchKernel(ctx, o.series)
+	kernel, err := FindKernel(ctx, o.kernel)
 	if err != nil {
 		return err
 	}
@@ -125,7 +140,7 @@ func checkPatch(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	t, unlock, err := kernel.driverTree()
+	t, unlock, err := kernel.driverTree(ctx)
 	if err != nil {
 		return err
 	}

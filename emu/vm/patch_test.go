@@ -118,3 +118,19 @@ func TestReportsOfTheKernelAreFound(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+func TestPatchForAnotherSeriesIsRefusedByName(t *testing.T) {
+	for _, test := range []struct{ patch, release, want string }{
+		{firstPatch, "7.3.4+deb13-amd64", ""},
+		{"For Linux 6.12, tested.\n" + firstPatch, "6.12.117+deb12-amd64", ""},
+		{"For Linux 6.12, tested.\n" + firstPatch, "6.120.1", "the patch is for Linux 6.12, and this is 6.120.1: the driver that it changes is another one there"},
+	} {
+		got := ""
+		if err := fits([]byte(test.patch), test.release); err != nil {
+			got = err.Error()
+		}
+		if got != test.want {
+			t.Errorf("%s: got %q, want %q", test.release, got, test.want)
+		}
+	}
+}

@@ -34,10 +34,8 @@ func FetchRoot(ctx context.Context) (string, error) {
 	if _, err := os.Stat(image); !errors.Is(err, fs.ErrNotExist) {
 		return image, err
 	}
-	for _, tool := range []string{"mmdebstrap", "mke2fs"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			return "", &MissingError{What: "no " + tool, Remedy: "apt-get install mmdebstrap e2fsprogs"}
-		}
+	if _, err := exec.LookPath("mke2fs"); err != nil {
+		return "", &MissingError{What: "no mke2fs", Remedy: "apt-get install mmdebstrap e2fsprogs"}
 	}
 	if os.Geteuid() != 0 {
 		return "", &MissingError{What: "no image of a Debian with systemd in " + cache, Remedy: "run it once as root to build one"}
@@ -48,20 +46,32 @@ func FetchRoot(ctx context.Context) (string, error) {
 	}
 	defer os.RemoveAll(tmp)
 	tree, made := filepath.Join(tmp, "tree"), filepath.Join(tmp, "image")
-	debian := exec.CommandContext(ctx, "mmdebstrap", "--quiet", "--variant=minbase", "--include="+rootPackages, //nolint:gosec // constants
-		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
-		rootSuite, tree)
-	if text, err := debian.CombinedOutput(); err != nil {
-		return "", &MissingError{
-			What:   fmt.Sprintf("mmdebstrap could not install Debian %s (%v: %s)", rootSuite, err, lastLine(text)),
-			Remedy: "check the network",
-		}
+	if err := install(ctx, rootSuite, rootPackages, tree); err != nil {
+		return "", err
 	}
 	disk := exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", "-d", tree, made, fmt.Sprintf("%dM", rootMiB)) //nolint:gosec // paths of the cache
 	if text, err := disk.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("mke2fs: %w: %s", err, bytes.TrimSpace(text))
 	}
 	return image, os.Rename(made, image)
+}
+
+// install makes a minimal Debian with packages in a new folder, as root.
+func install(ctx context.Context, suite, packages, tree string) error {
+	debian := exec.CommandContext(ctx, "mmdebstrap", "--quiet", "--variant=minbase", "--include="+packages, //nolint:gosec // constants
+		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
+		suite, tree)
+	text, err := debian.CombinedOutput()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return &MissingError{What: "no mmdebstrap", Remedy: "apt-get install mmdebstrap"}
+	case err != nil:
+		return &MissingError{
+			What:   fmt.Sprintf("mmdebstrap could not install Debian %s (%v: %s)", suite, err, lastLine(text)),
+			Remedy: "check the network",
+		}
+	}
+	return nil
 }
 
 func lastLine(text []byte) string {

@@ -289,3 +289,45 @@ func TestRootImageThatCannotBeBuiltIsAReasonToSkip(t *testing.T) {
 		t.Errorf("%q, %v", image, err)
 	}
 }
+
+// A fake apt that offers a kernel in three packages, as Debian has them since 7.2.
+func TestKernelOfANewerDebianComesFromSuitesOfItsOwn(t *testing.T) {
+	cache, bin := t.TempDir(), t.TempDir()
+	t.Setenv(CacheEnv, cache)
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	const release = "7.3.4+deb13-amd64"
+	// The host's apt is called without options and knows nothing.
+	write(t, bin, map[string]string{
+		"apt-cache": `#!/bin/sh
+case "$*" in
+*sourcelist=*search*) echo "linux-image-` + release + ` - Linux" ;;
+*sourcelist=*show*) printf 'Version: 7.3.4-1\nDepends: kmod, linux-binary-` + release + ` (= 7.3.4-1), linux-modules-` + release + ` (= 7.3.4-1)\n' ;;
+esac`,
+		"apt-get": `#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+[ "$1" = update ] && exit
+shift
+for package; do echo "$package" >"$package.deb"; done`,
+		"dpkg": `#!/bin/sh
+mkdir -p "$3/usr/lib/modules/` + release + `"
+cat "$2" >>"$3/usr/lib/modules/` + release + `/vmlinuz"`,
+	})
+	for _, name := range []string{"apt-cache", "apt-get", "dpkg"} {
+		if err := os.Chmod(filepath.Join(bin, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(keyring); err != nil {
+		t.Skip("not a Debian: ", err)
+	}
+	for range 2 { // the second time, from the cache
+		k, err := FetchKernel(t.Context(), "7.3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "linux-binary-" + release + "\nlinux-image-" + release + "\nlinux-modules-" + release + "\n"
+		if got := read(t, k.Image()); got != want || k.Release != release || k.source.root == "" {
+			t.Errorf("%+v: image %q, want %q", k, got, want)
+		}
+	}
+}

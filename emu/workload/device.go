@@ -121,7 +121,7 @@ func (d *device) acquireVM(g *gpu) error {
 	}
 	args := kfd.AcquireVMArgs{DRMFD: uint32(fd), GPUID: uint32(g.ID)}
 	err = d.ioctl(kfd.ReqAcquireVM, g.ID, kfd.NoQueue, kfd.PointerTo(&args))
-	g.HasVM = err == nil
+	g.HasVM, g.Render = err == nil, fd
 	d.nodes = append(d.nodes, fd)
 	return err
 }

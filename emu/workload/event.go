@@ -3,7 +3,10 @@ package workload
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -22,15 +25,23 @@ type event struct {
 const eventPageBytes = 8 * kfd.SignalEventLimit
 
 // createEvent creates an event. If it is raised while no goroutine waits, the next wait
-// returns at once.
+// returns at once. The first one provides the page of events, as ROCm's runtime does:
+// from 7.3 on the driver has none of its own. A replacement of the driver whose GPUs have no
+// address space has one.
 func (d *device) createEvent() (*event, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal, AutoReset: 1}
+	if d.events.mem == nil && slices.ContainsFunc(d.gpus, func(g gpu) bool { return g.HasVM }) {
+		var err error
+		if d.events, args.EventPageOffset, err = d.allocateEventPage(); err != nil {
+			return nil, fmt.Errorf("allocate the page of events: %w", err)
+		}
+	}
 	if err := d.ioctl(kfd.ReqCreateEvent, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return nil, err
 	}
 	e := &event{d: d, id: args.EventID}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if d.events.mem == nil {
 		page, err := d.mapShared(int64(args.EventPageOffset), eventPageBytes)
 		if err != nil {
@@ -40,6 +51,43 @@ func (d *device) createEvent() (*event, error) {
 	}
 	e.mailbox = d.events.addr(int(args.EventSlotIndex) * 8)
 	return e, nil
+}
+
+// allocateEventPage returns memory of the host for the page of events, which is mapped at the
+// same address in this process and on its GPUs, and the handle. It ends with the process: the
+// driver frees it before that for nobody.
+func (d *device) allocateEventPage() (page region, handle uint64, err error) {
+	var gpus []uint32
+	for _, g := range d.gpus {
+		if g.HasVM {
+			gpus = append(gpus, uint32(g.ID))
+		}
+	}
+	first := d.gpus[slices.IndexFunc(d.gpus, func(g gpu) bool { return g.HasVM })]
+	if page, err = newRegion(eventPageBytes); err != nil {
+		return region{}, 0, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, page.free())
+			page = region{}
+		}
+	}()
+	alloc := kfd.AllocMemoryArgs{
+		VAAddr: page.addr(0), Size: eventPageBytes, GPUID: uint32(first.ID),
+		Flags: kfd.AllocGTT | kfd.AllocWritable | kfd.AllocExecutable | kfd.AllocCoherent,
+	}
+	if err = d.ioctl(kfd.ReqAllocMemoryOfGPU, first.ID, kfd.NoQueue, kfd.PointerTo(&alloc)); err != nil {
+		return page, 0, err
+	}
+	if err = d.sys.MapAt(page.mem, first.Render, int64(alloc.MmapOffset)); err != nil {
+		return page, 0, err
+	}
+	if err = unix.Madvise(page.mem, unix.MADV_DONTFORK); err != nil {
+		return page, 0, err
+	}
+	args := kfd.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: uint32(len(gpus))}
+	return page, alloc.Handle, d.ioctl(kfd.ReqMapMemoryToGPU, first.ID, kfd.NoQueue, kfd.PointerTo(&args))
 }
 
 // wait waits until the event is raised, and resets it, at most for about d. It reports

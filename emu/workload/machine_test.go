@@ -138,6 +138,13 @@ func (m *machine) Map(_ int, offset int64, n int) ([]byte, error) {
 	return unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 }
 
+func (m *machine) MapAt(mem []byte, _ int, _ int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.maps++
+	return nil
+}
+
 func (m *machine) Unmap(mem []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,13 +14,16 @@ import (
 )
 
 // strict is a machine with render nodes that creates a queue as Linux 6.12 does: only if each
-// of its buffers is exactly one mapping on the GPU (kfd_queue_acquire_buffers).
+// of its buffers is exactly one mapping on the GPU (kfd_queue_acquire_buffers). It creates a
+// signal event as Linux 7.3 does: only on a page of the program.
 type strict struct {
 	*machine
 	save   uint64 // the size of save areas
 	vms    int
 	mapped map[uint64]uint64 // sizes, by address
 	made   map[uint64]bool   // allocations
+	page   uint64            // that of events, which is one, and stays
+	given  bool              // CREATE_EVENT had it
 }
 
 func (s *strict) Open(path string, flags int) (int, error) {
@@ -54,6 +57,11 @@ func (s *strict) memory(req kfd.Request, arg kfd.Pointer) (ours bool, _ unix.Err
 		return true, 0
 	case kfd.ReqAllocMemoryOfGPU:
 		args := kfd.As[kfd.AllocMemoryArgs](arg)
+		if args.Flags&kfd.AllocGTT != 0 && s.page == 0 {
+			s.page = args.VAAddr
+			args.Handle = s.page
+			return true, 0
+		}
 		if args.Flags&kfd.AllocUserptr == 0 || args.MmapOffset != args.VAAddr || s.vms == 0 {
 			return true, unix.EINVAL
 		}
@@ -61,7 +69,7 @@ func (s *strict) memory(req kfd.Request, arg kfd.Pointer) (ours bool, _ unix.Err
 		s.made[args.Handle], s.mapped[args.Handle] = true, args.Size
 		return true, 0
 	case kfd.ReqMapMemoryToGPU:
-		if !s.made[kfd.As[kfd.MapMemoryArgs](arg).Handle] {
+		if handle := kfd.As[kfd.MapMemoryArgs](arg).Handle; handle != s.page && !s.made[handle] {
 			return true, unix.EINVAL
 		}
 		return true, 0
@@ -75,6 +83,12 @@ func (s *strict) memory(req kfd.Request, arg kfd.Pointer) (ours bool, _ unix.Err
 		}
 		delete(s.made, handle)
 		return true, 0
+	case kfd.ReqCreateEvent:
+		// As Linux 7.3 does: signal events need a page of the program.
+		handle := kfd.As[kfd.CreateEventArgs](arg).EventPageOffset
+		if s.given = s.given || handle != 0 && handle == s.page; !s.given {
+			return true, unix.ENOMEM
+		}
 	case kfd.ReqCreateQueue:
 		return false, s.check(kfd.As[kfd.CreateQueueArgs](arg))
 	}

@@ -27,6 +27,12 @@ func newRegion(size int) (region, error) {
 	return region{mem: mem}, nil
 }
 
+// mapAt maps a file in the place of mem, which came from unix.Mmap: unix.Munmap unmaps either.
+func mapAt(mem []byte, fd int, offset int64) error {
+	_, err := unix.MmapPtr(fd, offset, unsafe.Pointer(&mem[0]), uintptr(len(mem)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	return err
+}
+
 // free unmaps the memory. Neither side may use it afterwards.
 func (r region) free() error {
 	if r.mem == nil {

@@ -14,7 +14,9 @@ type Sys interface {
 	// Map is mmap(2) of n bytes of fd at offset, shared, for reading and writing. The
 	// driver's offsets have bit 63 set.
 	Map(fd int, offset int64, n int) ([]byte, error)
-	// Unmap is munmap(2) of a result of Map.
+	// MapAt is Map in the place of mem, which is memory of this process.
+	MapAt(mem []byte, fd int, offset int64) error
+	// Unmap is munmap(2) of a result of Map, or of the mem of MapAt.
 	Unmap(mem []byte) error
 }
 
@@ -26,5 +28,7 @@ type kernel struct{ kfd.Sys }
 func (kernel) Map(fd int, offset int64, n int) ([]byte, error) {
 	return unix.Mmap(fd, offset, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
+
+func (kernel) MapAt(mem []byte, fd int, offset int64) error { return mapAt(mem, fd, offset) }
 
 func (kernel) Unmap(mem []byte) error { return unix.Munmap(mem) }

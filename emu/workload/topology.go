@@ -36,8 +36,10 @@ type gpu struct {
 	XCCs      uint32
 	// RenderMinor is the number of the render node, 0 without one.
 	RenderMinor uint32
-	// HasVM: the process has acquired an address space on the GPU.
-	HasVM bool
+	// HasVM: the process has acquired an address space on the GPU, with the descriptor Render
+	// of its render node.
+	HasVM  bool
+	Render int
 }
 
 // saveBytes returns the size of the save area of a compute queue. The driver wants exactly

@@ -366,10 +366,12 @@ func TestNothingPassesWithoutHardware(t *testing.T) {
 	})
 }
 
+// An alarm that is doubted does not.
 func TestAlarmStopsTheAcceptance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newModel(t, hardware, nil)
 		verdict, err := b.run(t.Context(), named("heartbeat", "copies"), func(ctx context.Context, alarm func(safety.Alarm)) error {
+			alarm(safety.Alarm{GPU: 7, Pattern: "ras-uncorrectable", Line: "uncorrectable hardware errors", Doubt: "owner/name#1"})
 			select {
 			case <-time.After(50 * time.Millisecond):
 				alarm(safety.Alarm{GPU: 7, Pattern: "ring-timeout", Line: "ring gfx timeout"})

@@ -150,12 +150,12 @@ func gaps(ctx context.Context, r *result) error {
 	return r.judge(r.samples("gap of another process", all))
 }
 
-// gracePeriods measures both with and without a grace period.
+// gracePeriods measures both with the default grace period and with the shortest.
 func gracePeriods(ctx context.Context, r *result) error {
 	for _, p := range []struct {
 		name   string
 		attach attach
-	}{{"default grace", r.b.attachGently}, {"grace 0", r.b.attach}} {
+	}{{"default grace", r.b.attachGently}, {"grace 1", r.b.attach}} {
 		var suspends, all [][]float64
 		for range repeats {
 			suspend, gap, err := r.gaps(ctx, p.attach)

@@ -25,7 +25,7 @@ import (
 // helpers returns the daemon's mechanism, whose calls are made by helper processes.
 func helpers(device *kfd.Device, root fs.FS, gpus []gpreempt.GPU) *helper.Mechanism {
 	return helper.New(helper.Config{
-		Pool:  helper.NewPool(zap.NewNop(), nil),
+		Pool:  helper.NewPool(zap.NewNop(), nil, nil),
 		Local: dbgtrap.New(dbgtrap.Config{Device: device, Files: root}),
 		Safe:  func() []gpreempt.GPUID { return safeGPUs(root, gpus) },
 	})
@@ -42,14 +42,13 @@ func safeGPUs(root fs.FS, gpus []gpreempt.GPU) (safe []gpreempt.GPUID) {
 	return safe
 }
 
-// gently is the kernel, with the driver's default grace period for SUSPEND_QUEUES
-// (USE_DEFAULT_GRACE_PERIOD of kfd_device_queue_manager.h), in which waves may end by
-// themselves.
+// gently is the kernel, with the firmware's grace period for SUSPEND_QUEUES, in which waves
+// may end by themselves.
 type gently struct{ kfd.Sys }
 
 func (g gently) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error) {
 	if req == kfd.ReqDbgTrap && kfd.As[kfd.TrapDisableArgs](arg).Op == kfd.TrapSuspendQueues {
-		kfd.As[kfd.TrapSuspendQueuesArgs](arg).GracePeriod = ^uint32(0)
+		kfd.As[kfd.TrapSuspendQueuesArgs](arg).GracePeriod = kfd.GraceDefault
 	}
 	return g.Sys.Ioctl(fd, req, arg)
 }

@@ -58,6 +58,7 @@ type decodedMQDs struct {
 	Warnings  []dumpWarning    `json:"warnings"`
 }
 
+// decodedProcess is a process; its pid is 0 if the text begins after its line.
 type decodedProcess struct {
 	PID    int32        `json:"pid"`
 	PASID  uint32       `json:"pasid"`
@@ -104,6 +105,9 @@ func decodeMQDs(dump *debugfs.MQDDump, gfx uint32) *decodedMQDs {
 
 func decodeMQD(m *debugfs.MQD, gfx uint32) decodedMQD {
 	q := decodedMQD{Kind: m.Kind.String(), GPU: uint32(m.GPU), Line: m.Line}
+	if len(m.XCCs) == 0 {
+		q.Problem = "the dump is not complete"
+	}
 	for _, words := range m.XCCs {
 		var err error
 		if m.Kind == debugfs.KindSDMA {
@@ -129,7 +133,11 @@ func printMQDs(p *printer, file string, d *decodedMQDs) {
 	queues := 0
 	for i := range d.Processes {
 		process := &d.Processes[i]
-		p.line(cell{fmt.Sprintf("process %d", process.PID), styleBold}, fmt.Sprintf(", PASID %d: %s", process.PASID, count(len(process.Queues), "queue")))
+		name, pasid := "unknown process", ""
+		if process.PID != 0 {
+			name, pasid = fmt.Sprintf("process %d", process.PID), fmt.Sprintf(", PASID %d", process.PASID)
+		}
+		p.line(cell{name, styleBold}, pasid+": "+count(len(process.Queues), "queue"))
 		t := p.table("  ", slices.Concat(
 			columns{">#", "KIND", ">GPU", ">XCC", ">HWPRIO", "PIPE PRIO"}, registerColumns, columns{"+>LAST GRID", "+LAYOUT", "+>LINE", "NOTE"},
 		))

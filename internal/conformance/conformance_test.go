@@ -77,7 +77,10 @@ func TestEveryExpectationIsPlayedOnAHost(t *testing.T) {
 	withQueues := realTags(profileTags("6.12.117"))
 	maps.Copy(withQueues, softTags)
 	withQueues["gpu"], withQueues["two-gpus"] = true, true
-	hosts := []tags{realTags(profileTags("6.12.117")), withQueues}
+	withMES := realTags(profileTags("7.3"))
+	maps.Copy(withMES, softTags)
+	withMES["gpu"], withMES["hws"], withMES["mes"] = true, false, true
+	hosts := []tags{realTags(profileTags("6.12.117")), withQueues, withMES}
 	for _, profile := range append(driver.Profiles(), driver.KmapProfile) {
 		for _, m := range machines {
 			hosts = append(hosts, m.tags(profile))
@@ -112,7 +115,7 @@ func TestEveryExpectationIsPlayedOnAHost(t *testing.T) {
 		}
 	}
 	t.Logf("%d expectations for %d fakes; %d of them also for a real driver without a GPU, %d for one with two nodes of emu/softgpu",
-		len(all), len(hosts)-2, onReal, onSoft)
+		len(all), len(hosts)-3, onReal, onSoft)
 	if len(all) < 400 || onReal < 250 || onSoft < 380 {
 		t.Error("want 400, 250 and 380 at least: part of the table is lost")
 	}
@@ -152,8 +155,25 @@ func realDriver(t *testing.T) (kfd.Version, tags) {
 	if soft && gpus > 0 {
 		maps.Copy(holds, softTags)
 		holds["two-gpus"] = gpus > 1
+		if gfx := softGFX(t); gfx >= 110000 {
+			holds["hws"], holds["mes"], holds["cu-workaround"] = false, true, gfx < 110004
+		}
 	}
 	return device.Version(), holds
+}
+
+// softGFX returns the gfx_target_version of the nodes of emu/softgpu, which are alike.
+func softGFX(t *testing.T) uint64 {
+	t.Helper()
+	nodes, err := softLines("nodes")
+	if err != nil || len(nodes) == 0 {
+		t.Fatal("no nodes: ", err)
+	}
+	n, err := topologyNode(number32(nodes[0]["gpu"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n["gfx_target_version"]
 }
 
 // softTags are the conditions of a driver with nodes of emu/softgpu.

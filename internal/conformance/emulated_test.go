@@ -24,10 +24,11 @@ import (
 var every = flag.Bool("every", false, "put the table to every emulated driver there is a machine for here, which takes minutes")
 
 // emulations are the drivers and the machines of kfdtest that the emulator is compared as:
-// each driver and each machine once, or without -every the first three.
+// each driver and each machine once, or without -every the first four.
 var emulations = []struct{ profile, machine, preset string }{
 	{"6.12.117", "gfx942", "mi300x"},
 	{"7.2", "two gfx1100", "rx7900xtx"},
+	{"7.3", "gfx942", "mi300x"},
 	{driver.KmapProfile, "two gfx90a", "mi210"},
 	{"6.5", "gfx90a", "mi210"},
 	{"6.12", "gfx1100", "rx7900xtx"},
@@ -52,7 +53,7 @@ func TestEmulatedDriverMeetsTheTable(t *testing.T) {
 	}
 	asked := emulations
 	if !*every {
-		asked = asked[:3]
+		asked = asked[:4]
 	}
 	for _, a := range asked {
 		name := a.profile + ", " + a.machine

@@ -46,6 +46,11 @@ var machines = []machine{
 		holds: []string{"gpu", "queues", "hws", "per-vmid"},
 	},
 	{
+		name:  "gfx950",
+		nodes: []driver.Node{{ID: firstGPU, GFX: 90500, XCCs: 8}},
+		holds: []string{"gpu", "queues", "hws"},
+	},
+	{
 		name:  "gfx908",
 		nodes: []driver.Node{{ID: firstGPU, GFX: 90008, XCCs: 1}},
 		holds: []string{"gpu", "queues", "hws", "one-vmid"},
@@ -100,10 +105,13 @@ func (m machine) tags(profile string) tags {
 	for _, name := range m.holds {
 		holds[name] = true
 	}
+	if m.name == "gfx950" { // it is newer than some drivers
+		holds["per-vmid"], holds["one-vmid"] = holds["7.2"], !holds["7.2"]
+	}
 	if profile == driver.KmapProfile { // the rest is 6.12
 		holds["only"] = true
 	}
-	if profile == "7.2" && len(m.nodes) == 0 {
+	if holds["7.2"] && len(m.nodes) == 0 {
 		holds["only"], holds["no-gpu-no-open"] = true, true
 	}
 	return holds
@@ -141,7 +149,7 @@ func (h *fakeHost) spawn() (process, error) { return h.enter(h.machine.Spawn()),
 
 func (h *fakeHost) enter(p *kfdtest.Process) process {
 	h.procs = append(h.procs, p)
-	f := &fakeProcess{host: h, Process: p, threads: map[int]*fakeThread{}, self: h.newProgram()}
+	f := &fakeProcess{host: h, Process: p, threads: map[int]*fakeThread{}, self: h.newProgram(p)}
 	f.threads[0] = &fakeThread{p.Main(), f}
 	return f
 }
@@ -215,7 +223,7 @@ var (
 
 // newProgram returns a program whose memory nobody uses: addresses that are never used
 // twice.
-func (h *fakeHost) newProgram() *program {
+func (h *fakeHost) newProgram(p *kfdtest.Process) *program {
 	var next atomic.Uint64
 	next.Store(0x7000_0000_0000)
 	return &program{
@@ -227,6 +235,10 @@ func (h *fakeHost) newProgram() *program {
 		},
 		reserve: func(bytes uint64) (uint64, error) {
 			return next.Add(bytes) - bytes, nil
+		},
+		renew: func(at, bytes uint64) error {
+			p.Unmap(at, bytes)
+			return nil
 		},
 		store:   func(uint64, uint64) error { return nil },
 		renders: map[uint32]int{}, rings: map[uint32]uint64{},
@@ -254,7 +266,7 @@ func (p *fakeProcess) fork() (process, error) { return p.host.enter(p.Fork()), n
 
 func (p *fakeProcess) exec() error {
 	p.Exec()
-	p.self = p.host.newProgram()
+	p.self = p.host.newProgram(p.Process)
 	return nil
 }
 

@@ -112,7 +112,8 @@ func (e expectation) cannotRun(gpus int) string {
 // profileOf returns the profile of a driver of kfdtest. Stable releases of one interface
 // version differ.
 func profileOf(v kfd.Version, release string) string {
-	const minorOf612 = 17 // another one on such a kernel is that of AMD's package
+	// Another one on such a kernel is that of AMD's package.
+	const minorOf612, minorOf7 = 17, 23
 	var minor, patch int
 	if _, err := fmt.Sscanf(release, "6.%d.%d", &minor, &patch); err == nil && minor == 12 && v.Minor == minorOf612 {
 		switch {
@@ -121,6 +122,9 @@ func profileOf(v kfd.Version, release string) string {
 		case patch >= 103:
 			return "6.12.103"
 		}
+	}
+	if _, err := fmt.Sscanf(release, "7.%d.", &minor); err == nil && minor >= 3 && v.Minor == minorOf7 {
+		return "7.3"
 	}
 	p, _, err := kfd.ProfileFor(v)
 	if err != nil {
@@ -144,16 +148,23 @@ func (t tags) addKmap() {
 // kmapProfile is the profile of kfdtest with the extension at kfd.KmapPath.
 const kmapProfile = "6.12+kmap"
 
-// profileTags returns the conditions of the drivers of a profile of kfdtest.
+// profileTags returns the conditions of the drivers of a profile of kfdtest. "7.2" holds of 7.3,
+// too.
 func profileTags(profile string) tags {
 	holds := tags{profile: true, "checks-buffers": profile != "6.5", "kmap": profile == kmapProfile}
 	switch profile {
-	case "6.12.103", "6.12.117", "7.2":
+	case "6.12.103", "6.12.117", "7.2", "7.3":
 		holds["process-rule"] = true
 	default:
 		holds["thread-rule"] = true
 	}
-	if profile == "6.12.117" || profile == "7.2" {
+	switch profile {
+	case "7.3":
+		holds["7.2"], holds["pauses-once"], holds["checks-overflow"], holds["own-faults"] = true, true, true, true
+	case "6.12.117":
+		holds["pauses-once"], holds["checks-overflow"], holds["own-faults"] = true, true, true
+	}
+	if profile == "6.12.117" || holds["7.2"] {
 		holds["destroy-recovers"], holds["enable-unwinds"] = true, true
 	}
 	return holds

@@ -23,10 +23,11 @@ import (
 type kernelHost struct {
 	listener  net.Listener
 	holds     tags
-	settles   bool             // the driver has removed a process when its program has ended
-	ids       []uint32         // of the GPUs
-	waits     uint64           // the default of CP_IQ_WAIT_TIME2
-	seen      map[uint32]int64 // the last unmap of each GPU
+	settles   bool                 // the driver has removed a process when its program has ended
+	ids       []uint32             // of the GPUs
+	waits     uint64               // the default of CP_IQ_WAIT_TIME2
+	seen      map[uint32]int64     // the last unmap of each GPU
+	single    map[uint32][2]uint32 // queues that MES has added and removed
 	resets    map[uint32]uint32
 	agents    []*kernelProcess
 	conns     chan greeted
@@ -44,7 +45,7 @@ type greeted struct {
 // newKernelHost returns a host whose agents connect to a socket in dir. The caller closes
 // it.
 func newKernelHost(ctx context.Context, dir string, holds tags) (*kernelHost, error) {
-	h := &kernelHost{holds: holds, seen: map[uint32]int64{}, resets: map[uint32]uint32{}, conns: make(chan greeted, 8)}
+	h := &kernelHost{holds: holds, seen: map[uint32]int64{}, single: map[uint32][2]uint32{}, resets: map[uint32]uint32{}, conns: make(chan greeted, 8)}
 	var err error
 	var listen net.ListenConfig
 	if h.listener, err = listen.Listen(ctx, "unix", filepath.Join(dir, "agents")); err != nil {

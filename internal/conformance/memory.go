@@ -17,9 +17,11 @@ import (
 // program is what a process needs to create queues as a ROCm program does: the VM of every
 // GPU, and memory that is mapped there.
 type program struct {
-	// node describes a GPU, reserve returns new memory of the process, store writes to it.
+	// node describes a GPU, reserve returns new memory of the process, renew unmaps some and maps
+	// other memory in its place, store writes to it.
 	node    func(gpu uint32) (node, error)
 	reserve func(bytes uint64) (uint64, error)
+	renew   func(at, bytes uint64) error
 	store   func(at uint64, value uint64) error
 
 	mu      sync.Mutex // guards the rest
@@ -68,35 +70,40 @@ func (d *doing) acquire(gpu uint32) error {
 	return err
 }
 
-// acquireAll takes the VM of every GPU, as ROCm's runtime does at its start. A process with
-// a VM on some GPUs only can crash the driver, see docs/hazards.md.
-func (d *doing) acquireAll() error {
+// acquireAll takes the VM of every GPU, as ROCm's runtime does at its start, and returns the
+// GPUs. A process with a VM on some GPUs only can crash the driver, see docs/hazards.md.
+func (d *doing) acquireAll() ([]kfd.ProcessDeviceApertures, error) {
 	buf := make([]kfd.ProcessDeviceApertures, 8)
 	args := kfd.ProcessAperturesNewArgs{}
 	if _, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
-		return err
+		return nil, err
 	}
 	args.Apertures = kfd.PointerToSlice(buf)
 	args.NumOfNodes = min(args.NumOfNodes, uint32(len(buf)))
 	if _, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
-		return err
+		return nil, err
 	}
-	for _, a := range buf[:args.NumOfNodes] {
+	gpus := buf[:args.NumOfNodes]
+	for _, a := range gpus {
 		if err := d.acquire(a.GPUID); err != nil {
-			return fmt.Errorf("acquire the VM of GPU %d: %w", a.GPUID, err)
+			return nil, fmt.Errorf("acquire the VM of GPU %d: %w", a.GPUID, err)
 		}
 	}
-	return nil
+	return gpus, nil
 }
 
-// allocate returns the address of new memory that is mapped on a GPU, at the same address.
-func (d *doing) allocate(gpu uint32, bytes uint64) (uint64, error) {
+// allocate returns the address of new memory that is mapped on a GPU, at the same address: the
+// process's own, or the driver's.
+func (d *doing) allocate(gpu uint32, bytes uint64, own bool) (uint64, error) {
 	bytes = max(pages(bytes), pageSize)
 	at, err := d.sys.program().reserve(bytes)
 	if err != nil {
 		return 0, err
 	}
 	alloc := kfd.AllocMemoryArgs{VAAddr: at, Size: bytes, MmapOffset: at, GPUID: gpu, Flags: kfd.AllocUserptr | kfd.AllocWritable}
+	if !own {
+		alloc.MmapOffset, alloc.Flags = 0, kfd.AllocGTT|kfd.AllocWritable
+	}
 	if _, err := d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc)); err != nil {
 		return 0, fmt.Errorf("allocate %d bytes: %w", bytes, err)
 	}
@@ -111,7 +118,7 @@ func (d *doing) allocate(gpu uint32, bytes uint64) (uint64, error) {
 // furnish allocates the memory of a queue: what the script did not name. On an unknown GPU a queue
 // has none.
 func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
-	if err := d.acquireAll(); err != nil {
+	if _, err := d.acquireAll(); err != nil {
 		return err
 	}
 	n, err := d.sys.program().node(args.GPUID)
@@ -136,7 +143,9 @@ func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
 			}
 			continue
 		}
-		if *part.at, err = d.allocate(args.GPUID, bytes); err != nil {
+		// MES reads write pointers from memory that the driver can pin.
+		own := part.key != "pointers" || n["gfx_target_version"] < 110000
+		if *part.at, err = d.allocate(args.GPUID, bytes, own); err != nil {
 			return fmt.Errorf("%s of the queue: %w", part.key, err)
 		}
 	}
@@ -170,7 +179,7 @@ func (p *program) ring(queue uint32) uint64 {
 
 // newProgram returns a program of the running kernel's process.
 func newProgram() *program {
-	return &program{node: topologyNode, reserve: reserve, store: store, renders: map[uint32]int{}, rings: map[uint32]uint64{}}
+	return &program{node: topologyNode, reserve: reserve, renew: renew, store: store, renders: map[uint32]int{}, rings: map[uint32]uint64{}}
 }
 
 const topology = "/sys/class/kfd/kfd/topology/nodes"
@@ -185,13 +194,24 @@ func topologyNode(gpu uint32) (node, error) {
 }
 
 // reserve maps new memory, which stays until the process ends.
-func reserve(bytes uint64) (uint64, error) {
-	at, _, errno := unix.Syscall6(unix.SYS_MMAP, 0, uintptr(bytes), unix.PROT_READ|unix.PROT_WRITE, //nolint:forbidigo // the address is needed, and the memory is not for Go
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uintptr(0), 0)
+func reserve(bytes uint64) (uint64, error) { return reserveAt(0, bytes, 0) }
+
+func reserveAt(at, bytes uint64, flags uintptr) (uint64, error) {
+	got, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(at), uintptr(bytes), unix.PROT_READ|unix.PROT_WRITE, //nolint:forbidigo // the address is needed, and the memory is not for Go
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|flags, ^uintptr(0), 0)
 	if errno != 0 {
 		return 0, fmt.Errorf("reserve %d bytes: %w", bytes, errno)
 	}
-	return uint64(at), nil
+	return uint64(got), nil
+}
+
+// renew unmaps memory of reserve, and maps other memory there.
+func renew(at, bytes uint64) error {
+	if _, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(at), uintptr(bytes), 0); errno != 0 { //nolint:forbidigo // as reserve
+		return fmt.Errorf("unmap %d bytes: %w", bytes, errno)
+	}
+	_, err := reserveAt(at, bytes, unix.MAP_FIXED_NOREPLACE)
+	return err
 }
 
 // store writes to memory of this process.

@@ -245,7 +245,7 @@ func (p *play) stage(s step, a *actor, n int, t thread) (bool, error) {
 }
 
 // observed are the verbs of a queueObserver.
-var observed = []string{"raise", "queue", "evict", "restore", "fault", "signal", "hold", "release"}
+var observed = []string{"raise", "queue", "evict", "restore", "fault", "signal", "hold", "release", "refuse"}
 
 // isGPU reports whether an actor is a GPU: g0 or g1.
 func isGPU(name string) bool { return name == "g0" || name == "g1" }
@@ -268,6 +268,12 @@ func (p *play) observe(s step) error {
 		return observer.reset(gpu)
 	case "recover":
 		return observer.recover(gpu)
+	case "firmware":
+		h, ok := p.host.(interface{ firmware(gpu, version uint32) error })
+		if !ok || len(s.args) != 1 {
+			return errNobody
+		}
+		return h.firmware(gpu, number32(s.args[0]))
 	case "cycles":
 	default:
 		return errNobody
@@ -320,6 +326,12 @@ func (p *play) peer(s step, a *actor) error {
 		return observer.fault(number32(gpu), address)
 	case "signal":
 		return observer.signal(number32(gpu), number32(s.values["event"]))
+	case "refuse":
+		process, ok := a.process.(interface{ refuse(gpu, queue uint32) error })
+		if !ok {
+			return errNobody
+		}
+		return process.refuse(number32(gpu), number32(s.values["queue"]))
 	}
 	mask, err := parseMask(s.values["mask"], false)
 	if err != nil {

@@ -26,9 +26,10 @@ var report = regexp.MustCompile(`BUG|WARNING|Oops|UBSAN|KASAN|general protection
 // The kernel must also report no bug of its own. GPREEMPT_SOFTGPU is the number of
 // schedules, or full for 1,000; GPREEMPT_SEED is the seed of the first.
 func TestRealDriverAgreesWithTheFakeOnRandomSchedules(t *testing.T) {
-	_, holds := realDriver(t)
-	if !holds["two-gpus"] || !holds["soft"] {
-		t.Skip("it needs two nodes of emu/softgpu, as in make vm-softgpu")
+	version, holds := realDriver(t)
+	profile := profileOf(version, release(t))
+	if !holds["two-gpus"] || !holds["soft"] || !holds["hws"] {
+		t.Skip("it needs two nodes of emu/softgpu with HWS, as in make vm-softgpu")
 	}
 	schedules := 10
 	switch given := os.Getenv("GPREEMPT_SOFTGPU"); given {
@@ -64,7 +65,7 @@ func TestRealDriverAgreesWithTheFakeOnRandomSchedules(t *testing.T) {
 	steps := 0
 	for i := range schedules {
 		seed := first + uint64(i)
-		e, err := randomSchedule(seed)
+		e, err := randomSchedule(profile, seed)
 		if err != nil {
 			t.Fatalf("seed %d: %v\n%s", seed, err, e)
 		}
@@ -84,11 +85,12 @@ func TestRealDriverAgreesWithTheFakeOnRandomSchedules(t *testing.T) {
 
 func TestRandomSchedulesAgreeWithThemselves(t *testing.T) {
 	for seed := range uint64(20) {
-		e, err := randomSchedule(seed)
+		profile := []string{"6.12.117", "7.3"}[seed%2]
+		e, err := randomSchedule(profile, seed)
 		if err != nil {
 			t.Fatalf("seed %d: %v\n%s", seed, err, e)
 		}
-		h := newScheduleHost()
+		h := newScheduleHost(profile)
 		if err := e.perform(h); err != nil {
 			t.Errorf("seed %d: %v\n%s", seed, err, e)
 		}
@@ -109,12 +111,12 @@ func (e expectation) String() string {
 	return b.String()
 }
 
-// newScheduleHost returns a fake with the nodes of the guest.
-func newScheduleHost() *fakeHost {
+// newScheduleHost returns a fake of a profile with the nodes of the guest.
+func newScheduleHost(profile string) *fakeHost {
 	m := machine{nodes: []driver.Node{{ID: firstGPU, GFX: 90402}, {ID: secondGPU, GFX: 90402}}}
-	holds := profileTags("6.12.117")
+	holds := profileTags(profile)
 	maps.Copy(holds, softTags)
-	return newFakeHost("6.12.117", m, holds)
+	return newFakeHost(profile, m, holds)
 }
 
 // schedule is a random expectation in the making: the fake performs each step first, and its
@@ -144,8 +146,8 @@ type job struct {
 	threads int
 }
 
-func randomSchedule(seed uint64) (expectation, error) {
-	h := newScheduleHost()
+func randomSchedule(profile string, seed uint64) (expectation, error) {
+	h := newScheduleHost(profile)
 	s := &schedule{
 		rng: rand.New(rand.NewPCG(seed, 1)),
 		e:   expectation{name: fmt.Sprint("schedule-", seed)}, debugger: "D0",

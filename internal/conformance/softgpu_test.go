@@ -84,13 +84,21 @@ func softUnmaps(gpu uint32) ([]softUnmap, error) {
 	return all, nil
 }
 
-// look returns the changes of a node since the last look. The scheduler unmaps all queues
-// of a node at once, and adds and removes none.
+// look returns the changes of a node since the last look. HWS unmaps all queues
+// of a node at once, and adds and removes none; MES adds and removes single ones.
 func (h *kernelHost) look(gpu uint32) reply {
 	var unmaps []softUnmap
+	adds, removes := uint32(0), uint32(0)
 	nodes, err := softLines("nodes")
 	for _, n := range nodes {
-		if number32(n["gpu"]) == gpu && n["unmaps"] != strconv.FormatInt(h.seen[gpu], 10) {
+		if number32(n["gpu"]) != gpu {
+			continue
+		}
+		if h.holds["mes"] {
+			now := [2]uint32{number32(n["adds"]), number32(n["removes"])}
+			adds, removes = now[0]-h.single[gpu][0], now[1]-h.single[gpu][1]
+			h.single[gpu] = now
+		} else if n["unmaps"] != strconv.FormatInt(h.seen[gpu], 10) {
 			unmaps, err = softUnmaps(gpu)
 		}
 	}
@@ -121,7 +129,7 @@ func (h *kernelHost) look(gpu uint32) reply {
 			cycled = append(cycled, pid)
 		}
 	}
-	r.Out = map[string]string{"adds": "0", "removes": "0", "grace": strings.Join(grace, ","), "cycled": strings.Join(cycled, ",")}
+	r.Out = map[string]string{"adds": fmt.Sprint(adds), "removes": fmt.Sprint(removes), "grace": strings.Join(grace, ","), "cycled": strings.Join(cycled, ",")}
 	return r
 }
 
@@ -143,6 +151,8 @@ func (h *kernelHost) prepareSoftGPU() error {
 }
 
 func (h *kernelHost) hang(gpu uint32) error { return control("hang", gpu, 1) }
+
+func (h *kernelHost) firmware(gpu, version uint32) error { return control("firmware", gpu, version) }
 
 func (h *kernelHost) reset(gpu uint32) error { return control("reset", gpu) }
 
@@ -208,6 +218,11 @@ func (p *kernelProcess) sent(queue uint32) (string, error) {
 
 func (p *kernelProcess) raise(gpu, queue uint32, mask uint64) error {
 	return control("raise", p.id, gpu, queue, strconv.FormatUint(mask, 16))
+}
+
+// refuse has a queue not answer a preemption, until the driver resets it or destroys it.
+func (p *kernelProcess) refuse(gpu, queue uint32) error {
+	return control("refuse", gpu, fmt.Sprintf("%d:%d", p.id, queue))
 }
 
 func (p *kernelProcess) evict() error   { return control("evict", p.id) }

@@ -315,9 +315,11 @@ func smiEvents(d *doing) (int64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("event %q: %w", line, err)
 		}
-		ev, err := kfd.ParseQueueEviction(kfd.SMIEvent{ID: kfd.SMIEventID(kind), Text: text})
-		if err != nil {
-			return 0, err
+		ev := kfd.QueueEviction{} // of other events only the kind is compared
+		if id := kfd.SMIEventID(kind); id == kfd.SMIQueueEviction || id == kfd.SMIQueueRestore {
+			if ev, err = kfd.ParseQueueEviction(kfd.SMIEvent{ID: id, Text: text}); err != nil {
+				return 0, err
+			}
 		}
 		kinds, pids = append(kinds, uint32(kind)), append(pids, uint32(ev.PID))
 		gpus, causes = append(gpus, uint32(ev.GPU)), append(causes, uint32(ev.Trigger))

@@ -1,9 +1,12 @@
 package conformance
 
 import (
+	"errors"
 	"maps"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -50,7 +53,8 @@ var eventKinds = map[string]uint32{
 	"signal": kfd.EventTypeSignal, "hw": kfd.EventTypeHWException, "debug": kfd.EventTypeDebug, "memory": kfd.EventTypeMemory,
 }
 
-// createEvent creates n events and returns the last.
+// createEvent creates n events and returns the last. A driver without memory for signal events
+// gets some, as from ROCm's runtime, unless page is "none".
 func createEvent(d *doing) (r int64, err error) {
 	kind, ok := eventKinds[d.text("kind", "signal")]
 	if !ok {
@@ -58,10 +62,18 @@ func createEvent(d *doing) (r int64, err error) {
 	}
 	for range d.num("n", 1) {
 		args := kfd.CreateEventArgs{EventType: kind, AutoReset: uint32(d.num("auto", 0))}
-		if _, given := d.values["page"]; given {
+		page, given := d.values["page"]
+		if given && page != "none" {
 			args.EventPageOffset = d.num("gpu", 1)<<32 | d.num("page", 0)
 		}
-		if r, err = d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&args)); err != nil {
+		r, err = d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&args))
+		if errors.Is(err, unix.ENOMEM) && !given {
+			if args.EventPageOffset, err = d.eventPage(); err != nil {
+				return r, err
+			}
+			r, err = d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&args))
+		}
+		if err != nil {
 			return r, err
 		}
 		d.out("id", args.EventID)
@@ -70,6 +82,22 @@ func createEvent(d *doing) (r int64, err error) {
 		d.out("offset", args.EventPageOffset>>62)
 	}
 	return r, err
+}
+
+// eventPage returns the handle of new memory for signal events on the first GPU.
+func (d *doing) eventPage() (uint64, error) {
+	gpus, err := d.acquireAll()
+	if err != nil {
+		return 0, err
+	}
+	const bytes = 8 * kfd.SignalEventLimit
+	at, err := d.sys.program().reserve(bytes)
+	if err != nil {
+		return 0, err
+	}
+	alloc := kfd.AllocMemoryArgs{VAAddr: at, Size: bytes, GPUID: gpus[0].GPUID, Flags: kfd.AllocGTT | kfd.AllocWritable}
+	_, err = d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc))
+	return alloc.Handle, err
 }
 
 func waitEvents(d *doing) (int64, error) {
@@ -108,7 +136,7 @@ func allocMemory(d *doing) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		args.VAAddr = at
+		args.VAAddr = at + pageSize*d.num("page", 0)
 	}
 	for word := range strings.SplitSeq(d.text("flags", "vram"), "+") {
 		args.Flags |= allocFlags[word]

@@ -13,7 +13,17 @@ import (
 const sharedPages = 16
 
 func init() {
-	maps.Copy(verbs, map[string]func(*doing) (int64, error){"svm_set": svmSet, "svm_get": svmGet})
+	maps.Copy(verbs, map[string]func(*doing) (int64, error){
+		"svm_set": svmSet, "svm_get": svmGet,
+		// renew unmaps some of the pages, and maps other memory in their place.
+		"renew": func(d *doing) (int64, error) {
+			at, err := d.shared()
+			if err != nil {
+				return 0, err
+			}
+			return 0, d.sys.program().renew(at+pageSize*d.num("page", 0), d.num("size", pageSize))
+		},
+	})
 }
 
 // svmCall is a call with its attributes.

@@ -95,6 +95,9 @@ type daemon struct {
 	kernelLog    *safety.KernelLog
 	resets       resets
 	certificates *auth.CertificateStore // nil without TCP
+	// doubted are the alarms that were doubted since the start. Only the goroutine that reads
+	// the kernel log uses it.
+	doubted map[doubted]int
 	// epoch begins the lease ids of this run.
 	epoch uint64
 	// generation is the generation of the topology at the last read of its GPUs. Only the
@@ -146,7 +149,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if remote != nil {
 		defer func() { _ = remote.Close() }()
 	}
-	d.backend = openBackend(ctx, opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.log)
+	d.backend = openBackend(ctx, opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.calm, d.log)
 	defer func() { err = errors.Join(err, d.backend.close()) }()
 	if err := d.build(cfg); err != nil {
 		return errors.Join(err, listener.Close())

@@ -3,9 +3,11 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -101,7 +104,7 @@ func newDaemonOnHost(t *testing.T, text string) (*daemon, *fakeHost) {
 	}
 	d := &daemon{opts: opts}
 	d.openLog(cfg)
-	d.backend = openBackend(t.Context(), opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.log)
+	d.backend = openBackend(t.Context(), opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.calm, d.log)
 	if err := d.build(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -130,11 +133,40 @@ func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {
 		return open
 	}
 	d.alarm(safety.Alarm{GPU: gpu + 1})
-	if open() {
+	if open() || d.calm() < 0 {
 		t.Error("an alarm of another GPU opens it")
 	}
 	d.alarm(safety.Alarm{GPU: gpu, Pattern: "mes-no-response"})
-	if !open() {
+	if !open() || d.calm() >= 0 {
 		t.Error("its breaker is closed")
+	}
+}
+
+// A driver that prints lines about GPUs that work does not hold breakers open, and what it
+// prints about GPUs that do fail still opens them.
+func TestDoubtedLinesOfTheKernelLogOpenTheBreakerOnce(t *testing.T) {
+	d := newDaemon(t, "")
+	gpu := d.inventory.GPUs()[0].ID
+	closes := func() (at scheduler.Time) {
+		d.runner.View(func(c *scheduler.Core) { at = c.GPUs()[0].BreakerCloses })
+		return at
+	}
+	doubted := safety.Alarm{GPU: gpu, Pattern: "ras-uncorrectable", Doubt: "owner/name#1"}
+	d.alarm(doubted)
+	first := closes()
+	if first == 0 {
+		t.Error("the first does not open it")
+	}
+	d.alarm(doubted)
+	if again := closes(); again != first {
+		t.Errorf("the second has it close at %v instead of %v", again, first)
+	}
+	want := gpreempt.WarnFailureDoubted.Warn(fmt.Sprintf("GPU %s: 2 alarms of pattern ras-uncorrectable (owner/name#1)", gpu))
+	if got := d.warnings.list(); !slices.Contains(got, want) {
+		t.Errorf("warnings %+v, want also %+v", got, want)
+	}
+	d.alarm(safety.Alarm{GPU: gpu, Pattern: "gpu-reset"})
+	if again := closes(); again <= first {
+		t.Errorf("a reset has it close at %v, as before", again)
 	}
 }

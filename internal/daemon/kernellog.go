@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -30,7 +31,8 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 	}
 	for {
 		ended := make(chan error, 1)
-		go func() { ended <- d.kernelLog.Watch(ctx) }()
+		host, _, _ := safety.Read(d.opts.Host.files(), nil) // what cannot be read is unknown
+		go func() { ended <- d.kernelLog.Watch(ctx, host.Driver) }()
 		var err error
 		select {
 		case err = <-ended:
@@ -50,6 +52,12 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 	}
 }
 
+// doubted identifies alarms that are doubted together.
+type doubted struct {
+	gpu            gpreempt.GPUID
+	pattern, doubt string
+}
+
 // resetShown is for how long a warning shows that a queue was reset.
 const resetShown = time.Hour
 
@@ -64,7 +72,15 @@ type lastReset struct {
 	text string
 }
 
+// alarm opens the breaker. An alarm that is doubted does so once: repeated lines of a driver
+// that prints them about GPUs that work would keep it open, and a GPU that fails has lines of
+// other patterns too. The kernel log calls it by one goroutine at a time.
 func (d *daemon) alarm(a safety.Alarm) {
+	if a.Doubt != "" {
+		if d.doubt(doubted{a.GPU, a.Pattern, a.Doubt}) > 1 {
+			return
+		}
+	}
 	d.log.Error("the kernel log reports a GPU failure", log.GPU(a.GPU), log.Pattern(a.Pattern),
 		log.Text(a.Line), log.Issue(a.Issue))
 	var ev scheduler.Event = scheduler.Alarm{GPU: a.GPU, Unmap: a.Pattern == safety.PatternPreemptionFailed || a.Pattern == safety.PatternQueueReset}
@@ -129,4 +145,20 @@ func (d *daemon) post(ev scheduler.Event) {
 		d.kernelLog.CatchUp()
 	}
 	d.runner.Post(ev)
+}
+
+// doubt counts a doubted alarm, renews the warning about them, and returns the count.
+func (d *daemon) doubt(a doubted) int {
+	if d.doubted == nil {
+		d.doubted = map[doubted]int{}
+	}
+	d.doubted[a]++
+	var now []gpreempt.Warning
+	for _, a := range slices.SortedFunc(maps.Keys(d.doubted), func(a, b doubted) int {
+		return cmp.Or(cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.pattern, b.pattern))
+	}) {
+		now = append(now, gpreempt.WarnFailureDoubted.Warn(fmt.Sprintf("GPU %s: %d alarms of pattern %s (%s)", a.gpu, d.doubted[a], a.pattern, a.doubt)))
+	}
+	d.warnings.set("doubted", now...)
+	return d.doubted[a]
 }

@@ -50,14 +50,23 @@ func patternTable() string {
 	var b strings.Builder
 	b.WriteString("\n| pattern | the driver's message begins with | printed by | seen in |\n|---|---|---|---|\n")
 	for _, p := range patterns {
-		issue := p.Issue
-		if repository, number, ok := strings.Cut(issue, "#"); ok {
-			issue = fmt.Sprintf("[%s](https://github.com/%s/issues/%s)", issue, repository, number)
+		issue := link(p.Issue)
+		if p.Doubtful.Driver != "" {
+			issue = fmt.Sprintf("also about GPUs that work, with driver %s: %s", p.Doubtful.Driver, link(p.Doubtful.Issue))
 		}
 		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", p.Name, strings.ReplaceAll(p.Text, "|", `\|`), p.Source, issue)
 	}
 	b.WriteString("\n")
 	return b.String()
+}
+
+// link returns a link to an issue, owner/repository#number; "" for none.
+func link(issue string) string {
+	repository, number, ok := strings.Cut(issue, "#")
+	if !ok {
+		return issue
+	}
+	return fmt.Sprintf("[%s](https://github.com/%s/issues/%s)", issue, repository, number)
 }
 
 func rowTable(rows []Row) string {
@@ -66,8 +75,12 @@ func rowTable(rows []Row) string {
 	for _, r := range rows {
 		why := r.Why
 		for _, issue := range r.Issues {
-			repository, number, _ := strings.Cut(issue, "#")
-			why += fmt.Sprintf(" [%s](https://github.com/%s/issues/%s)", issue, repository, number)
+			why += " " + link(issue)
+		}
+		for _, evidence := range []struct{ verb, text string }{{"Read", r.Read}, {"Searched", r.Searched}} {
+			if evidence.text != "" {
+				why += " " + evidence.verb + ": " + evidence.text
+			}
 		}
 		var cells []string
 		for _, cell := range []string{r.ID, r.Conditions(), strings.Join(r.Mechanisms, ", "), r.Action.String(), why, r.Remedy} {

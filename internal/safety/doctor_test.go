@@ -182,6 +182,10 @@ var hosts = []testHost{
 	{"hazard-everywhere", false, func(h *fakeHost) { h.deny(gpuA, gpuB) }, notReady},
 	{"hazard-on-the-first", false, func(h *fakeHost) { h.deny(gpuA) }, limited},
 	{"hazard-on-one", false, func(h *fakeHost) { h.deny(gpuB) }, limited},
+	{"hazards-noted", false, func(h *fakeHost) {
+		noted := Default().Check(Host{Kernel: "7.3.4"}, GPU{GFX: 90402}, "dbgtrap")
+		h.cfg.Hazards = map[gpreempt.GPUID]Result{gpuA: noted, gpuB: noted}
+	}, ready},
 	{"no-mechanism-fits", false, func(h *fakeHost) {
 		h.cfg.Processes = func(context.Context) []*gpreemptv1.DiagnosedProcess {
 			return []*gpreemptv1.DiagnosedProcess{{

@@ -81,11 +81,11 @@ func (h *host) queueSlots() finding {
 func (h *host) queueResets() finding {
 	return ok("a queue that does not leave its GPU is reset, also a server's; the driver announces it: %s", h.perGPU(func(g gpu) string {
 		switch {
-		case g.ResetsQueues && g.ResetsSDMA:
+		case g.PerQueueReset && g.SDMAQueueReset:
 			return "compute and SDMA"
-		case g.ResetsQueues:
+		case g.PerQueueReset:
 			return "compute"
-		case g.ResetsSDMA:
+		case g.SDMAQueueReset:
 			return "SDMA"
 		case g.MES:
 			return "nothing"
@@ -103,10 +103,12 @@ func (h *host) hazards() finding {
 		switch {
 		case !known:
 			return "not in the table"
-		case result.Action == Allow:
+		case result.Action == Allow && len(result.Notes) == 0:
 			return "none known"
+		case result.Action == Allow:
+			return "none that prevents preemption; " + result.Noted()
 		case result.Action == Limit:
-			return "one process at a time: " + result.Reason
+			return strings.TrimSpace("one process at a time: " + result.Reason + " " + result.Noted())
 		}
 		return "not by " + strings.Join(result.Row.Mechanisms, ", ") + ": " + result.Reason
 	})

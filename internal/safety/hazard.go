@@ -22,11 +22,13 @@ const (
 	Deny Action = iota
 	// Limit: the mechanism is attached to at most one process of the GPU at a time.
 	Limit
-	// Allow: no problem is known.
+	// Allow: no problem of preemption itself is known.
 	Allow
+	// Note: decides nothing. It is shown with the row that decides.
+	Note
 )
 
-var actionNames = []string{"deny", "limit", "allow"}
+var actionNames = []string{"deny", "limit", "allow", "note"}
 
 func (a Action) String() string { return gpreempt.Word(a, "action", actionNames...) }
 
@@ -92,6 +94,11 @@ type Row struct {
 	// Why is one sentence. Issues are public reports, as OWNER/REPOSITORY#NUMBER.
 	Why    string
 	Issues []string
+	// Read names the functions of the driver and the versions of their source that were read.
+	Read string
+	// Searched is the day of a search for public reports, its terms and its result, as
+	// "2026-11-28: ...".
+	Searched string
 	// Remedy says what to do; "" for nothing.
 	Remedy string
 }
@@ -160,10 +167,8 @@ func (r Row) String() string {
 	if len(r.Issues) > 0 {
 		s += " (" + strings.Join(r.Issues, ", ") + ")"
 	}
-	if r.Remedy != "" {
-		s += " " + r.Remedy
-	}
-	return s
+	texts := []string{s, r.Read, r.Searched, r.Remedy}
+	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), " ")
 }
 
 // Result is the result of a check of one mechanism on one GPU.
@@ -175,6 +180,17 @@ type Result struct {
 	Site bool
 	// Reason is one line: the GPU, the row, why, and the issues.
 	Reason string
+	// Notes are the rows that note something about the GPU and the mechanism.
+	Notes []Row
+}
+
+// Noted returns the notes in one line, "" without one.
+func (r Result) Noted() string {
+	var texts []string
+	for _, row := range r.Notes {
+		texts = append(texts, "note "+row.ID+": "+row.Why)
+	}
+	return strings.Join(texts, " ")
 }
 
 // Table has rows in the order in which they are checked. It does not change.
@@ -204,19 +220,28 @@ func (t *Table) With(override []Row) *Table {
 }
 
 // Check returns the result of the first row that is about the mechanism and whose
-// conditions all hold. A mechanism without a row is allowed.
+// conditions all hold, without notes, and all notes. A mechanism without a row is allowed.
 func (t *Table) Check(h Host, g GPU, mechanism string) Result {
 	return t.CheckProcess(h, g, "", mechanism)
 }
 
 // CheckProcess is Check by the rows about a kind of process.
 func (t *Table) CheckProcess(h Host, g GPU, process, mechanism string) Result {
+	result := Result{Action: Allow, Reason: "the hazard table has no row about " + mechanism + " here"}
+	decided := false
 	for i, r := range t.rows {
-		if r.Process == process && slices.Contains(r.Mechanisms, mechanism) && r.holds(h, g) {
-			return Result{Action: r.Action, Row: r, Site: i < t.site, Reason: reason(h, g, r)}
+		if r.Process != process || !slices.Contains(r.Mechanisms, mechanism) || !r.holds(h, g) {
+			continue
+		}
+		switch {
+		case r.Action == Note:
+			result.Notes = append(result.Notes, r)
+		case !decided:
+			decided = true
+			result.Action, result.Row, result.Site, result.Reason = r.Action, r, i < t.site, reason(h, g, r)
 		}
 	}
-	return Result{Action: Allow, Reason: "the hazard table has no row about " + mechanism + " here"}
+	return result
 }
 
 func reason(h Host, g GPU, r Row) string {

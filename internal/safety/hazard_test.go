@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -117,11 +118,62 @@ func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	for _, row := range table.rows {
 		for _, mechanism := range row.Mechanisms {
 			if !slices.ContainsFunc(hosts, func(h Host) bool {
-				return slices.ContainsFunc(gpus, func(g GPU) bool { return table.CheckProcess(h, g, row.Process, mechanism).Row.ID == row.ID })
+				return slices.ContainsFunc(gpus, func(g GPU) bool {
+					r := table.CheckProcess(h, g, row.Process, mechanism)
+					return r.Row.ID == row.ID || slices.Contains(ids(r.Notes), row.ID)
+				})
 			}) {
 				t.Errorf("row %s decides for no machine that asks about %s", row.ID, mechanism)
 			}
 		}
+	}
+}
+
+func ids(rows []Row) []string {
+	var all []string
+	for _, row := range rows {
+		all = append(all, row.ID)
+	}
+	return all
+}
+
+// What can happen to others differs by scheduler, kernel and kind of queue. It decides nothing.
+func TestNotesAreOfTheGPUAndTheKernel(t *testing.T) {
+	tests := []struct {
+		name   string
+		kernel string
+		gfx    uint32
+		want   string
+	}{
+		{"MI300X, 6.12", "6.12.117", 90402, "allow cdna [hws-queue-reset]"},
+		{"MI300X, 7.2", "7.2.13", 90402, "allow cdna [hws-queue-reset sdma-queue-reset]"},
+		{"MI355X, 7.3", "7.3.4", 90500, "allow cdna [hws-queue-reset sdma-queue-reset]"},
+		{"MI250X, 7.3", "7.3.4", 90010, "allow cdna [hws-queue-reset]"},
+		{"MI100, 7.3", "7.3.4", 90008, "limit gfx9-one-debug-vmid [hws-queue-reset]"},
+		{"6700 XT, 7.3", "7.3.4", 100301, "limit gfx10-one-debug-vmid [hws-queue-reset]"},
+		{"7900 XTX, 6.12", "6.12.117", 110000, "deny gfx1100-many-processes [mes-removal-resets]"},
+		{"7900 XTX, 7.2", "7.2.13", 110000, "limit gfx110x-half-the-cus [mes-removal-ignored]"},
+		{"7900 XTX, 7.3", "7.3.4", 110000, "limit gfx110x-half-the-cus [mes-removal-suspends-all]"},
+		{"R9700, 7.3", "7.3.4", 120001, "deny gfx1201-mes-queue [mes-removal-suspends-all]"},
+		{"MI300X, before what was read", "6.8.0", 90402, "allow cdna []"},
+	}
+	for _, tt := range tests {
+		r := Default().Check(Host{Kernel: tt.kernel}, GPU{GFX: tt.gfx, MES: 0x80}, "dbgtrap")
+		if got := fmt.Sprintf("%s %s %v", r.Action, r.Row.ID, ids(r.Notes)); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// A note of the site is shown with what decides, too, and does not hide it.
+func TestNoteOfTheSiteDecidesNothing(t *testing.T) {
+	site, err := Parse("site.yaml", []byte("- {id: ours, gfx: [gfx*], action: note, why: Seen in our lab.}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := Default().With(site).Check(Host{Kernel: "6.8"}, GPU{GFX: 90402}, "dbgtrap")
+	if got, want := fmt.Sprint(r.Action, " ", r.Row.ID, " ", r.Site, " ", r.Noted()), "allow cdna false note ours: Seen in our lab."; got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 
@@ -225,7 +277,7 @@ func TestEveryRowSaysWhatToDo(t *testing.T) {
 		if row.Action != Allow && row.Remedy == "" {
 			t.Errorf("row %s has no remedy", row.ID)
 		}
-		for _, sentence := range []string{row.Why, row.Remedy} {
+		for _, sentence := range []string{row.Why, row.Read, row.Searched, row.Remedy} {
 			if sentence != "" && !strings.HasSuffix(sentence, ".") {
 				t.Errorf("row %s: %q is not a sentence", row.ID, sentence)
 			}
@@ -233,9 +285,29 @@ func TestEveryRowSaysWhatToDo(t *testing.T) {
 	}
 }
 
+// A row says where its knowledge is from: a report, the driver's source, a measurement or a search. A
+// row that allows says what was searched for, when, and what was found. The last row about each
+// driver denies for lack of evidence.
+func TestEveryRowNamesItsEvidence(t *testing.T) {
+	for _, row := range Default().rows {
+		byDefault := row.ID == "unknown" || row.ID == "nvidia-unmeasured"
+		if row.Read == "" && row.Searched == "" && len(row.Issues) == 0 && !byDefault {
+			t.Errorf("row %s names no evidence", row.ID)
+		}
+		if row.Action == Allow && row.Searched == "" {
+			t.Errorf("row %s allows, and does not say what was searched for and when", row.ID)
+		}
+		if row.Searched != "" {
+			if _, err := time.Parse(time.DateOnly, row.Searched[:len(time.DateOnly)]); err != nil {
+				t.Errorf("row %s: %v", row.ID, err)
+			}
+		}
+	}
+}
+
 func TestTheZeroActionIsTheSafeOne(t *testing.T) {
 	var a Action
-	if got := fmt.Sprint(a, Limit, Allow, Action(9)); got != "deny limit allow action(9)" {
+	if got := fmt.Sprint(a, Limit, Allow, Note, Action(9)); got != "deny limit allow note action(9)" {
 		t.Error(got)
 	}
 }

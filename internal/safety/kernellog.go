@@ -34,6 +34,9 @@ type Alarm struct {
 	Line    string
 	// Issue is a public report in which such a line was seen; "" for none.
 	Issue string
+	// Doubt is a public report that this version of the driver prints such lines about GPUs
+	// that work; "" for none.
+	Doubt string
 	// Reset is the queue that the driver has reset, nil for any other line.
 	Reset *Reset
 }
@@ -57,26 +60,30 @@ type KernelLog struct {
 // gpus and alarm are called by one goroutine at a time, that of Watch or of CatchUp; they must
 // not block, and not call the KernelLog.
 func NewKernelLog(path string, gpus func() []gpreempt.GPU, alarm func(Alarm)) *KernelLog {
-	return &KernelLog{path: path, watch: newWatcher(gpus, alarm), buffer: make([]byte, maxRecord)}
+	return &KernelLog{path: path, watch: newWatcher("", gpus, alarm), buffer: make([]byte, maxRecord)}
 }
 
-// Watch reads the log from its end.
+// Watch reads the log from its end. driver is the version of the amdgpu driver, "" for the
+// kernel's own.
 //
 // It returns nil when ctx ends, and an error if the log cannot be read: no CAP_SYSLOG, no
 // such file, or printk.devkmsg=off. Records that are overwritten before they were read
 // are lost.
-func (l *KernelLog) Watch(ctx context.Context) (err error) {
+func (l *KernelLog) Watch(ctx context.Context, driver string) error {
 	f, err := openKernelLog(l.path)
 	if err != nil {
 		return fmt.Errorf("watch the kernel log: %w: a failing GPU is noticed only when a suspend fails; "+
 			"gpreemptd needs CAP_SYSLOG, and a kernel booted without printk.devkmsg=off", err)
 	}
+	l.mu.Lock()
+	l.watch.driver = driver
+	l.mu.Unlock()
 	return l.follow(ctx, f)
 }
 
 // WatchKernelLog is Watch of a log that nothing else uses.
-func WatchKernelLog(ctx context.Context, path string, gpus func() []gpreempt.GPU, alarm func(Alarm)) error {
-	return NewKernelLog(path, gpus, alarm).Watch(ctx)
+func WatchKernelLog(ctx context.Context, path, driver string, gpus func() []gpreempt.GPU, alarm func(Alarm)) error {
+	return NewKernelLog(path, gpus, alarm).Watch(ctx, driver)
 }
 
 // CatchUp makes the alarms of all records that are in the log now, and of those that Watch is
@@ -177,9 +184,10 @@ func readAll(read func([]byte) (int, error), buffer []byte, f func(Record)) erro
 
 // watcher makes alarms of records.
 type watcher struct {
-	gpus  func() []gpreempt.GPU
-	alarm func(Alarm)
-	last  map[alarmKey]time.Duration
+	driver string
+	gpus   func() []gpreempt.GPU
+	alarm  func(Alarm)
+	last   map[alarmKey]time.Duration
 }
 
 // alarmKey identifies repeated alarms: a reset is the same for one queue of one process only.
@@ -189,8 +197,8 @@ type alarmKey struct {
 	reset   Reset
 }
 
-func newWatcher(gpus func() []gpreempt.GPU, alarm func(Alarm)) *watcher {
-	return &watcher{gpus: gpus, alarm: alarm, last: map[alarmKey]time.Duration{}}
+func newWatcher(driver string, gpus func() []gpreempt.GPU, alarm func(Alarm)) *watcher {
+	return &watcher{driver: driver, gpus: gpus, alarm: alarm, last: map[alarmKey]time.Duration{}}
 }
 
 // check calls alarm if the record matches a pattern.
@@ -217,7 +225,7 @@ func (w *watcher) check(r Record) {
 // before. The kernel's clock may differ a little from one CPU to another.
 func (w *watcher) raise(r Record, p *Pattern, gpu gpreempt.GPUID) {
 	maps.DeleteFunc(w.last, func(_ alarmKey, last time.Duration) bool { return (r.Time - last).Abs() >= alarmInterval })
-	a := Alarm{GPU: gpu, Pattern: p.Name, Line: r.Text, Issue: p.Issue}
+	a := Alarm{GPU: gpu, Pattern: p.Name, Line: r.Text, Issue: p.Issue, Doubt: p.doubt(w.driver)}
 	key := alarmKey{gpu: gpu, pattern: p.Name}
 	if reset, ok := parseReset(r.Text); ok && p.Name == PatternQueueReset {
 		a.Reset, key.reset = &reset, reset

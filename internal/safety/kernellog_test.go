@@ -31,7 +31,7 @@ func machine() []gpreempt.GPU {
 // alarms returns the alarms that a watcher raises for the records.
 func alarms(records ...Record) []string {
 	var got []string
-	w := newWatcher(machine, func(a Alarm) { got = append(got, fmt.Sprintf("%s %s", a.GPU, a.Pattern)) })
+	w := newWatcher("", machine, func(a Alarm) { got = append(got, fmt.Sprintf("%s %s", a.GPU, a.Pattern)) })
 	for _, r := range records {
 		w.check(r)
 	}
@@ -63,10 +63,32 @@ func TestAlarmsGoToTheGPUsAtTheAddress(t *testing.T) {
 func TestAnAlarmSaysWhatWasSeen(t *testing.T) {
 	const text = "amdgpu 0000:c5:00.0: amdgpu: MES failed to respond to msg=REMOVE_QUEUE"
 	var got []Alarm
-	newWatcher(machine, func(a Alarm) { got = append(got, a) }).check(Record{Text: text})
+	newWatcher("", machine, func(a Alarm) { got = append(got, a) }).check(Record{Text: text})
 	want := []Alarm{{GPU: 12, Pattern: "mes-no-answer", Line: text, Issue: "ROCm/legacy-rocm-build#6273"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("alarms (-want +got):\n%s", diff)
+	}
+}
+
+func TestAlarmsOfADriverWithFalseReportsAreDoubted(t *testing.T) {
+	const (
+		errors = "amdgpu 0000:c5:00.0: {5}socket: 0, die: 1, 2 new uncorrectable hardware errors detected in umc block"
+		fatal  = "amdgpu 0000:c5:00.0: {5}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!"
+		report = "ROCm/device-metrics-exporter#506"
+	)
+	for _, tt := range []struct{ driver, line, want string }{
+		{"6.16.13.30300100", errors, report},
+		{"6.16.13", errors, report},
+		{"6.16.13", fatal, ""}, // a reset follows it
+		{"6.16.6.30200000", errors, ""},
+		{"6.19.4", errors, ""},
+		{"", errors, ""}, // the kernel's own driver
+	} {
+		var got []string
+		newWatcher(tt.driver, machine, func(a Alarm) { got = append(got, a.Doubt) }).check(Record{Text: tt.line})
+		if diff := cmp.Diff([]string{tt.want}, got); diff != "" {
+			t.Errorf("driver %q: %s: the reports that raise doubt (-want +got):\n%s", tt.driver, tt.line, diff)
+		}
 	}
 }
 
@@ -218,7 +240,7 @@ func TestALogThatCannotBeOpenedIsAnErrorWithARemedy(t *testing.T) {
 		regular:                    os.ErrNoDeadline,
 		fifo:                       syscall.ESPIPE,
 	} {
-		err := WatchKernelLog(t.Context(), path, machine, func(Alarm) {})
+		err := WatchKernelLog(t.Context(), path, "", machine, func(Alarm) {})
 		if !errors.Is(err, want) || !strings.Contains(err.Error(), "CAP_SYSLOG") || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -256,7 +278,7 @@ func TestAProgramCannotOpenABreakerThroughTheRealLog(t *testing.T) {
 	defer log.Close()
 	write("<6>" + line(2) + "\n")
 	var mine []Record
-	w := newWatcher(machine, func(a Alarm) {
+	w := newWatcher("", machine, func(a Alarm) {
 		if strings.Contains(a.Line, "a test of gpreempt") {
 			t.Errorf("an alarm: %+v", a)
 		}
@@ -291,7 +313,7 @@ func TestWatchOfTheRealLogEndsWithTheContext(t *testing.T) {
 	path, _ := realLog(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := WatchKernelLog(ctx, path, machine, func(Alarm) {}); errors.Is(err, fs.ErrPermission) {
+	if err := WatchKernelLog(ctx, path, "", machine, func(Alarm) {}); errors.Is(err, fs.ErrPermission) {
 		t.Skipf("needs CAP_SYSLOG, to read %s: %v", path, err)
 	} else if err != nil {
 		t.Error(err)

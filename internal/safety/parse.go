@@ -52,15 +52,17 @@ type decoder struct {
 }
 
 var (
-	idForm    = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
-	issueForm = regexp.MustCompile(`^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]{1,9}$`)
+	idForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
+	// searchForm begins with a day that exists, roughly.
+	searchForm = regexp.MustCompile(`^20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01]): .`)
+	issueForm  = regexp.MustCompile(`^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]{1,9}$`)
 )
 
 // rowKeys are the keys of a row, in the order the documentation has them. Rows with nvidia have
 // none of amdKeys.
 var (
 	amdKeys = []string{"gfx", "apu", "kernel", "driver", "process", "mes", "mes_kiq", "mec", "sdma", "mechanisms"}
-	rowKeys = slices.Concat([]string{"id"}, amdKeys, []string{"nvidia", "model", "action", "why", "issues", "remedy"})
+	rowKeys = slices.Concat([]string{"id"}, amdKeys, []string{"nvidia", "model", "action", "why", "issues", "read", "searched", "remedy"})
 )
 
 // required are the keys that every row must have.
@@ -140,7 +142,7 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 		d.Word(n, key, []string{GPUWithoutVM}, &r.Process)
 	case "action":
 		var word string
-		d.Word(n, key, []string{"allow", "limit", "deny"}, &word)
+		d.Word(n, key, []string{"allow", "limit", "deny", "note"}, &word)
 		r.Action = Action(max(0, slices.Index(actionNames, word)))
 	case "mechanisms":
 		r.Mechanisms = nil
@@ -153,6 +155,12 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 		}
 	case "why":
 		d.sentence(n, key, &r.Why)
+	case "read":
+		d.sentence(n, key, &r.Read)
+	case "searched":
+		if d.sentence(n, key, &r.Searched); r.Searched != "" && !searchForm.MatchString(r.Searched) {
+			d.Fail(n, key, "does not begin with a day", "write the day, the terms and the result, such as `2026-11-28: ...`")
+		}
 	case "remedy":
 		d.sentence(n, key, &r.Remedy)
 	case "issues":

@@ -27,6 +27,8 @@ func TestEveryKeyIsRead(t *testing.T) {
     One sentence
     on two lines.
   issues: [ROCm/amdgpu#227, a.b/c_d#1]
+  read: f of Linux 7.3.
+  searched: "2026-11-28: all, none."
   remedy: Another.
 - {id: least, gfx: ["gfx*"], action: allow, why: Short.}
 `))
@@ -39,7 +41,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 			Kernel: Range{{">=", "6.5"}, {"<", "7.0-rc2"}}, Driver: DKMS,
 			MES: Range{{">=", "0x40"}, {"<", "0x80"}}, MESKIQ: Range{{"=", "0x6f"}}, MEC: Range{{">", "0x1cb"}}, SDMA: Range{{"<=", "0x12"}},
 			Mechanisms: []string{"criu", "freezer"}, Action: Limit,
-			Why: "One sentence on two lines.", Issues: []string{"ROCm/amdgpu#227", "a.b/c_d#1"}, Remedy: "Another.",
+			Why: "One sentence on two lines.", Issues: []string{"ROCm/amdgpu#227", "a.b/c_d#1"},
+			Read: "f of Linux 7.3.", Searched: "2026-11-28: all, none.", Remedy: "Another.",
 		},
 		{ID: "least", GFX: []GFXRange{everyGFX}, Mechanisms: []string{"dbgtrap", "criu", "kmap"}, Action: Allow, Why: "Short."},
 	}
@@ -47,7 +50,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 		t.Errorf("Parse (-want +got):\n%s", diff)
 	}
 	text := `limit criu, freezer if gfx [gfx90a, gfx11xx], apu false, driver dkms, kernel >=6.5 <7.0-rc2, mes >=0x40 <0x80, ` +
-		`mes_kiq =0x6f, mec >0x1cb, sdma <=0x12: One sentence on two lines. (ROCm/amdgpu#227, a.b/c_d#1) Another.`
+		`mes_kiq =0x6f, mec >0x1cb, sdma <=0x12: One sentence on two lines. (ROCm/amdgpu#227, a.b/c_d#1) ` +
+		`f of Linux 7.3. 2026-11-28: all, none. Another.`
 	if diff := cmp.Diff(text, got[0].String()); diff != "" {
 		t.Errorf("String (-want +got):\n%s", diff)
 	}
@@ -68,7 +72,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		{"not a row", "- 5\n", `1:3: [0]: is the number 5: write keys and values, one ` + "`key: value` a line"},
 		{
 			"unknown key", "- {id: a, gfx: [gfx900], because: x" + rest,
-			"1:26: [0].because: unknown key: the keys here are id, gfx, apu, kernel, driver, process, mes, mes_kiq, mec, sdma, mechanisms, nvidia, model, action, why, issues, remedy",
+			"1:26: [0].because: unknown key: the keys here are id, gfx, apu, kernel, driver, process, mes, mes_kiq, mec, sdma, mechanisms, nvidia, model, action, why, issues, read, searched, remedy",
 		},
 		{"given twice", "- {id: a, gfx: [gfx900], id: b" + rest, "1:26: [0].id: is given twice, first on line 1: keep one of them"},
 		{"no action", "- id: a\n  gfx: [gfx900]\n  why: W.\n", "1:3: [0].action: is missing: write allow, limit or deny"},
@@ -93,9 +97,13 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		{"firmware", "- {id: a, gfx: [gfx900], mes: \"=0x\"" + rest, `1:31: [0].mes: "0x" is not a firmware version: write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`},
 		{"mechanism", "- {id: a, gfx: [gfx900], mechanisms: [gdb]" + rest, `1:39: [0].mechanisms: "gdb" is not known here: write dbgtrap, criu, freezer or kmap`},
 		{"mechanism twice", "- {id: a, gfx: [gfx900], mechanisms: [criu, criu]" + rest, "1:45: [0].mechanisms: criu is given twice: keep one of them"},
-		{"action", "- {id: a, gfx: [gfx900], action: forbid, why: W.}\n", `1:34: [0].action: "forbid" is not known here: write allow, limit or deny`},
+		{"action", "- {id: a, gfx: [gfx900], action: forbid, why: W.}\n", `1:34: [0].action: "forbid" is not known here: write allow, limit, deny or note`},
 		{"why is a number", "- {id: a, gfx: [gfx900], why: 5, action: deny}\n", `1:31: [0].why: is the number 5: write a text; put it in quotes if it looks like a number`},
 		{"empty why", "- {id: a, gfx: [gfx900], why: \" \", action: deny}\n", "1:31: [0].why: is not a sentence: write 1 to 600 printable bytes in one line; `>-` folds lines into one"},
+		{
+			"searched, without a day", "- {id: a, gfx: [gfx900], searched: \"in November: none\"" + rest,
+			"1:36: [0].searched: does not begin with a day: write the day, the terms and the result, such as `2026-11-28: ...`",
+		},
 		{"issue", "- {id: a, gfx: [gfx900], issues: [\"#5\"]" + rest, `1:35: [0].issues: "#5" is not a public issue: write OWNER/REPOSITORY#NUMBER`},
 		{"nvidia and gfx", "- {id: a, gfx: [gfx900], nvidia: \"=580\"" + rest, "1:16: [0].gfx: is about GPUs of AMD, and nvidia about others: remove one of them"},
 		{"nvidia and mechanisms", "- {id: a, nvidia: \"=580\", mechanisms: [criu]" + rest, "1:39: [0].mechanisms: is about GPUs of AMD, and nvidia about others: remove one of them"},

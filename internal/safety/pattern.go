@@ -12,8 +12,10 @@ import (
 type Pattern struct {
 	Name, Text, Source string
 	Issue              string // "" for none
+	Doubtful           struct{ Driver, Issue string }
 
-	re *regexp.Regexp
+	re       *regexp.Regexp
+	doubtful Range
 }
 
 //go:embed kernellog.yaml
@@ -26,19 +28,35 @@ var patterns = func() (ps []Pattern) {
 	}
 	for i := range ps {
 		ps[i].re = regexp.MustCompile("^(?:" + ps[i].Text + ")")
+		if versions := ps[i].Doubtful.Driver; versions != "" {
+			var err error
+			if ps[i].doubtful, err = parseKernel(versions); err != nil {
+				panic("safety: kernellog.yaml is invalid: " + err.Error())
+			}
+		}
 	}
 	return ps
 }()
 
+// doubt returns the report that a version of the driver prints lines of the pattern about GPUs
+// that work; "" for none. The kernel's own driver has no version, "".
+func (p *Pattern) doubt(driver string) string {
+	if driver == "" || p.doubtful == nil || !p.doubtful.hasKernel(driver) {
+		return ""
+	}
+	return p.Doubtful.Issue
+}
+
 // prefix precedes the driver's message: dev_err with a GPU or with KFD's own device,
 // pr_err, DRM_ERROR, drm_err. Kernels up to 6.12 and some later ones also have "amdgpu: "
-// after the device; 7.2 does not.
+// after the device; 7.2 does not. A message about an error of the hardware has the number of
+// the event (amdgpu_ras_event_log_print).
 var prefix = regexp.MustCompile(`^(?:` +
 	`amdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:amdgpu: )?(?:\[drm(?::\w[^\]]*(?: \[amdgpu\])?)?\] )?` +
 	`|kfd kfd: (?:amdgpu: )?` +
-	`|amdgpu: ` +
+	`|amdgpu: (?:\[powerplay\] )?` +
 	`|\[drm:[^\] ]+ \[amdgpu\]\] ` +
-	`)(?:\*ERROR\* )?`)
+	`)(?:\*ERROR\* )?(?:\{[0-9]+\} ?)?`)
 
 // match returns the pattern that a record of the kernel about amdgpu matches, and the PCI
 // address in it; "" if it has none.

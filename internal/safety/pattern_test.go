@@ -1,6 +1,10 @@
 package safety
 
 import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -60,6 +64,40 @@ func TestLinesOfTheDriverAreRecognised(t *testing.T) {
 		{"amdgpu 0000:c5:00.0: amdgpu: GPU Recovery Failed: -62", "recovery-failed", gpu},
 		{"amdgpu 0000:c5:00.0: [drm] *ERROR* ASIC reset failed with error, -62 for drm dev, 0000:c5:00.0", "recovery-failed", gpu},
 		{"amdgpu 0000:c5:00.0: [drm:amdgpu_do_asic_reset [amdgpu]] *ERROR* GPU Recovery Failed: -62", "recovery-failed", gpu},
+		{"amdgpu 0000:c5:00.0: failed to remove queue from MES, doorbell=0x1802", "mes-queue", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: Suspending all queues failed", "mes-gangs", gpu},
+		{"amdgpu 0000:c5:00.0: failed to reset user queue", "mes-legacy-queue", gpu},
+		{"kfd kfd: Error resetting queue", "mes-bad-queue", ""},
+		{"[drm:amdgpu_mes_reg_write_reg_wait [amdgpu]] *ERROR* failed to reg_write_reg_wait", "mes-request", ""},
+		{"[drm:mes_userq_preempt [amdgpu]] *ERROR* Failed to suspend gang: -110", "user-queue", ""},
+		{"amdgpu 0000:c5:00.0: timeout waiting for kiq fence", "kiq-no-answer", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: timeout: rlcg faled to program reg: 0x0c5f4", "rlcg-no-answer", gpu},
+		{"amdgpu 0000:c5:00.0: [drm:amdgpu_ring_test_helper [amdgpu]] *ERROR* ring kiq_2.1.0 test failed (-110)", "ring-test", gpu},
+		{"[drm:gfx_v9_0_ring_test_ib [amdgpu]] *ERROR* amdgpu: IB test timed out", "ring-test", ""},
+		{"amdgpu 0000:c5:00.0: amdgpu: couldn't schedule ib on ring <sdma0>", "ring-off", gpu},
+		{"amdgpu: Failed to restore process queues", "restore", ""},
+		{"amdgpu: Failed to restore queues of process pid 4242", "restore", ""},
+		{"amdgpu: amdgpu_amdkfd_restore_userptr_worker: Failed to resume KFD", "resume", ""},
+		{"amdgpu 0000:c5:00.0: add_all_kfd_queues_mes: Failed to add queue 0 for dev 64667", "add-queue", gpu},
+		{"amdgpu: Pasid 0x8002 destroy queue 0 failed, ret -5", "destroy-queue", ""},
+		{"amdgpu 0000:c5:00.0: amdgpu: Error starting queue manager for device 1002:74a1", "scheduler-start", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: Queues reset on process python3 tid 12 thread python3 pid 12", "process-reset", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: fail to wait on hqd deactive", "hqd-stuck", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: Timeout waiting for VM flush hub: 0!", "tlb-flush", gpu},
+		{"amdgpu 0000:c5:00.0: Failed to reset SDMA logical instance 3", "sdma-reset", gpu},
+		{"amdgpu 0000:c5:00.0: Starting gfx_v12_0 IP block soft reset", "soft-reset", gpu},
+		{"amdgpu 0000:c5:00.0: [drm] device wedged, but recovered through reset", "device-wedged", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: suspend of IP block <mes_v11_0> failed -110", "ip-block", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: device lost from bus!", "bus", gpu},
+		{"amdgpu 0000:c5:00.0: SMU: No response msg_reg: 26 resp_reg: 0", "smu", gpu},
+		{"amdgpu: [powerplay] No response from smu", "smu", ""},
+		{"amdgpu 0000:c5:00.0: psp reg (0x16080) wait timed out, mask: 80000000, read: 0 exp: 80000000", "psp", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: ERROR: GPU HW Critical Temperature Fault(aka CTF) detected!", "overheated", gpu},
+		{"amdgpu 0000:c5:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!", "ras-fatal", gpu},
+		{"amdgpu 0000:c5:00.0: {7} Uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!", "ras-fatal", gpu},
+		{"amdgpu 0000:c5:00.0: amdgpu: {4}poison is consumed by client 22, kick off gpu reset flow", "ras-poison", gpu},
+		{"amdgpu 0000:c5:00.0: {7} GPU reset for gfx RAS poison consumption is issued!", "ras-poison", gpu},
+		{"amdgpu 0000:c5:00.0: {5}socket: 0, die: 1, 2 new uncorrectable hardware errors detected in umc block", "ras-uncorrectable", gpu},
 		{"amdgpu 10000:c5:00.7: amdgpu: GPU reset begin!", "gpu-reset", "10000:c5:00.7"},
 	}
 	seen := map[string]bool{}
@@ -98,6 +136,16 @@ func TestOtherLinesRaiseNoAlarm(t *testing.T) {
 		"amdgpu 0000:c5:00.0: amdgpu: ring gfx_0.0.0 timeout, but soft recovered",
 		"amdgpu 0000:c5:00.0: amdgpu: Ring gfx_0.0.0 reset succeeded",
 		"amdgpu 0000:c5:00.0: amdgpu: GPU reset end with ret = 0",
+		"amdgpu 0000:c5:00.0: {5}socket: 0, die: 1, 2 new correctable hardware errors detected in umc block",
+		"amdgpu 0000:c5:00.0: {5}socket: 0, die: 1, 2 new deferred hardware errors detected in umc block",
+		"amdgpu 0000:c5:00.0: {5}socket: 0, die: 1, 9 uncorrectable hardware errors detected in total in umc block",
+		"amdgpu 0000:c5:00.0: {6}Poison is created",
+		"amdgpu 0000:c5:00.0: SMU: I'm very busy msg_reg: 26 resp_reg: fc",
+		"amdgpu 0000:c5:00.0: amdgpu: Failed to send message 0x26, response 0xfe",
+		"amdgpu: Failed to restore queue (-22)",                 // of CRIU
+		"amdgpu: Pasid 0x8002 destroy queue 0 failed, ret -512", // a signal while the queue is suspended
+		"amdgpu: Pasid 0x8002 destroy queue 0 failed, ret -16",
+		"amdgpu 0000:c5:00.0: amdgpu: WARN: GPU is throttled, expect performance decrease. thermal.",
 		"amdgpu: Runlist is getting oversubscribed. Expect reduced ROCm performance.",
 		// Another driver, or a text in the wrong place: processes and files can have any
 		// name.
@@ -122,6 +170,56 @@ func TestLinesOfProgramsRaiseNoAlarm(t *testing.T) {
 		p, _ := match(Record{Facility: facility, Text: "amdgpu 0000:c5:00.0: amdgpu: GPU reset begin!"})
 		if (p != nil) != (facility == 0) {
 			t.Errorf("facility %d: alarm %t", facility, p != nil)
+		}
+	}
+}
+
+// reports returns the directory of kernel logs of public reports, which is not part of this
+// repository.
+func reports(t *testing.T) string {
+	t.Helper()
+	dirs := []string{os.Getenv("GPREEMPT_KERNEL_LOGS")}
+	for up := ""; len(dirs) < 7; up = filepath.Join(up, "..") {
+		dirs = append(dirs, filepath.Join(up, "shared", "findings", "inputs"))
+	}
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); dir != "" && err == nil {
+			return dir
+		}
+	}
+	t.Skip("no logs of public reports here: set GPREEMPT_KERNEL_LOGS to their directory")
+	return ""
+}
+
+// In these logs ! precedes a line that must raise an alarm, and the others must not.
+func TestLinesOfPublicReportsAreRecognised(t *testing.T) {
+	dir := reports(t)
+	stamp := regexp.MustCompile(`^\[[0-9.]+\] `)
+	for name, want := range map[string]int{
+		"k02-gfx1151-suspend-all.txt": 8, "k03-restore-fails.txt": 9, "k04-old-wording.txt": 5, "k05-mes-misc.txt": 8, "k07-linux73-wording.txt": 9,
+	} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		raised := 0
+		for line := range strings.Lines(string(data)) {
+			stamped := strings.TrimSuffix(line, "\n")
+			text := stamp.ReplaceAllString(stamped, "")
+			if text == stamped {
+				continue // a comment
+			}
+			text, alarm := strings.CutPrefix(text, "!")
+			p, _ := match(Record{Text: text})
+			if (p != nil) != alarm {
+				t.Errorf("%s: %q raises an alarm: %t, want %t", name, text, p != nil, alarm)
+			}
+			if p != nil {
+				raised++
+			}
+		}
+		if raised != want {
+			t.Errorf("%s: %d alarms, want %d", name, raised, want)
 		}
 	}
 }

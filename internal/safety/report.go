@@ -30,6 +30,9 @@ func (h *host) gpuMessages() (all []*gpreemptv1.DiagnosedGpu) {
 		}
 		if result, known := h.cfg.Hazards[g.ID]; known {
 			m.Hazard, m.HazardReason = hazardActions[result.Action], gpreempt.Printable(result.Reason)
+			if noted := result.Noted(); noted != "" && result.Action != Deny {
+				m.HazardReason += " " + gpreempt.Printable(noted)
+			}
 		}
 		all = append(all, m)
 	}

@@ -30,7 +30,7 @@ func TestLinesAboutResetQueuesAreParsed(t *testing.T) {
 // Each queue and process is told once, however many compute dies repeat the line.
 func TestEachResetQueueIsAnAlarmOfItsOwn(t *testing.T) {
 	var got []Reset
-	w := newWatcher(machine, func(a Alarm) {
+	w := newWatcher("", machine, func(a Alarm) {
 		if a.Pattern == PatternQueueReset {
 			got = append(got, *a.Reset)
 		}

@@ -62,12 +62,18 @@ func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) A
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	a := Assessment{Evidence: mechanism.Evidence{Check: "hazard table", Found: "no known hazard", OK: true}}
-	var limits []string
+	var limits, notes []string
 	for _, g := range h.gpus {
 		if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu gpreempt.GPU) bool { return gpu.ID == g.ID }) {
 			continue
 		}
-		switch result := h.table.Check(h.host, g, family(name)); result.Action {
+		result := h.table.Check(h.host, g, family(name))
+		for _, row := range result.Notes {
+			if !slices.Contains(notes, row.ID) {
+				notes = append(notes, row.ID)
+			}
+		}
+		switch result.Action {
 		case safety.Deny:
 			a.Evidence = mechanism.Evidence{Check: "hazard table", Found: result.Reason, Remedy: result.Row.Remedy}
 			return a
@@ -76,11 +82,14 @@ func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) A
 			if !slices.Contains(limits, result.Reason) {
 				limits = append(limits, result.Reason)
 			}
-		case safety.Allow:
+		case safety.Allow, safety.Note:
 		}
 	}
 	if len(limits) > 0 {
 		a.Evidence.Found = "one process a GPU: " + strings.Join(limits, "; ")
+	}
+	if len(notes) > 0 {
+		a.Evidence.Found += " (noted: " + strings.Join(notes, ", ") + ")"
 	}
 	return a
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -25,6 +26,19 @@ func TestHazardsOfACallForEachQueueAreThoseOfDbgtrap(t *testing.T) {
 		if want.Evidence.OK != (action != safety.Deny) || (len(want.Limited) > 0) != (action == safety.Limit) {
 			t.Errorf("%v: %+v", action, want)
 		}
+	}
+}
+
+// What is noted about a GPU is named, and changes nothing.
+func TestNotedHazardsAreNamed(t *testing.T) {
+	files := fstest.MapFS{"proc/sys/kernel/osrelease": {Data: []byte("7.3.4\n")}}
+	gpus := []gpreempt.GPU{{ID: 7, GFX: 90402}}
+	h, _ := NewHazards(files, gpus, nil)
+	want := Assessment{Evidence: mechanism.Evidence{
+		Check: "hazard table", Found: "no known hazard (noted: hws-queue-reset, sdma-queue-reset)", OK: true,
+	}}
+	if diff := cmp.Diff(want, h.Assess("dbgtrap", discovery.Proc{}, gpus)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

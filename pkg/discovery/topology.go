@@ -158,11 +158,10 @@ func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.
 		CUs:         int(p.SIMDs / max(p.SIMDsPerCU, 1)),
 		QueueSlots:  queueSlots(p),
 		MES:         p.GFX >= mesGFX,
-		// HSA_CAP_TRAP_DEBUG_FIRMWARE_SUPPORTED (kfd_topology_set_dbg_firmware_support).
-		DebugFirmware: p.Capability&0x20000000 != 0,
-		// HSA_CAP_PER_QUEUE_RESET_SUPPORTED, HSA_CAP2_PER_SDMA_QUEUE_RESET_SUPPORTED.
-		ResetsQueues: p.Capability&0x80000000 != 0,
-		ResetsSDMA:   p.Capability2&1 != 0,
+
+		DebugFirmware:  p.DebugFirmware(),
+		PerQueueReset:  p.PerQueueReset(),
+		SDMAQueueReset: p.SDMAQueueReset(),
 	}
 }
 

@@ -75,6 +75,8 @@ var (
 		"gpreemptd keeps trying; ending the process ends the pause too")
 	WarnKernelLogUnreadable = define("KERNEL_LOG_UNREADABLE", SeverityWarning, "the kernel log cannot be read: its messages open no breaker, and a queue that the driver resets is not noticed",
 		"run gpreemptd as root, or with CAP_SYSLOG")
+	WarnFailureDoubted = define("GPU_FAILURE_DOUBTED", SeverityWarning, "the driver reports failures of a GPU, and this version of it is known to do so of GPUs that work: only the first report opened the breaker",
+		"install another version of the driver; the text names the public report; when the GPU does fail, other messages open the breaker")
 	WarnScanFailed = define("SCAN_FAILED", SeverityError, "processes and queues cannot be read: new ones are not known",
 		"gpreemptd needs to read /sys/class/kfd and /proc; it uses what it read before")
 	WarnScanIncomplete = define("SCAN_INCOMPLETE", SeverityWarning, "some facts of processes cannot be read",

@@ -107,7 +107,7 @@ func TestBytesSent(t *testing.T) {
 		{
 			"suspend",
 			func(d *Device) error { _, err := d.Suspend(pid, []uint32{7, 3}); return err },
-			func(Profile) sent { return sent{Bytes: words(pid, 6, 0, 0, 0, 0, 2, 0), IDs: []uint32{7, 3}} },
+			func(Profile) sent { return sent{Bytes: words(pid, 6, 0, 0, 0, 0, 2, 1), IDs: []uint32{7, 3}} },
 		},
 		{
 			"resume",

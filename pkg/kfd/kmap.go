@@ -209,8 +209,8 @@ type KmapAnswer struct {
 // Set sets the limits of targets in one call, with one new runlist for each GPU where that
 // changes something, and starts the lease of the handle anew, also without targets. When
 // lease has passed without another Set, every limit of the handle ends. lease is rounded down
-// to milliseconds. grace is that of SUSPEND_QUEUES: 0 saves the waves at once, ^0 after the
-// firmware's own period.
+// to milliseconds. grace is that of SUSPEND_QUEUES: GraceMin saves the waves at once,
+// GraceDefault after the firmware's own period.
 //
 // An error means that no limit was changed, with two exceptions: after EFAULT, and
 // [ErrInconsistent], limits may have been set: they end with the lease. It is an *Error, see

@@ -98,6 +98,8 @@ var tree = []delta{
 		name: "amd-dkms", parent: "6.12", minor: 18, through: 18, change: func(*Profile) {},
 	},
 	{
+		// 7.3 has the same version and the same headers. What it changed is nothing that this
+		// package depends on: see GraceMin.
 		name: "7.2", parent: "6.12.103", minor: 23, through: 23,
 		change: func(p *Profile) {
 			p.DeviceInfoSize = 128

@@ -18,6 +18,17 @@ const (
 	QueueInvalidMask uint32 = 1 << 31
 )
 
+// Grace periods: how long the GPU waits for waves to end before it saves them, in units of
+// 1000 GPU clocks, of which the hardware takes the lowest 8 bits.
+const (
+	// GraceMin is the shortest, which every driver passes on. What 0 means is the driver's to
+	// choose: up to Linux 7.2 it was 1, and from 7.3 on, with most firmware, it leaves the
+	// default period (pm_config_dequeue_wait_counts_v9, pm_grace_period_0_supported).
+	GraceMin uint32 = 1
+	// GraceDefault is USE_DEFAULT_GRACE_PERIOD: the firmware's own period.
+	GraceDefault = ^uint32(0)
+)
+
 // QueueStatus is the result of one queue in a call to suspend or resume.
 type QueueStatus uint8
 
@@ -48,7 +59,7 @@ type QueueResult struct {
 // Suspend suspends the queues ids of pid (suspend_queues) and returns the result of each,
 // in the order of ids; ids is not modified. An *Error means that the driver rejected the
 // whole call and suspended nothing. A nil error does not mean that every queue is
-// suspended: check each status. The grace period is 0: the GPU saves the waves at once.
+// suspended: check each status. The grace period is GraceMin: the GPU saves the waves at once.
 //
 // Each call preempts every process on each GPU that has one of the queues, unless the
 // firmware schedules queue by queue: pass all queues of a process in one call, including
@@ -68,6 +79,7 @@ func (d *Device) Suspend(pid int32, ids []uint32) ([]QueueResult, error) {
 		Op:            TrapSuspendQueues,
 		QueueArrayPtr: PointerToSlice(array),
 		NumQueues:     uint32(len(array)),
+		GracePeriod:   GraceMin,
 	}
 	return d.trapQueues(pid, TrapSuspendQueues, PointerTo(&args), ids, array)
 }

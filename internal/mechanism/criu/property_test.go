@@ -26,7 +26,7 @@ func TestNoScheduleLeavesATargetEvicted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		profile := rapid.SampledFrom(driver.Profiles()).Draw(t, "profile")
 		w := newWorld(profile, memory{})
-		s := &schedule{w: w, target: w.spawn(t), contexts: profile == "7.2"}
+		s := &schedule{w: w, target: w.spawn(t), contexts: profile == "7.2" || profile == "7.3"}
 		s.first = s.open()[0]
 		t.Repeat(map[string]func(*rapid.T){
 			"":                s.check,

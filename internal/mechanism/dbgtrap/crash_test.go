@@ -15,7 +15,7 @@ func TestDeathAtEveryCallLeavesEveryQueueRunning(t *testing.T) {
 	deaths := 0
 	for wanted := testutil.Number(t, "GPREEMPT_CRASHES", 1); deaths < wanted && !t.Failed(); {
 		before := deaths
-		for _, profile := range []string{"6.12", "7.2"} {
+		for _, profile := range []string{"6.12", "7.2", "7.3"} {
 			for _, firmware := range []string{"HWS", "MES"} {
 				for _, stage := range []kfdtest.Stage{kfdtest.Before, kfdtest.Hardware, kfdtest.After} {
 					for nth, died := 1, true; died; nth++ {

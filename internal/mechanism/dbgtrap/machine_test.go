@@ -97,7 +97,7 @@ func (f *fixture) openDevice() {
 // onEach runs a test on fake machines with each driver and each kind of firmware.
 func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2"} {
+	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2", "7.3"} {
 		for name, gfx := range schedulers {
 			t.Run(profile+" "+name, func(t *testing.T) {
 				t.Parallel()
@@ -110,7 +110,7 @@ func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
 // onEachDriver is for what the GPU has no part in.
 func onEachDriver(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2"} {
+	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2", "7.3"} {
 		t.Run(profile, func(t *testing.T) {
 			t.Parallel()
 			test(t, newFixture(t, profile, schedulers["HWS"]))
@@ -121,7 +121,7 @@ func onEachDriver(t *testing.T, test func(t *testing.T, f *fixture)) {
 // onNewRule is for drivers that assign the right to debug to a process.
 func onNewRule(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	for _, profile := range []string{"6.12.103", "7.2"} {
+	for _, profile := range []string{"6.12.103", "7.2", "7.3"} {
 		t.Run(profile, func(t *testing.T) {
 			t.Parallel()
 			test(t, newFixture(t, profile, schedulers["HWS"]))

@@ -22,7 +22,7 @@ import (
 // close nothing is. The daemon closes a session whose resume failed.
 func TestRandomHistories(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		profile := rapid.SampledFrom([]string{"6.5", "6.12.103", "7.2"}).Draw(rt, "profile")
+		profile := rapid.SampledFrom([]string{"6.5", "6.12.103", "7.2", "7.3"}).Draw(rt, "profile")
 		scheduler := rapid.SampledFrom(slices.Sorted(maps.Keys(schedulers))).Draw(rt, "scheduler")
 		newHistory(t, rt, profile, schedulers[scheduler]).run()
 	})

@@ -24,6 +24,11 @@ func TestSuspendTakesAllQueuesInOneCallAndResumePutsThemBack(t *testing.T) {
 		for range 3 {
 			f.must("suspend", s.Suspend(t.Context()))
 			j.wantSuspended()
+			for _, g := range []gpreempt.GPUID{gpuA, gpuB} {
+				if grace := f.machine.GPU(g).Grace; len(grace) > 0 && grace[len(grace)-1] != 1 {
+					t.Errorf("GPU %v saves waves with a grace period of %d in its register, want at once", g, int32(grace[len(grace)-1]))
+				}
+			}
 			f.must("suspend again", s.Suspend(t.Context()))
 			j.wantSuspended()
 			f.must("resume", s.Resume(t.Context()))
@@ -32,7 +37,7 @@ func TestSuspendTakesAllQueuesInOneCallAndResumePutsThemBack(t *testing.T) {
 		}
 		diff(t, "suspended", [][]uint32{{3, 2, 1, 0}, {3, 2, 1, 0}, {3, 2, 1, 0}}, f.suspendCalls())
 		for _, c := range f.machine.Calls() {
-			if c.Grace != 0 {
+			if c.Op == driver.TrapOp(kfd.TrapSuspendQueues) && c.Grace != 1 {
 				t.Errorf("a grace period of %d: waves are to be saved at once", c.Grace)
 			}
 		}
@@ -374,7 +379,7 @@ func TestQueueMadeWithoutRuntimeEndsTheHold(t *testing.T) {
 }
 
 func TestSecondProcessOnASingleVMIDGPUIsRefusedAndReleased(t *testing.T) {
-	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2"} {
+	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2", "7.3"} {
 		for _, runtimeFirst := range []bool{true, false} {
 			t.Run(profile, func(t *testing.T) {
 				f := newFixture(t, profile, schedulers["single-VMID"])

@@ -84,7 +84,7 @@ func withOwnVMs(tb testing.TB, profile string, gfx uint32) *fixture {
 
 func onEachWithOwnVMs(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	for _, profile := range []string{"6.12", "6.12.117", "7.2"} {
+	for _, profile := range []string{"6.12", "6.12.117", "7.2", "7.3"} {
 		for name, gfx := range schedulers {
 			t.Run(profile+" "+name, func(t *testing.T) {
 				t.Parallel()

@@ -262,7 +262,7 @@ func TestDeathOfAHelperOfCRIUAtEveryCallIsUndone(t *testing.T) {
 // another helper suspends the target again.
 func TestDeathOfAHelperAtEveryCallReleasesItsTarget(t *testing.T) {
 	deaths, failed := 0, 0
-	for _, profile := range []string{"6.12", "7.2"} {
+	for _, profile := range []string{"6.12", "7.2", "7.3"} {
 		for _, stage := range []kfdtest.Stage{kfdtest.Before, kfdtest.After} {
 			for nth, died := 1, true; died; nth++ {
 				f := newFixture(t, profile)

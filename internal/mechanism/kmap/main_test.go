@@ -36,6 +36,21 @@ type world struct {
 	daemon  *kfdtest.Process
 }
 
+// atOnce is the kernel for a mechanism that saves waves at once.
+type atOnce struct {
+	kfd.Sys
+	t *testing.T
+}
+
+func (s atOnce) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error) {
+	if req == kfd.ReqKmapSet {
+		if grace := kfd.As[kfd.KmapSetArgs](arg).Grace; grace != 1 {
+			s.t.Errorf("a grace period of %d: waves are to be saved at once", grace)
+		}
+	}
+	return s.Sys.Ioctl(fd, req, arg)
+}
+
 // pidfds are those of a fake process.
 type pidfds struct {
 	w    *world
@@ -82,7 +97,7 @@ func (w *world) start() {
 	host := &pidfds{w: w, pids: map[int]*kfdtest.Process{}, all: map[gpreempt.ProcessKey]*kfdtest.Process{}}
 	daemon := w.daemon
 	w.Mechanism = New(Config{
-		Open: func() (*kfd.Kmap, error) { return kfd.OpenKmapWith(daemon.Main(), kfd.KmapPath) },
+		Open: func() (*kfd.Kmap, error) { return kfd.OpenKmapWith(atOnce{daemon.Main(), w.T}, kfd.KmapPath) },
 		GPUs: func(gpreempt.ProcessKey) []gpreempt.GPU { return []gpreempt.GPU{{ID: gpuA, Name: "first"}} },
 		Host: host, Log: zaptest.NewLogger(w),
 	})

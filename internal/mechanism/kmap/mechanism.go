@@ -44,9 +44,6 @@ const (
 	renewAfter = Lease / 6
 )
 
-// grace is that of SUSPEND_QUEUES: waves are saved at once.
-const grace = 0
-
 // errSlow is the error of a suspension that the end of the lease may have undone already.
 var errSlow = fmt.Errorf("a GPU takes about as long to answer as the lease of kfd_kmap lasts, %v: see dmesg | grep -i amdgpu", Lease)
 
@@ -300,7 +297,7 @@ func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 		targets[i] = kfd.KmapTarget{PIDFD: s.pidfd, PID: s.target.PID, Limit: limit, Queues: s.room}
 	}
 	began := time.Now()
-	answer, err := handle.Set(targets, Lease, grace)
+	answer, err := handle.Set(targets, Lease, kfd.GraceMin)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil { // limits stay as they were
@@ -448,7 +445,7 @@ func (m *Mechanism) beat() {
 
 // renewLease renews the lease, and returns how many living processes are limited. It needs calls.
 func (m *Mechanism) renewLease() (limited int, err error) {
-	answer, err := m.handle.Set(nil, Lease, grace)
+	answer, err := m.handle.Set(nil, Lease, kfd.GraceMin)
 	if err != nil {
 		return 0, err
 	}
@@ -473,7 +470,7 @@ func (m *Mechanism) unlimited(held []*session) (lost []*session) {
 		for i, s := range some {
 			targets[i] = kfd.KmapTarget{PIDFD: s.pidfd, PID: s.target.PID, Limit: kfd.KmapNoLimit}
 		}
-		answer, err := other.Set(targets, Lease, grace)
+		answer, err := other.Set(targets, Lease, kfd.GraceMin)
 		if err != nil {
 			return lost
 		}

@@ -1,6 +1,7 @@
 package debugfs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -74,18 +75,23 @@ type candidate struct {
 	doorbell                           uint32
 }
 
+var errNoDump = errors.New("it is not complete")
+
 func candidates(dumps []MQD, gfx func(gpreempt.GPUID) uint32) []candidate {
 	cands := make([]candidate, 0, len(dumps))
 	for i := range dumps {
 		d := &dumps[i]
-		if d.Kind == KindDIQ || len(d.XCCs) == 0 {
+		if d.Kind == KindDIQ {
 			continue // not a queue of the process
 		}
 		c := candidate{line: d.Line, gpu: d.GPU, sdma: d.Kind == KindSDMA}
 		var err error
-		if c.sdma {
+		switch {
+		case len(d.XCCs) == 0:
+			err = errNoDump
+		case c.sdma:
 			err = c.decodeSDMA(d, gfx)
-		} else {
+		default:
 			err = c.decodeCompute(d)
 		}
 		if err != nil {

@@ -31,7 +31,7 @@ type MQDDump struct {
 // MQDProcess is one block of mqds. A pid may occur more than once: kernels from 7.x print
 // each secondary context of a process as a process.
 type MQDProcess struct {
-	// PID is in the first pid namespace of the host.
+	// PID is in the first pid namespace of the host; 0 is unknown: the text begins after its line.
 	PID int32
 	// PASID is one up to 6.12. Later kernels print the pid in its place, so it is
 	// good for nothing but looking at.
@@ -48,7 +48,9 @@ type MQD struct {
 	GPU  gpreempt.GPUID
 	// Line is where the queue begins.
 	Line int
-	// XCCs are the dumps, one or more for the XCCs of a compute queue and one for others.
+	// XCCs are the dumps, one or more for the XCCs of a compute queue and one for others, and none
+	// where the text lacks a part of the first. The only dump of a compute queue may end after the
+	// registers, where the text ends.
 	// Their words are shared and must not be changed; DecodeCompute and DecodeSDMA decode
 	// them.
 	XCCs [][]uint32
@@ -64,8 +66,8 @@ const (
 // ParseMQDs parses mqds (kfd_debugfs_mqds_by_process, pqm_debugfs_mqds) of kernels
 // 6.1 to 7.2 and of AMD's own driver. The error is a *discovery.ParseError.
 //
-// For a text that begins late or ends early it returns what is complete, with a warning for each
-// part that is not. An unknown line is a warning too; where a queue is expected, the data after it is skipped. Of a queue
+// Of a text that begins late or ends early it returns each queue whose line is there, with its complete
+// dumps, and a warning for each part that is missing. An unknown line is a warning too; where a queue is expected, the data after it is skipped. Of a queue
 // that is not of compute only the first dump is kept: after a compute queue with several
 // XCCs the kernel repeats the dump as many times, each with the memory after the previous.
 func ParseMQDs(b []byte) (MQDDump, error) {
@@ -153,9 +155,8 @@ func (p *mqdParser) queue(s *scan, kind Kind) error {
 	}
 	p.endQueue(false)
 	if len(p.processes) == 0 {
-		p.add(p.line, "the queue is skipped: the line of its process is missing")
-		p.rows = unknown
-		return nil
+		p.add(p.line, "the process is unknown: its line is missing")
+		p.processes = append(p.processes, MQDProcess{Line: p.line})
 	}
 	p.queues = append(p.queues, MQD{Kind: kind, GPU: gpreempt.GPUID(gpu), Line: p.line})
 	p.firstDump, p.firstWord, p.rows = len(p.dumps), len(p.words), aQueue
@@ -180,9 +181,7 @@ func (p *mqdParser) row(offset uint32, words []uint32) error {
 	}
 	switch want := 4 * (len(p.words) - p.firstWord); {
 	case !p.open:
-		q := p.queues[len(p.queues)-1]
-		p.add(q.Line, "the queue is skipped: its first rows are missing, its data begins at offset %s", hex8(offset))
-		p.queues = p.queues[:len(p.queues)-1]
+		p.add(p.queues[len(p.queues)-1].Line, "the data of the queue is skipped: its first rows are missing, it begins at offset %s", hex8(offset))
 		p.rows = unknown
 		return nil
 	case p.last != rowWords:
@@ -227,17 +226,23 @@ func (p *mqdParser) endQueue(atEnd bool) {
 	p.rows = nothing
 	q := &p.queues[len(p.queues)-1]
 	if atEnd && p.open && !p.whole(q.Kind) {
-		p.add(p.line, "the text ends within the dump of the queue of line %d: the rest is skipped", q.Line)
+		n := len(p.words)
+		if q.Kind != KindSDMA && len(p.dumps) == p.firstDump && n-p.firstWord >= mqdWords {
+			p.add(p.line, "the text ends within the dump of the queue of line %d, after its registers", q.Line)
+			p.dumps = append(p.dumps, p.words[p.firstWord:n:n])
+			p.firstWord = n
+		} else {
+			p.add(p.line, "the text ends within a dump of the queue of line %d, which is skipped", q.Line)
+			p.words = p.words[:p.firstWord]
+		}
 		p.open = false
-		p.words = p.words[:p.firstWord]
 	}
 	p.endDump()
-	if len(p.dumps) == p.firstDump {
-		p.add(q.Line, "the queue is skipped: it has no complete dump")
-		p.queues = p.queues[:len(p.queues)-1]
+	n := len(p.dumps)
+	if n == p.firstDump {
+		p.add(q.Line, "the queue has no complete dump")
 		return
 	}
-	n := len(p.dumps)
 	q.XCCs = p.dumps[p.firstDump:n:n]
 	if atEnd && p.shorter(q) {
 		p.add(q.Line, "the queue has fewer or shorter dumps than another on the same GPU: the text may end early")
@@ -258,7 +263,7 @@ func (p *mqdParser) shorter(q *MQD) bool {
 	last := q.XCCs[len(q.XCCs)-1]
 	for i := range p.queues {
 		o := &p.queues[i]
-		if o.GPU == q.GPU && o.Kind == q.Kind && (len(o.XCCs) > len(q.XCCs) || len(o.XCCs[0]) > len(last)) {
+		if o.GPU == q.GPU && o.Kind == q.Kind && (len(o.XCCs) > len(q.XCCs) || len(o.XCCs) > 0 && len(o.XCCs[0]) > len(last)) {
 			return true
 		}
 	}

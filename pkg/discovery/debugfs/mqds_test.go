@@ -103,12 +103,13 @@ func TestMQDsOfEachKernelAreParsed(t *testing.T) {
 			t.linef("  SDMA queue on device f7bc")
 			t.dump(4, sdma)
 		}, debugfs.MQDDump{
-			Processes: []debugfs.MQDProcess{{PID: 5, PASID: 0x8001, Line: 26, Queues: []debugfs.MQD{
-				{Kind: debugfs.KindSDMA, GPU: 0xf7bc, Line: 43, XCCs: [][]uint32{sdma}},
-			}}},
+			Processes: []debugfs.MQDProcess{
+				{Line: 9, Queues: []debugfs.MQD{{Kind: debugfs.KindSDMA, GPU: 0xf7bc, Line: 9, XCCs: [][]uint32{sdma}}}},
+				{PID: 5, PASID: 0x8001, Line: 26, Queues: []debugfs.MQD{{Kind: debugfs.KindSDMA, GPU: 0xf7bc, Line: 43, XCCs: [][]uint32{sdma}}}},
+			},
 			Warnings: []debugfs.Warning{
 				{1, "data is skipped: the line of its queue is missing"},
-				{9, "the queue is skipped: the line of its process is missing"},
+				{9, "the process is unknown: its line is missing"},
 				{27, "data is skipped: the line of its queue is missing"},
 			},
 		}},
@@ -121,9 +122,10 @@ func TestMQDsOfEachKernelAreParsed(t *testing.T) {
 			t.dump(4, sdma)
 		}, debugfs.MQDDump{
 			Processes: []debugfs.MQDProcess{{PID: 5, PASID: 0x8001, Line: 1, Queues: []debugfs.MQD{
+				{Kind: debugfs.KindCompute, GPU: 0xf7bc, Line: 2},
 				{Kind: debugfs.KindSDMA, GPU: 0xf7bc, Line: 129, XCCs: [][]uint32{sdma}},
 			}}},
-			Warnings: []debugfs.Warning{{2, "the queue is skipped: its first rows are missing, its data begins at offset 00000040"}},
+			Warnings: []debugfs.Warning{{2, "the data of the queue is skipped: its first rows are missing, it begins at offset 00000040"}},
 		}},
 		{"queues the driver does not understand either", func(t *text) {
 			t.linef("Process 5 PASID 0x8001:")
@@ -189,8 +191,11 @@ func TestMQDsOfEachKernelAreParsed(t *testing.T) {
 			t.linef("  Compute queue on device f7bc")
 			t.linef("Process 6 PASID 6:")
 		}, debugfs.MQDDump{
-			Processes: []debugfs.MQDProcess{{PID: 5, PASID: 5, Line: 1}, {PID: 6, PASID: 6, Line: 3}},
-			Warnings:  []debugfs.Warning{{2, "the queue is skipped: it has no complete dump"}},
+			Processes: []debugfs.MQDProcess{
+				{PID: 5, PASID: 5, Line: 1, Queues: []debugfs.MQD{{Kind: debugfs.KindCompute, GPU: 0xf7bc, Line: 2}}},
+				{PID: 6, PASID: 6, Line: 3},
+			},
+			Warnings: []debugfs.Warning{{2, "the queue has no complete dump"}},
 		}},
 		{"nothing", func(*text) {}, debugfs.MQDDump{}},
 	} {
@@ -201,82 +206,6 @@ func TestMQDsOfEachKernelAreParsed(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// fullMQDs is a text of two compute queues of two XCCs and an SDMA queue.
-func fullMQDs() string {
-	var b text
-	b.linef("Process 4211 PASID 4211:")
-	for i := range 2 {
-		b.linef("  Compute queue on device f7bc")
-		b.dump(4, some(512, uint32(i)))
-		b.dump(4, some(512, uint32(i)+7))
-	}
-	b.linef("  SDMA queue on device f7bc")
-	b.dump(4, some(128, 3))
-	b.dump(4, some(128, 4))
-	return b.String()
-}
-
-// sameMQD compares like cmp.Diff, faster.
-func sameMQD(a, b debugfs.MQD) bool {
-	return a.Kind == b.Kind && a.GPU == b.GPU && a.Line == b.Line && slices.EqualFunc(a.XCCs, b.XCCs, slices.Equal[[]uint32])
-}
-
-// A text may end anywhere: the result is everything that is complete, with a warning if
-// anything is missing.
-func TestMQDsThatEndEarlyAreParsedAsFarAsComplete(t *testing.T) {
-	all := fullMQDs()
-	whole := parseMQDs(t, all)
-	if len(whole.Warnings) != 0 {
-		t.Fatal(whole.Warnings)
-	}
-	queues := whole.Processes[0].Queues
-	// Ends of the dumps, and the number of dumps of each queue there.
-	const row, head = 86, 31
-	compute := 64 * row
-	start := len("Process 4211 PASID 4211:\n")
-	for cut := 0; cut <= len(all); cut++ {
-		if cut%101 != 0 && cut%(16*row) > 2*row && cut < len(all)-200 {
-			continue // all positions within a row are equivalent
-		}
-		got := parseMQDs(t, all[:cut])
-		var want []debugfs.MQD
-		at := start
-		for i, q := range queues[:2] {
-			at += head
-			for x := range 2 {
-				at += compute
-				// The last row counts without its newline.
-				if at-1 <= cut {
-					if x == 0 {
-						want = append(want, debugfs.MQD{Kind: q.Kind, GPU: q.GPU, Line: q.Line})
-					}
-					want[i].XCCs = q.XCCs[:x+1]
-				}
-			}
-		}
-		if sdma := at + len("  SDMA queue on device f7bc\n") + 16*row; sdma-1 <= cut {
-			want = append(want, queues[2])
-		}
-		var have []debugfs.MQD
-		if len(got.Processes) > 0 {
-			have = got.Processes[0].Queues
-		}
-		if !slices.EqualFunc(want, have, sameMQD) {
-			t.Fatalf("cut after %d of %d bytes (-want +got):\n%s", cut, len(all), cmp.Diff(want, have))
-		}
-		ended := cut == 0 || cut == len(all) || all[cut-1] == '\n' || all[cut] == '\n'
-		if !ended && len(got.Warnings) == 0 {
-			t.Fatalf("cut after %d of %d bytes, within a line: no warning", cut, len(all))
-		}
-	}
-	// Between two dumps nothing is cut, but the other queue of the GPU has more dumps.
-	cut := start + head + 2*compute + head + compute
-	want := []debugfs.Warning{{131, "the queue has fewer or shorter dumps than another on the same GPU: the text may end early"}}
-	if diff := cmp.Diff(want, parseMQDs(t, all[:cut]).Warnings); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

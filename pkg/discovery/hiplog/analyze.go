@@ -171,9 +171,16 @@ func (a *analyzer) queue(p *process, rec *Record) *queue {
 	var q *queue
 	switch {
 	case ring != 0:
-		q = p.rings[ring]
+		if q = p.rings[ring]; q == nil && p.old {
+			// ROCm 4.5 may print the hsa_queue_t as HWq, too.
+			if q = p.handles[ring]; q != nil && q.HWq == 0 {
+				q.HWq, p.rings[ring] = ring, q
+			}
+		}
 	case handle != 0:
-		q = p.handles[handle]
+		if q = p.handles[handle]; q == nil && p.old {
+			q = p.rings[handle]
+		}
 	default:
 		return nil // a null pointer
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
@@ -277,10 +278,53 @@ func TestWarningsDescribeWhatTheLogLacks(t *testing.T) {
 		"shared with a program": {"x " + at(1, "%s", created(hwq, 1)), []string{"no_dispatches", "torn"}},
 		"rotated by truncation": {"\x00\x00" + at(1, "%s", created(hwq, 1)), []string{"no_dispatches", "holes"}},
 		"nothing":               {"hello\n", []string{}},
+		"of another version":    {at(1, "Created SWq=1 on HWq=0x1"), []string{"unknown"}},
+		"of no version known":   {":3:rocdevice.cpp:1: 12:00:01 created\n", []string{"unknown"}},
 	}
 	for name, tt := range tests {
 		if diff := cmp.Diff(tt.want, codes(analyze(t, tt.log))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// Logs of old versions, from public reports. ROCm 4.5 prints no process.
+func TestLogsOfOldVersions(t *testing.T) {
+	no := false
+	tests := []struct {
+		file     string
+		pid      int32
+		tids     []hiplog.Address
+		queue    hiplog.Queue
+		warnings []string
+	}{
+		{"k10-rocm45.log", 0, []hiplog.Address{0x7fb360ad23c0}, hiplog.Queue{
+			HWq: 0x7fb360aa6000, SWqs: []hiplog.Address{0x7fb360aa6000}, SizePackets: 4096, Created: &hiplog.Event{Line: 2, Micros: 266505741000},
+			Dispatches: 1, Barriers: 1,
+			FirstDispatch: &hiplog.Event{Line: 3, Micros: 266505753655}, LastDispatch: &hiplog.Event{Line: 3, Micros: 266505753655},
+			Kernels: hiplog.Mix{Total: 1, Distinct: 1, Top: []hiplog.KernelCount{{Name: "kernel_obj=0x7fb256104c00", Count: 1}}},
+		}, []string{"no_pids", "no_kernel_names", "no_indices"}},
+		{"k11-rocm52-pid-colon.log", 244319, []hiplog.Address{0x7f27f8672880}, hiplog.Queue{
+			PID: 244319, SWqs: []hiplog.Address{0x7f27f4168000}, SizePackets: 4096, Created: &hiplog.Event{Line: 5, Micros: 7098562840537},
+			Acquired: 1, RefCount: 1, MaxRefCount: 1, Kernels: hiplog.Mix{Top: []hiplog.KernelCount{}},
+		}, []string{"no_dispatches", "unjoined"}},
+		{"k15-rocm56-blank-line.log", 1255284, []hiplog.Address{0x7fcc46391bc0}, hiplog.Queue{
+			PID: 1255284, SWqs: []hiplog.Address{0x7fcc3566a000}, SizePackets: 16384, Created: &hiplog.Event{Line: 3, Micros: 221750333436},
+			Acquired: 1, RefCount: 1, MaxRefCount: 1, Kernels: hiplog.Mix{Top: []hiplog.KernelCount{}},
+		}, []string{"no_dispatches", "unjoined"}},
+	}
+	for _, tt := range tests {
+		a := analyze(t, string(testutil.Input(t, tt.file)))
+		tt.queue.IDs, tt.queue.Streams = []uint32{}, []hiplog.Address{}
+		tt.queue.Priority, tt.queue.Cooperative, tt.queue.Creations = hiplog.PriorityNormal, &no, 1
+		if diff := cmp.Diff([]hiplog.Queue{tt.queue}, a.Queues, ignoreCounts); diff != "" {
+			t.Errorf("%s: queues (-want +got):\n%s", tt.file, diff)
+		}
+		if p := a.Processes[0]; len(a.Processes) != 1 || p.PID != tt.pid || !slices.Equal(p.TIDs, tt.tids) || p.QueuesPerPriority != 4 {
+			t.Errorf("%s: %+v", tt.file, a.Processes)
+		}
+		if diff := cmp.Diff(tt.warnings, codes(a)); diff != "" || a.TornLines+a.UnknownLines != 0 {
+			t.Errorf("%s: %d torn lines, %d unknown, warnings (-want +got):\n%s", tt.file, a.TornLines, a.UnknownLines, diff)
 		}
 	}
 }

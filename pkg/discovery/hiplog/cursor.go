@@ -1,7 +1,7 @@
 package hiplog
 
-// cursor parses b from at on. Its methods advance behind what they parse; after a failure
-// the position is undefined.
+// cursor parses b from at on. Its methods advance behind what they parse; after a failure at is
+// the first byte that is not as expected.
 type cursor struct {
 	b  []byte
 	at int
@@ -15,13 +15,41 @@ func (c *cursor) byte(want byte) bool {
 	return false
 }
 
+// literal does not move if want is not next.
 func (c *cursor) literal(want string) bool {
-	if len(c.b)-c.at >= len(want) && string(c.b[c.at:c.at+len(want)]) == want {
+	if c.peek(want) {
 		c.at += len(want)
 		return true
 	}
 	return false
 }
+
+// peek reports whether want is next.
+func (c *cursor) peek(want string) bool {
+	return len(c.b)-c.at >= len(want) && string(c.b[c.at:c.at+len(want)]) == want
+}
+
+// must is literal for text that has no alternative: after a failure the position is where the text
+// and want begin to differ.
+func (c *cursor) must(want string) bool {
+	for i := range len(want) {
+		if !c.byte(want[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// broken reports whether what is next is the end of the text, or is within a word: the rest was cut
+// or overwritten. Otherwise it begins at a word: the writer said something else than was expected.
+func (c *cursor) broken() bool {
+	word := func(i int) bool {
+		return i >= 0 && i < len(c.b) && (isDigit(c.b[i]) || c.b[i]|0x20-'a' < 26 || c.b[i] == '_' || c.b[i] >= 0x80)
+	}
+	return c.atEnd() || word(c.at-1) && word(c.at)
+}
+
+func (c *cursor) atEnd() bool { return c.at >= len(c.b) }
 
 func (c *cursor) spaces() {
 	for c.at < len(c.b) && c.b[c.at] == ' ' {
@@ -55,10 +83,10 @@ func hexValue(b byte) byte {
 }
 
 // hex parses 0x and up to 16 digits.
-func (c *cursor) hex(v *uint64) bool {
-	if !c.literal("0x") {
-		return false
-	}
+func (c *cursor) hex(v *uint64) bool { return c.must("0x") && c.digits(v) }
+
+// digits parses up to 16 hexadecimal digits.
+func (c *cursor) digits(v *uint64) bool {
 	var n uint64
 	start := c.at
 	for c.at < len(c.b) {
@@ -75,9 +103,9 @@ func (c *cursor) hex(v *uint64) bool {
 
 // address parses the output of %p and 0x%zx.
 func (c *cursor) address(a *Address) bool {
-	if c.literal("(nil)") {
+	if c.byte('(') {
 		*a = 0
-		return true
+		return c.must("nil)")
 	}
 	return c.hex((*uint64)(a))
 }

@@ -26,24 +26,35 @@ type prefixes struct {
 
 // parse parses the prefix of a message at the beginning of b:
 //
+//	ROCm 4.5            :3:rocdevice.cpp  :480 : 0001 us: [7f…] text, or without a thread
 //	ROCm 5.6            :3:rocdevice.cpp  :480 : 0001 us: 2539 : [tid:0x7f…] text
 //	5.7 to 6.2          :3:rocdevice.cpp  :480 : 0001 us: [pid:2539  tid:0x7f…] text
 //	since, level >= 4   :3:rocdevice.cpp  :480 : 0001 us: [pid:2539 tid: 0x7f…] text
 //	since, below        :3:rocdevice.cpp  :480 : 0001 us:  text
 //	ROCr                :amd_blit.cpp     :480 : 0001 us: [pid:2539  tid:0x7f…] [***rocr***] text
-func (p *prefixes) parse(b []byte) (found prefix, ok bool) {
+//
+// For a text that begins with a level and a source and goes on in another way, whole is false and
+// other is true: a prefix of an unknown form.
+func (p *prefixes) parse(b []byte) (found prefix, whole, other bool) {
 	c := cursor{b: b[:min(len(b), maxPrefix)]}
-	if !c.byte(':') {
-		return found, false
-	}
+	whole = p.parseAt(&c, &found)
+	return found, whole, !whole && found.level >= 0 && len(found.source) > 0 && !c.broken()
+}
+
+// parseAt is parse, with the cursor.
+func (p *prefixes) parseAt(c *cursor, found *prefix) bool {
 	found.level = -1
+	if !c.byte(':') {
+		return false
+	}
 	if len(c.b) > 2 && c.b[2] == ':' && isDigit(c.b[1]) {
 		found.level = int(c.b[1] - '0')
 		c.at = 3
 	}
 	colon := bytes.IndexByte(c.b[c.at:], ':')
 	if colon < 0 {
-		return found, false
+		c.at = len(c.b)
+		return false
 	}
 	end := c.at + colon
 	for end > c.at && c.b[end-1] == ' ' {
@@ -52,27 +63,31 @@ func (p *prefixes) parse(b []byte) (found prefix, ok bool) {
 	found.source = c.b[c.at:end]
 	c.at += colon + 1
 	if !c.decimal(&found.line) {
-		return found, false
+		return false
 	}
 	c.spaces()
 	if !c.byte(':') {
-		return found, false
+		return false
 	}
 	c.spaces()
 	if !c.decimal(&found.micros) {
-		return found, false
+		return false
 	}
 	c.byte('d') // "%010lud", a mistake of September 2024
-	if !c.literal(" us:") {
-		return found, false
+	if !c.must(" us:") {
+		return false
 	}
 	c.spaces()
-	p.thread(&c)
+	p.thread(c)
 	found.pid, found.tid = p.pid, p.tid
 	c.spaces()
 	found.length = c.at
-	return found, found.level >= 0 || bytes.HasPrefix(c.b[c.at:], rocrMark)
+	return found.level >= 0 || bytes.HasPrefix(c.b[c.at:], rocrMark)
 }
+
+// threadDigits is the least number of digits of a thread without a word before it, which thus
+// is no word itself.
+const threadDigits = 8
 
 // thread parses the process and the thread, if present.
 func (p *prefixes) thread(c *cursor) {
@@ -99,6 +114,9 @@ func (p *prefixes) thread(c *cursor) {
 				p.text, p.pid, p.tid = append(p.text[:0], c.b[start:c.at]...), int32(pid), tid
 				return
 			}
+		} else if digits := c.at; !hasPID && c.digits(&tid) && c.at-digits >= threadDigits && c.byte(']') {
+			p.text, p.pid, p.tid = append(p.text[:0], c.b[start:c.at]...), 0, tid
+			return
 		}
 	}
 	p.text, p.pid, p.tid = p.text[:0], 0, 0
@@ -116,7 +134,7 @@ func (p *prefixes) next(b []byte) (at int, found prefix) {
 		at += colon
 		// A level: without one the prefix is only a guess.
 		if at+2 < len(b) && isDigit(b[at+1]) && b[at+2] == ':' {
-			if found, ok := p.parse(b[at:]); ok {
+			if found, whole, _ := p.parse(b[at:]); whole {
 				return at, found
 			}
 		}
@@ -127,7 +145,7 @@ func (p *prefixes) next(b []byte) (at int, found prefix) {
 var rocrMark = []byte("[***rocr***]")
 
 // parseMessage sets the fields for a message about queues. A message that begins like one
-// and cannot be parsed to its end is Torn.
+// and cannot be parsed is Torn or Unknown.
 func parseMessage(rec *Record) {
 	m := rec.Message
 	if bytes.HasPrefix(m, rocrMark) {
@@ -136,6 +154,16 @@ func parseMessage(rec *Record) {
 		rec.Message = m
 	}
 	if len(m) == 0 {
+		return
+	}
+	if m[0] == '[' { // the thread in an unknown form, or else a message that is not about queues
+		if end := bytes.IndexByte(m, ']'); end >= 0 {
+			rec.Message = bytes.TrimLeft(m[end+1:], " !")
+			if parseMessage(rec); rec.Kind != Other || rec.Torn {
+				rec.Unknown = true
+			}
+			rec.Message = m
+		}
 		return
 	}
 	c := cursor{b: m}
@@ -171,14 +199,14 @@ func parseMessage(rec *Record) {
 		switch {
 		case c.literal("Created SWq="):
 			rec.New = true
-			rec.end(Created, c.address(&rec.SWq) && c.literal(" to map on HWq=") && c.address(&rec.HWq) && c.created(rec))
+			rec.end(Created, &c, c.address(&rec.SWq) && c.must(" to map on HWq=") && c.address(&rec.HWq) && c.created(rec))
 		case c.literal("Command ("):
 			c.enqueued(rec)
 		}
 	case 'c':
 		if c.literal("created hardware queue ") {
 			rec.Old = true
-			rec.end(Created, c.address(&rec.SWq) && c.created(rec))
+			rec.end(Created, &c, c.address(&rec.SWq) && c.created(rec))
 		}
 	case 'a':
 		if c.literal("acquireQueue refCount:") {
@@ -190,14 +218,14 @@ func parseMessage(rec *Record) {
 		}
 	case 'D', 'd':
 		if c.at = 1; c.literal("eleting hardware queue ") {
-			rec.end(Deleted, c.address(&rec.Queue) && c.literal(" with refCount 0"))
+			rec.end(Deleted, &c, c.address(&rec.Queue) && c.must(" with refCount 0"))
 		}
 	case 'N', 'n':
 		if c.at = 1; c.literal("umber of allocated hardware queues with low priority: ") {
 			rec.Old, rec.New = m[0] == 'n', m[0] == 'N'
-			rec.end(Allocated, c.decimal(&rec.Low) && c.literal(", with normal priority: ") && c.decimal(&rec.Normal) &&
-				c.literal(", with high priority: ") && c.decimal(&rec.High) &&
-				c.literal(", maximum per priority is: ") && c.decimal(&rec.PerPriority))
+			rec.end(Allocated, &c, c.decimal(&rec.Low) && c.must(", with normal priority: ") && c.decimal(&rec.Normal) &&
+				c.must(", with high priority: ") && c.decimal(&rec.High) &&
+				c.must(", maximum per priority is: ") && c.decimal(&rec.PerPriority))
 		}
 	case 'G':
 		if c.literal("Graph ShaderName : ") {
@@ -210,23 +238,26 @@ func parseMessage(rec *Record) {
 	}
 }
 
-// end sets the kind of rec if it is complete.
-func (rec *Record) end(k Kind, whole bool) {
-	if whole {
+// end sets the kind of rec if it is whole, and otherwise why it is not, from the position of c.
+func (rec *Record) end(k Kind, c *cursor, whole bool) {
+	switch {
+	case whole:
 		rec.Kind = k
-	} else {
+	case c.broken():
 		rec.Torn = true
+	default:
+		rec.Unknown = true
 	}
 }
 
 func (rec *Record) kernel(name []byte) {
 	rec.Name = bytes.TrimSpace(name)
-	rec.end(Kernel, len(rec.Name) > 0)
+	rec.end(Kernel, &cursor{}, len(rec.Name) > 0)
 }
 
 func (c *cursor) refCount(rec *Record, k Kind) {
 	c.spaces()
-	rec.end(k, c.address(&rec.Queue) && c.literal(" (") && c.decimal(&rec.RefCount) && c.byte(')'))
+	rec.end(k, c, c.address(&rec.Queue) && c.must(" (") && c.decimal(&rec.RefCount) && c.must(")"))
 }
 
 func (c *cursor) cuMask(rec *Record) {
@@ -235,20 +266,21 @@ func (c *cursor) cuMask(rec *Record) {
 		c.at++
 	}
 	rec.Mask = c.b[digits:c.at]
-	rec.end(CUMask, len(rec.Mask) > 0 && c.literal(" for hardware queue ") && c.address(&rec.Queue))
+	rec.end(CUMask, c, len(rec.Mask) > 0 && c.must(" for hardware queue ") && c.address(&rec.Queue))
 }
 
 func (c *cursor) created(rec *Record) bool {
 	var cooperative uint64
-	if !c.literal(" with size ") || !c.decimal(&rec.Size) || !c.literal(" with priority ") || !c.decimal(&rec.Priority) ||
-		!c.literal(", cooperative: ") || !c.decimal(&cooperative) {
+	if !c.must(" with size ") || !c.decimal(&rec.Size) || !c.must(" with priority ") || !c.decimal(&rec.Priority) ||
+		!c.must(", cooperative: ") || !c.decimal(&cooperative) {
 		return false
 	}
 	rec.Cooperative = cooperative != 0
 	return true
 }
 
-// enqueued parses "Command (KernelExecution) enqueued: 0x… to queue: 0x…".
+// enqueued parses "Command (KernelExecution) enqueued: 0x… to queue: 0x…"; ROCm 6.2 does not print
+// the queue.
 func (c *cursor) enqueued(rec *Record) {
 	at := bytes.Index(c.b[c.at:], []byte(") enqueued: "))
 	if at < 0 {
@@ -256,34 +288,52 @@ func (c *cursor) enqueued(rec *Record) {
 	}
 	c.at += at + len(") enqueued: ")
 	var command Address
-	rec.end(Enqueued, c.address(&command) && c.literal(" to queue: ") && c.address(&rec.Stream))
+	if whole := c.address(&command); !whole || c.at < len(c.b) {
+		rec.end(Enqueued, c, whole && c.must(" to queue: ") && c.address(&rec.Stream))
+	}
 }
 
 // packet parses from behind "SWq=", or from "HWq=". Since ROCm 6.2
 //
 //	SWq=0x…, HWq=0x…, id=1, Dispatch Header = 0xb02 (…), …, kernel_obj=0x…, …, completion_signal=0x…, correlation_id=0, rptr=0, wptr=0
 //
-// before it HWq alone, and nothing after completion_signal; ROCr has HWq and id.
-// Barriers are "BarrierAND", "Barrier-OR", "BarrierValue", ROCr's "Barrier".
+// before it HWq alone, and nothing after completion_signal; ROCr has HWq and id. In 2026 a field
+// virtual_pipe_id follows id where queues are distributed over pipes: fields that are not known are
+// skipped. Barriers are "BarrierAND", "Barrier-OR", "BarrierValue", ROCr's "Barrier".
 func (c *cursor) packet(rec *Record) {
-	if c.at > 0 && (!c.address(&rec.SWq) || !c.literal(", ")) || !c.literal("HWq=") || !c.address(&rec.HWq) || !c.literal(", ") {
-		rec.Torn = true
+	whole := (c.at == 0 || c.address(&rec.SWq) && c.must(", ")) && c.must("HWq=") && c.address(&rec.HWq) && c.must(", ")
+	if !whole {
+		rec.end(Other, c, false)
 		return
-	}
-	if c.literal("id=") {
-		var id uint64
-		if !c.decimal(&id) || !c.byte(',') {
-			rec.Torn = true
-			return
-		}
-		rec.ID = int64(uint32(id)) // printed with %d
-		c.spaces()
 	}
 	rest := c.b[c.at:]
-	switch what, _, ok := bytes.Cut(rest, []byte("=")); {
-	case !ok || !bytes.HasSuffix(what, []byte(" Header ")):
+	what, _, found := bytes.Cut(rest, headerMark)
+	if !found {
 		rec.Torn = true
 		return
+	}
+	for {
+		field, after, more := bytes.Cut(what, fieldMark)
+		if !more {
+			break
+		}
+		name, value, ok := bytes.Cut(field, []byte("="))
+		switch {
+		case !ok || len(name) == 0 || len(value) == 0 || string(name) == "SWq" || string(name) == "HWq":
+			rec.Torn = true // the beginning of one record and the end of another
+			return
+		case string(name) == "id":
+			var id uint64
+			number := cursor{b: value}
+			if !number.decimal(&id) || number.at < len(value) {
+				rec.Torn = true
+				return
+			}
+			rec.ID = int64(uint32(id)) // printed with %d
+		}
+		what = after
+	}
+	switch {
 	case bytes.Contains(what, []byte("Dispatch")):
 		rec.Kind = Dispatch
 		if at := bytes.Index(rest, []byte("kernel_obj=")); at >= 0 {
@@ -299,20 +349,27 @@ func (c *cursor) packet(rec *Record) {
 			rec.SWq, rec.HWq = rec.HWq, 0
 		}
 	default:
+		rec.Unknown = true // another kind of packet
 		return
 	}
 	rec.Indexed = indices(rest, rec)
 	rec.Torn = !rec.Indexed && !bytes.Contains(rest, []byte("completion_signal=0x"))
 }
 
-// indices parses ", rptr=12, wptr=34" at the end of b.
+var (
+	headerMark = []byte(" Header = ")
+	fieldMark  = []byte(", ")
+)
+
+// indices parses " rptr=12, wptr=34" in b, the last of them.
 func indices(b []byte, rec *Record) bool {
-	b, write, ok := lastDecimal(bytes.TrimRight(b, " "))
-	if !ok || !bytes.HasSuffix(b, []byte(", wptr=")) {
+	at := bytes.LastIndex(b, []byte(" rptr="))
+	if at < 0 {
 		return false
 	}
-	b, read, ok := lastDecimal(b[:len(b)-len(", wptr=")])
-	if !ok || !bytes.HasSuffix(b, []byte(" rptr=")) {
+	c := cursor{b: b, at: at + len(" rptr=")}
+	var read, write uint64
+	if !c.decimal(&read) || !c.literal(", wptr=") || !c.decimal(&write) || !c.atEnd() && !c.peek(",") && !c.peek(" ") {
 		return false
 	}
 	rec.ReadIndex, rec.WriteIndex = read, write

@@ -117,4 +117,7 @@ type Record struct {
 	ROCr bool
 	// Torn reports that the record is incomplete, so that fields are missing.
 	Torn bool
+	// Unknown reports that the record, or the thread before it, has a form that is not known, so that
+	// fields are missing: it is of another version of the runtime.
+	Unknown bool
 }

@@ -31,6 +31,9 @@ type Totals struct {
 	// TornLines are damaged by concurrent writers: a record begins after other text, or is
 	// incomplete, or the line is the beginning or the end of one.
 	TornLines uint64 `json:"torn_lines"`
+	// UnknownLines have a record about queues, or the text before one, in a form that is not known,
+	// and are not torn: they are of another version of the runtime.
+	UnknownLines uint64 `json:"unknown_lines"`
 	// CutLines were longer than 64 KiB; the rest of them was skipped.
 	CutLines uint64 `json:"cut_lines"`
 	// ColouredLines contain ANSI escape sequences.
@@ -172,14 +175,17 @@ func (s *scanner) line(b []byte) error {
 		s.totals.ColouredLines++
 		b = s.withoutColours(b)
 	}
-	torn := false
-	head, ok := s.prefixes.parse(b)
+	torn, unknown := false, false
+	head, ok, other := s.prefixes.parse(b)
 	if !ok {
 		var at int
 		if at, head = s.prefixes.next(b); at < 0 {
-			if isPart(b) {
+			switch {
+			case other:
+				s.totals.UnknownLines++
+			case isPart(b):
 				s.totals.TornLines++
-			} else {
+			default:
 				s.totals.OtherLines++
 			}
 			s.other(b)
@@ -195,16 +201,20 @@ func (s *scanner) line(b []byte) error {
 			torn = true
 			message, b = message[:at], message[at:]
 		}
-		if err := s.record(head, message, &torn); err != nil {
+		if err := s.record(head, message); err != nil {
 			return err
 		}
+		torn, unknown = torn || s.rec.Torn, unknown || s.rec.Unknown
 		if at < 0 {
 			break
 		}
 		head = next
 	}
-	if torn {
+	switch {
+	case torn:
 		s.totals.TornLines++
+	case unknown:
+		s.totals.UnknownLines++
 	}
 	return nil
 }
@@ -229,7 +239,7 @@ func isPart(b []byte) bool {
 }
 
 // record calls the callback for a record.
-func (s *scanner) record(head prefix, message []byte, torn *bool) error {
+func (s *scanner) record(head prefix, message []byte) error {
 	rec, t := &s.rec, &s.totals
 	*rec = Record{
 		Line: t.Lines, Level: head.level, Source: head.source, SourceLine: head.line, Micros: head.micros,
@@ -237,9 +247,6 @@ func (s *scanner) record(head prefix, message []byte, torn *bool) error {
 	}
 	cutDuration(rec)
 	parseMessage(rec)
-	if rec.Torn {
-		*torn = true
-	}
 	if t.Records == 0 {
 		t.FirstMicros, t.MinMicros, t.MaxMicros = rec.Micros, rec.Micros, rec.Micros
 	}

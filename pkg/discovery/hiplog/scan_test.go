@@ -14,8 +14,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// The three prefixes, the mistake of September 2024, and that of ROCr.
+// The prefixes, the mistake of September 2024, and that of ROCr.
 const (
+	v45      = ":4:rocvirtual.cpp           :843 : 266505753655 us: [7f1a40f2a640] "
 	v56      = ":3:rocdevice.cpp            :2621: 0000000042 us: 7001 : [tid:0x7f1a40f2a640] "
 	v57      = ":3:rocdevice.cpp            :2621: 1045551200 us: [pid:7001  tid:0x7f1a40f2a640] "
 	v63      = ":4:rocvirtual.cpp           :1083: 20161701400 us: [pid:459769 tid: 0x7f8edc1c4400] "
@@ -25,13 +26,17 @@ const (
 	rocr     = ":amd_blit_kernel.cpp        :1301: 6306213494 us: [pid:7001  tid:0x7f1a40f2a640] [***rocr***] "
 )
 
-// The two forms of dispatch lines.
+// The forms of dispatch lines.
 const (
 	oldDispatch = "HWq=0x7f1a20c00000, Dispatch Header = 0xb02 (type=2, barrier=1, acquire=1, release=1), setup=1, grid=[256, 1, 1], " +
 		"workgroup=[256, 1, 1], private_seg_size=0, group_seg_size=0, kernel_obj=0x7f1a1f2007c0, kernarg_address=0x7f1a1e600000, completion_signal=0x0"
 	newDispatch = "SWq=0x7f8edc1a8000, HWq=0x7f8acd200000, id=1, Dispatch Header = 0xb02 (type=2, barrier=1, acquire=1, release=1), setup=3, " +
 		"grid=[1024, 1, 1], workgroup=[32, 1, 1], private_seg_size=0, group_seg_size=0, kernel_obj=0x7f8ed23d8800, " +
 		"kernarg_address=0x7f8acce00000, completion_signal=0x0, correlation_id=0, rptr=12, wptr=34"
+	// With queues distributed over pipes, and of a packet with clusters: June 2026.
+	pipeDispatch = "SWq=0x7f8edc1a8000, HWq=0x7f8acd200000, id=1, virtual_pipe_id=1, Dispatch Header = 0xb02 (type=2, barrier=1, acquire=1, release=1), " +
+		"setup=3, cluster_count=[1, 1, 1], cluster_size=[1, 1, 1], workgroup=[32, 1, 1], private_seg_size=0, group_seg_size=0, " +
+		"kernel_obj=0x7f8ed23d8800, kernarg_address=0x7f8acce00000, dep_signal=0x0, completion_signal=0x0, rptr=12, wptr=34"
 )
 
 // scan collects the records of a log, their slices copied.
@@ -59,6 +64,7 @@ func TestEveryPrefixIsParsed(t *testing.T) {
 	fromROCr := want(-1, "amd_blit_kernel.cpp", 1301, 6306213494, 7001, 0x7f1a40f2a640)
 	fromROCr.ROCr = true
 	for prefix, want := range map[string]hiplog.Record{
+		v45:      want(4, "rocvirtual.cpp", 843, 266505753655, 0, 0x7f1a40f2a640),
 		v56:      want(3, "rocdevice.cpp", 2621, 42, 7001, 0x7f1a40f2a640),
 		v57:      want(3, "rocdevice.cpp", 2621, 1045551200, 7001, 0x7f1a40f2a640),
 		v63:      want(4, "rocvirtual.cpp", 1083, 20161701400, 459769, 0x7f8edc1c4400),
@@ -120,6 +126,14 @@ func TestEveryMessageAboutQueuesIsParsed(t *testing.T) {
 			Kind: hiplog.Dispatch, New: true, SWq: 0x7f8edc1a8000, HWq: 0x7f8acd200000, ID: 1, KernelObject: 0x7f8ed23d8800,
 			ReadIndex: 12, WriteIndex: 34, Indexed: true,
 		}},
+		{pipeDispatch, r{
+			Kind: hiplog.Dispatch, New: true, SWq: 0x7f8edc1a8000, HWq: 0x7f8acd200000, ID: 1, KernelObject: 0x7f8ed23d8800,
+			ReadIndex: 12, WriteIndex: 34, Indexed: true,
+		}},
+		{newDispatch + ", next=0x5", r{
+			Kind: hiplog.Dispatch, New: true, SWq: 0x7f8edc1a8000, HWq: 0x7f8acd200000, ID: 1, KernelObject: 0x7f8ed23d8800,
+			ReadIndex: 12, WriteIndex: 34, Indexed: true,
+		}},
 		{"HWq=0x7f1a20c00000, BarrierAND Header = 0x1503 (type=3, barrier=1, acquire=2, release=2), dep_signal=[0x0, 0x0, 0x0, 0x0, 0x0], " +
 			"completion_signal=0x7f8ad13ff900", r{Kind: hiplog.Barrier, Old: true, HWq: 0x7f1a20c00000}},
 		{"HWq=0x7f1a2c1b2000, BarrierValue Header = 0x1500 AmdFormat = 0x2 (type=0, barrier=1, acquire=2, release=2), signal=0x7f1a1e000000, " +
@@ -142,6 +156,7 @@ func TestEveryMessageAboutQueuesIsParsed(t *testing.T) {
 		{"ShaderName : std::pair<int, void*> f<3>(int*, int)", r{Kind: hiplog.Kernel, Name: []byte("std::pair<int, void*> f<3>(int*, int)")}},
 		{"Graph ShaderName : g(int), device id : 3", r{Kind: hiplog.Kernel, Name: []byte("g(int)")}},
 		{"Command (KernelExecution) enqueued: 0x2095b30 to queue: 0x1952020", r{Kind: hiplog.Enqueued, Stream: 0x1952020}},
+		{"Command (CopyHostToDevice) enqueued: 0x7f693a0", r{}},
 		{"Command 0x20b8d70 complete (Wall: 20161701438, CPU: 0, GPU: 0 us)", r{}},
 		{"Free hsa memory (nil)", r{}},
 		{"hipMalloc: Returned hipSuccess : 0x7f3660900000: duration: 34 us", r{
@@ -169,22 +184,73 @@ func TestEveryMessageAboutQueuesIsParsed(t *testing.T) {
 // A line about a queue that is cut anywhere is torn, or the cut is after the parsed part or
 // in the digits of its last number.
 func TestCutLinesAreTornOrRight(t *testing.T) {
-	whole, _ := scan(t, v63+newDispatch)
-	for n := range len(newDispatch) {
-		got, totals := scan(t, v63+newDispatch[:n])
-		if len(got) != 1 {
-			t.Fatalf("cut at %d: %d records", n, len(got))
+	for _, dispatch := range []string{newDispatch, pipeDispatch} {
+		whole, _ := scan(t, v63+dispatch)
+		for n := range len(dispatch) {
+			got, totals := scan(t, v63+dispatch[:n])
+			if len(got) != 1 {
+				t.Fatalf("cut at %d: %d records", n, len(got))
+			}
+			r := got[0]
+			if r.Kind == hiplog.Dispatch && (r.HWq != whole[0].HWq || r.SWq != whole[0].SWq || r.ID != 1) {
+				t.Errorf("cut at %d: dispatch to %v of %v with id %d", n, r.HWq, r.SWq, r.ID)
+			}
+			if r.KernelObject != 0 && r.KernelObject != whole[0].KernelObject {
+				t.Errorf("cut at %d: kernel object %v", n, r.KernelObject)
+			}
+			at := strings.Index(dispatch, "completion_signal=0x") + len("completion_signal=0x")
+			if wantTorn := n >= len("SWq=") && n < at; (totals.TornLines == 1) != wantTorn || totals.UnknownLines != 0 {
+				t.Errorf("cut at %d: %d torn lines, %d unknown", n, totals.TornLines, totals.UnknownLines)
+			}
 		}
-		r := got[0]
-		if r.Kind == hiplog.Dispatch && (r.HWq != whole[0].HWq || r.SWq != whole[0].SWq || r.ID != 1) {
-			t.Errorf("cut at %d: dispatch to %v of %v with id %d", n, r.HWq, r.SWq, r.ID)
+	}
+	// Of the others, each has a beginning that is like no other message, and ends in a number.
+	for begins, message := range map[string]string{
+		"created hardware queue ": "created hardware queue 0x7f1a2c1b2000 with size 16384 with priority 2, cooperative: 1",
+		"Created SWq=":            "Created SWq=0x7f36633ca000 to map on HWq=0x7f3660c00000 with size 16384 with priority 0, cooperative: 0",
+		"number of allocated hardware queues with low priority: ": "number of allocated hardware queues with low priority: 1, with normal priority: 2, " +
+			"with high priority: 3, maximum per priority is: 4",
+		"acquireQueue refCount:":    "acquireQueue refCount: 0x7f3660c00000 (1)",
+		"Deleting hardware queue ":  "Deleting hardware queue 0x7f3660c00000 with refCount 0",
+		"Setting CU mask 0x":        "Setting CU mask 0xf for hardware queue 0x7",
+		"Command (f) enqueued: 0x1": "Command (f) enqueued: 0x1 to queue: 0x2",
+	} {
+		for n := len(begins); n < len(message); n++ {
+			_, totals := scan(t, v63+message[:n])
+			if wantTorn := message[:n] != "Command (f) enqueued: 0x1"; (totals.TornLines == 1) != wantTorn || totals.UnknownLines != 0 {
+				t.Errorf("%q: %d torn lines, %d unknown", message[:n], totals.TornLines, totals.UnknownLines)
+			}
 		}
-		if r.KernelObject != 0 && r.KernelObject != whole[0].KernelObject {
-			t.Errorf("cut at %d: kernel object %v", n, r.KernelObject)
-		}
-		at := strings.Index(newDispatch, "completion_signal=0x") + len("completion_signal=0x")
-		if wantTorn := n >= len("SWq=") && n < at; (totals.TornLines == 1) != wantTorn {
-			t.Errorf("cut at %d: %d torn lines", n, totals.TornLines)
+	}
+}
+
+// What another version of the runtime writes is unknown, not damaged; what is overwritten within a
+// word is damaged.
+func TestUnknownFormsAreNotDamage(t *testing.T) {
+	const created = "created hardware queue 0x7f1a2c1b2000 with size 16384"
+	type lines struct{ Unknown, Torn uint64 }
+	for text, want := range map[string]lines{
+		v63 + created + ", engine 3, cooperative: 1":                                                                   {Unknown: 1},
+		v63 + created + " on pipe 1 with priority 2, cooperative: 1":                                                   {Unknown: 1},
+		v63 + "created hardware queue #5 with size 16384":                                                              {Unknown: 1},
+		v63 + "acquireQueue refCount: 0x7f3660c00000 is 1":                                                             {Unknown: 1},
+		v63 + "SWq=0x7f8edc1a8000, HWq=0x7f8acd200000, id=1, Copy Header = 0x1, x=1":                                   {Unknown: 1},
+		v63 + "SWq=0x7f8edc1a8000 on HWq=0x7f8acd200000":                                                               {Unknown: 1},
+		":3:rocdevice.cpp            :480 : 6306213494 us: {thread 7} " + created:                                      {},
+		":3:rocdevice.cpp            :480 : 6306213494 us: [thread 7] " + created + " with priority 2, cooperative: 1": {Unknown: 1},
+		":3:rocdevice.cpp            :480 : 12:00:01.5: " + created:                                                    {Unknown: 1},
+		":3:rocdevice.cpp            :fn: 1 us: x":                                                                     {Unknown: 1},
+
+		v63 + created + " with prioHello":                 {Torn: 1},
+		v63 + "created hardware queue 0x7f1aHello, world": {Torn: 1},
+		v63 + "SWq=0x7f8edc1aHello":                       {Torn: 1},
+		v63 + "SWq=0x7f8edc1a8000, HWq=0x7f8acd200000, id=1, SWq=0x7f8edc1a8000, HWq=0x7f8acd200000, id=1, Dispatch Header = 0x1, completion_signal=0x0": {Torn: 1},
+		v63 + "SWq=0x7f8edc1a8000, HWq=0x7f8acd200000, id=1, virt, Dispatch Header = 0x1, completion_signal=0x0":                                         {Torn: 1},
+		v63 + "SWq=0x7f8edc1a8000, HWq=0x7f8acd200000, id=1x, Dispatch Header = 0x1, completion_signal=0x0":                                              {Torn: 1},
+	} {
+		_, totals := scan(t, text)
+		if diff := cmp.Diff(want, lines{totals.UnknownLines, totals.TornLines}); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", text, diff)
 		}
 	}
 }
@@ -221,7 +287,6 @@ func TestLinesOfConcurrentWriters(t *testing.T) {
 		{"invalid UTF-8", a + "\xff\xfe\n", []string{"1:10 first\xff\xfe"}, 0, 0},
 		{"no text", ":3:a.cpp:1: 10 us:  \n", []string{"1:10 "}, 0, 0},
 		{"only what looks like a prefix", ":3:\n:\n::3::\n:x:a.cpp:1: 1 us: x\n", []string{}, 0, 4},
-		{"a damaged prefix", ":3:a.cpp:1: us: x\n:3:a.cpp:x: 1 us: x\n", []string{}, 2, 0},
 		{"a hole", strings.Repeat("\x00", 300<<10) + a + "\n", []string{"1:10 first"}, 0, 0},
 		{"a hole in a line", a[:12] + strings.Repeat("\x00", 300<<10) + b + "\n", []string{"1:20 second"}, 1, 0},
 	}

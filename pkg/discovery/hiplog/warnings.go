@@ -11,6 +11,11 @@ func warnings(a *Analysis) []Warning {
 	if a.Truncated {
 		add("truncated", "", "the compressed data end early: the end of the log is missing")
 	}
+	unknown := a.UnknownLines > 0
+	if unknown {
+		add("unknown", "report them: the runtime is of a version whose log is not known",
+			"%s in a form that is not known: queues and packets may be missing", areOrIs(a.UnknownLines, "line"))
+	}
 	if a.Records == 0 {
 		return w
 	}
@@ -39,14 +44,14 @@ func warnings(a *Analysis) []Warning {
 			old++
 		}
 	}
-	if dispatches == 0 {
+	if dispatches == 0 && !unknown {
 		add("no_dispatches", "AMD_LOG_LEVEL=4 writes them, on the newest ROCm AMD_LOG_LEVEL=5, with 0x8 in AMD_LOG_MASK",
 			"no dispatch lines: the log does not show the work of the queues")
 	}
 	if len(a.PIDs) == 0 {
-		add("no_pids", "AMD_LOG_LEVEL=4 or more writes them", "no process ids: queues of different processes cannot be distinguished")
+		add("no_pids", "ROCm newer than 4.5 writes them with AMD_LOG_LEVEL=4 or more", "no process ids: queues of different processes cannot be distinguished")
 	}
-	if created == 0 {
+	if created == 0 && !unknown {
 		add("no_creations", "log from the program's start, with AMD_LOG_LEVEL=3 or more (5 on the newest ROCm) and 0x10 in AMD_LOG_MASK",
 			"no lines about the creation of queues: their sizes and priorities are unknown")
 	}
