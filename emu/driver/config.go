@@ -286,6 +286,7 @@ func profileOf(name string) (profile, error) {
 		if name == "7.3" {
 			p.pauseOnce, p.svmOverflow, p.smiGlobal = true, true, true
 			p.ownEventPage, p.freeWaits, p.graceOfZero = true, true, true
+			p.removes = removeResets
 		}
 		return p, nil
 	}

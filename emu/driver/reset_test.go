@@ -47,6 +47,7 @@ func TestQueueThatDoesNotLeaveTheGPUIsReset(t *testing.T) {
 		// By the address of the ring: the wrong process.
 		{"6.12.117", kfd.QueueTypeComputeAQL, []string{preemption, "queue id 0x0 at pasid 0x8014 is reset", "Queues reset on process task tid 20 thread task pid 20"}, []int32{20}, 0},
 		{"7.2", kfd.QueueTypeComputeAQL, []string{preemption, "queue id 0x0 at pasid 20 is reset", "Queues reset on process task tid 20 thread task pid 20"}, []int32{20}, 0},
+		{"7.3", kfd.QueueTypeComputeAQL, []string{preemption, "queue id 0x0 at pasid 20 is reset", "Queues reset on process task tid 20 thread task pid 20"}, []int32{20}, 0},
 		// By the doorbell.
 		{"7.2", kfd.QueueTypeSDMA, []string{"queue id 0x0 at pasid 10 is reset", "Queues reset on process task tid 10 thread task pid 10"}, []int32{10}, 0},
 		{"6.12.117", kfd.QueueTypeSDMA, nil, nil, 0},
@@ -96,6 +97,7 @@ func TestQueueThatMESDoesNotRemove(t *testing.T) {
 	}{
 		{"6.12.117", []string{line, "failed to remove hardware queue from MES, doorbell=0x0", "MES might be in unrecoverable state, issue a GPU reset"}, syscall.ETIME, true},
 		{"7.2", []string{line}, 0, true},
+		{"7.3", []string{line, "queue id 0x0 at pasid 10 is reset", "Queues reset on process task tid 10 thread task pid 10"}, 0, false},
 	} {
 		t.Run(tt.profile, func(t *testing.T) {
 			var lines []string

@@ -87,7 +87,7 @@ func TestQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 		rounds  int
 	}{
 		{"6.12.117", false, 9},
-		{"7.2", false, 8},
+		{"7.3", false, 8},
 		{"7.2", true, 8},
 	} {
 		t.Run(fmt.Sprintf("%s/sdma %v", tc.profile, tc.sdma), func(t *testing.T) {
@@ -199,7 +199,7 @@ func (m *emulated) resetOnce(d *daemon, gpu gpreempt.GPUID, w *worker, sdma bool
 // MES does not answer REMOVE_QUEUE, and the driver returns success: in 7.2 the queue still runs, in 7.3 it
 // was reset.
 func TestQueueThatMESDoesNotRemoveIsNotCalledSuspended(t *testing.T) {
-	for _, profile := range []string{"6.12.117", "7.2"} {
+	for _, profile := range []string{"6.12.117", "7.2", "7.3"} {
 		t.Run(profile, func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{Machine: "rx7900xtx", Profile: profile})
 			job := m.work("--duration", "500", "--runtime")
@@ -229,4 +229,3 @@ func TestQueueThatMESDoesNotRemoveIsNotCalledSuspended(t *testing.T) {
 		})
 	}
 }
-
