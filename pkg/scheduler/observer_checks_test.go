@@ -75,7 +75,7 @@ func (o *Observer) gang(t *seenTarget) []*seenTarget {
 	}
 	var members []*seenTarget
 	for _, m := range o.Targets {
-		if m.Class == gpreempt.Offline && m.Job == t.Job && !o.left[m.Target] {
+		if m.Class == gpreempt.Offline && m.Job == t.Job && !o.left[m.Target] && slices.Equal(o.ownersOf(m.TargetSeen), o.ownersOf(t.TargetSeen)) {
 			members = append(members, m)
 		}
 	}
@@ -102,9 +102,14 @@ func (o *Observer) outranked(t *seenTarget) bool {
 	return false
 }
 
-// covers reports whether a lease is about t: it outranks the gang on one of its GPUs.
+// covers reports whether a lease is about t: it outranks the gang on one of its GPUs, and t
+// is not its owner's.
 func (o *Observer) covers(l *seenLease, t *seenTarget) bool {
-	if t.Class != gpreempt.Offline {
+	switch {
+	case t.Class != gpreempt.Offline:
+		return false
+	case o.owns(l, t):
+		o.Counts["Spared"]++
 		return false
 	}
 	shared := false

@@ -141,7 +141,7 @@ func (c *Core) runsBy(g *gang) Time {
 	last := Time(0)
 	for _, u := range g.gpus {
 		for _, l := range u.leases {
-			if l.started && l.req.Priority > g.priority {
+			if l.started && g.outrankedBy(l) {
 				last = max(last, l.expires)
 			}
 		}
