@@ -9,6 +9,50 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
+func TestKinAreTheAncestorsAndTheOtherRanks(t *testing.T) {
+	rules, err := classify.New([]classify.Rule{offlineTrainers()}, []classify.JobRule{
+		{Name: "torch", By: []string{"env.MASTER_PORT"}}, {Name: "container", By: []string{"container.id"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHost(t)
+	h.SetRules(rules)
+	key := func(pid int32) gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: pid, Start: 1} }
+	keys := func(pids ...int32) (all []gpreempt.ProcessKey) {
+		for _, pid := range pids {
+			all = append(all, key(pid))
+		}
+		return all
+	}
+	add := func(pid int32, port string, ancestors ...int32) {
+		p := proc(key(pid), "train", 5)
+		p.Ancestors, p.Cgroup.ContainerID = keys(ancestors...), "c1"
+		if port != "" {
+			p.Env = map[string]string{"MASTER_PORT": port}
+		}
+		h.procs = append(h.procs, p)
+	}
+	check := func(want map[gpreempt.ProcessKey][]gpreempt.ProcessKey) {
+		t.Helper()
+		h.scan()
+		if diff := cmp.Diff(want, h.postedKin); diff != "" {
+			t.Errorf("kin (-want +got):\n%s", diff)
+		}
+	}
+	// Two ranks of one launch, one of another, and two processes of which only the place is known.
+	add(10, "29500", 3, 2)
+	add(11, "29500", 3, 2)
+	add(12, "29600")
+	add(13, "", 2)
+	add(14, "")
+	check(map[gpreempt.ProcessKey][]gpreempt.ProcessKey{
+		key(10): keys(3, 2, 11), key(11): keys(3, 2, 10), key(12): nil, key(13): keys(2), key(14): nil,
+	})
+	h.procs = h.procs[1:]
+	check(map[gpreempt.ProcessKey][]gpreempt.ProcessKey{key(11): keys(3, 2), key(12): nil, key(13): keys(2), key(14): nil})
+}
+
 func TestProcessesOfAJobArePostedWithItsName(t *testing.T) {
 	rules, err := classify.New([]classify.Rule{offlineTrainers()}, []classify.JobRule{
 		{Name: "own", By: []string{"env.GPREEMPT_JOB"}},

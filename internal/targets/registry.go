@@ -296,19 +296,52 @@ func (r *Registry) classify(p *process) {
 		p.decision.NeverDebug = neverDebug
 	}
 	r.setJob(p, r.classifier.Job(s))
-	r.cfg.Post(scheduler.TargetSeen{
-		Target: p.Key, Job: r.jobName(p), Class: p.decision.Class, Priority: p.decision.Priority,
-		GPUs: p.GPUs(), Queues: r.cfg.Inventory.QueuesBorn(p.Key),
-	})
+	r.post(p)
 	if p.decision.Class == gpreempt.Offline {
 		r.cfg.Sessions.Invalidate(p.Key, func(name string) *mechanism.Evidence { return Obstacle(name, p.Proc, p.decision) })
 	}
 }
 
-// setJob makes a process one of a job, and names the job if it is new.
+// post posts a process to the scheduler.
+func (r *Registry) post(p *process) {
+	r.cfg.Post(scheduler.TargetSeen{
+		Target: p.Key, Job: r.jobName(p), Class: p.decision.Class, Priority: p.decision.Priority,
+		GPUs: p.GPUs(), Kin: r.kin(p), Queues: r.cfg.Inventory.QueuesBorn(p.Key),
+	})
+}
+
+// kin returns the processes whose leases do not suspend a process: its ancestors, and the
+// other ranks of its program.
+func (r *Registry) kin(p *process) []gpreempt.ProcessKey {
+	kin := slices.Clone(p.Ancestors)
+	for _, rank := range r.ranks(p, p.job) {
+		kin = append(kin, rank.Key)
+	}
+	return kin
+}
+
+// ranks returns the processes of a job other than p, by key, if they are of one program.
+func (r *Registry) ranks(p *process, job classify.Job) (ranks []*process) {
+	if !job.IsLaunch() {
+		return nil
+	}
+	for _, other := range r.known {
+		if other != p && other.job == job {
+			ranks = append(ranks, other)
+		}
+	}
+	slices.SortFunc(ranks, func(a, b *process) int { return a.Key.Compare(b.Key) })
+	return ranks
+}
+
+// setJob makes a process one of a job, and names the job if it is new. The other ranks of the
+// old and the new job are posted again.
 func (r *Registry) setJob(p *process, job classify.Job) {
 	if p.job == job {
 		return
+	}
+	for _, rank := range slices.Concat(r.ranks(p, p.job), r.ranks(p, job)) {
+		defer r.post(rank)
 	}
 	if j := r.jobs[p.job]; j != nil {
 		if j.processes--; j.processes == 0 {

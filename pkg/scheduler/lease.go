@@ -388,6 +388,9 @@ func (c *Core) settleLease(l *lease) bool {
 
 func (c *Core) sendAnswer(l *lease, a Answer) {
 	a.Waited = c.now - l.created
+	a.OwnerOffline = slices.ContainsFunc(l.gpus, func(u *gpu) bool {
+		return slices.ContainsFunc(u.gangs, func(g *gang) bool { return g.offline() && g.ownedBy(l) })
+	})
 	l.answered, l.answer = true, a
 	if !a.Quiesced && l.state != LeaseEnded { // else a change of state is recorded
 		c.record(Record{Kind: RecordLease, Lease: l.id, FromLease: l.state, ToLease: l.state, Cause: Cause(a.Reason.String()), Took: a.Waited})

@@ -122,6 +122,18 @@ func (o *Observer) covers(l *seenLease, t *seenTarget) bool {
 	return shared
 }
 
+// ownerOffline reports whether an offline target on the lease's GPUs is its owner's.
+func (o *Observer) ownerOffline(l *seenLease) bool {
+	for _, t := range o.Targets {
+		for _, m := range o.gang(t) {
+			if t.Class == gpreempt.Offline && !l.order && o.owns(l, t) && slices.ContainsFunc(m.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(l.GPUs, id) }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Away reports whether a target in the state is off the GPUs, or on its way.
 func Away(s scheduler.TargetState) bool {
 	return s == scheduler.TargetSuspending || s == scheduler.TargetSuspended || s == scheduler.TargetResuming
@@ -310,6 +322,9 @@ func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, sus
 	wrong := fmt.Errorf("the answer is %v, %v, %d suspended, and the GPUs are quiet: %v, %d suspended", a.Quiesced, a.Reason, a.Suspended, quiet, suspended)
 	started := l.state != scheduler.LeaseWaiting
 	ok := false
+	if a.OwnerOffline != o.ownerOffline(l) {
+		return fmt.Errorf("the answer says that its owner is offline: %v", a.OwnerOffline)
+	}
 	switch a.Reason {
 	case scheduler.QuiesceDone:
 		o.Counts["Quiesced"]++

@@ -38,7 +38,10 @@ type TargetInfo struct {
 	Suspends       uint64
 	SuspendedTotal time.Duration
 	// Job is its job; the zero value without one.
-	Job            JobInfo
+	Job JobInfo
+	// Owners are the processes that are clients and whose leases do not suspend it: itself, or
+	// of its Kin.
+	Owners         []gpreempt.ProcessKey
 	LearnedSuspend time.Duration
 	LearnedResume  time.Duration
 }
@@ -115,7 +118,7 @@ func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 
 func (c *Core) targetInfo(t *target) TargetInfo {
 	info := TargetInfo{
-		Key: t.key, Class: t.class, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(), Stuck: t.stuck || t.attachment.stuck,
+		Key: t.key, Class: t.class, Owners: t.gang.owners, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(), Stuck: t.stuck || t.attachment.stuck,
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
 	}
 	if t.job != nil {
