@@ -26,7 +26,7 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, OnIdle: req.GetCompleteOnIdle(),
 	}
 	if id != 0 {
-		a.Owner = caller.peer.Key()
+		a.Owner = caller.client.announces(s)
 	}
 	if a.OnIdle && ProcessOf(id).PID == 0 {
 		return a, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonIdleByHand,

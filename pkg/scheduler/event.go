@@ -53,8 +53,8 @@ type (
 		// GPUs its queues are on, ascending, without duplicates. The core keeps
 		// the slice; the caller must not change it afterwards.
 		GPUs []gpreempt.GPUID `json:"gpus,omitempty"`
-		// Kin are the processes whose leases do not suspend it, as its own do not: those that
-		// it descends from, and the other ranks of its job. As GPUs, without an order.
+		// Kin are the processes whose leases do not suspend it, as its own do not, because its
+		// work is theirs. The core keeps the slice; the caller must not change it afterwards.
 		Kin []gpreempt.ProcessKey `json:"kin,omitempty"`
 		// Queues is a number that grows with each queue that the target creates. It is
 		// ignored while a mechanism is attached that reports births itself.

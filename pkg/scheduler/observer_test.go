@@ -332,7 +332,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 	}
 }
 
-// changeOwner gives a client an owner, or takes it away: the owner and its kin change gangs.
+// changeOwner sets the owner of a client, or removes it: the owner and its kin change gangs.
 func (o *Observer) changeOwner(client scheduler.ClientID, owner gpreempt.ProcessKey) {
 	if o.owners[client] == owner {
 		return

@@ -319,7 +319,7 @@ func (w *World) seen() error {
 	})
 }
 
-// kin is none, mostly, or two processes that are targets or are not.
+// kin returns nothing, mostly, or two processes, targets or not.
 func (w *World) kin() []gpreempt.ProcessKey {
 	if w.Roll(4) != 0 {
 		return nil
