@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/internal/classify"
@@ -281,13 +283,22 @@ func TestServerInPythonIsNotSuspendedByItsOwnLeaseUnderAnyRuleOfTheDocuments(t *
 				t.Errorf("offline %v, and the warning is %v", offline, w)
 			}
 			// The leases of others suspend the server too, if it is offline.
-			others := d.ctl("lease", "create", "--ttl", "1m")
+			others, err := d.admin.CreateLease(t.Context(), &gpreemptv1.CreateLeaseRequest{Announce: &gpreemptv1.NotifyOnlineRequest{
+				Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(10 * time.Second),
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
 			state := gpreemptv1.TargetState_TARGET_STATE_RUNNING
 			if offline {
 				state = gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
 			}
 			if got := d.target(server.engine).GetState(); got != state {
-				t.Errorf("during the lease of another the server is %v, want %v\n%s%s", got, state, others.Out, others.Err)
+				t.Errorf("during the lease of another the server is %v, want %v", got, state)
+			}
+			id := others.GetAnnounced().GetLeaseId()
+			if _, err := d.admin.ReleaseLease(t.Context(), &gpreemptv1.ReleaseLeaseRequest{LeaseId: id}); err != nil {
+				t.Error(err)
 			}
 		})
 	}
