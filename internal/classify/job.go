@@ -38,6 +38,11 @@ type Job struct {
 // IsZero reports whether it is no job.
 func (j Job) IsZero() bool { return j == Job{} }
 
+// IsLaunch reports whether the processes of the job are the ranks of one program: a variable of
+// their environment has it, which a launcher sets for what it starts together. Other jobs are
+// of processes in one place.
+func (j Job) IsLaunch() bool { return strings.HasPrefix(j.By, fields[env].name+".") }
+
 // IsLocal reports whether no process outside one container, or one pod, can be of the job.
 func (j Job) IsLocal() bool {
 	return strings.HasPrefix(j.Within, inPod) || strings.HasPrefix(j.Within, inContainer) || strings.Contains(j.By, fields[containerID].name+` "`)

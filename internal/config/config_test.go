@@ -47,7 +47,7 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	all = regexp.MustCompile(`(?m)^#(  )`).ReplaceAllString(all, "$1")
 	want := Default()
 	want.Rules = []classify.Rule{
-		{Name: "training", Match: classify.Match{Comm: "python*", Cgroup: "/slurm/*"}, Class: gpreempt.Offline, Priority: new(gpreempt.Priority(0))},
+		{Name: "training", Match: classify.Match{Cmdline: "*train.py*", Cgroup: "/slurm/*"}, Class: gpreempt.Offline, Priority: new(gpreempt.Priority(0))},
 		{Name: "inference", Match: classify.Match{UID: new(uint32(990))}, Class: gpreempt.Online},
 		{
 			Name: "batch-pods",

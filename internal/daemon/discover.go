@@ -120,7 +120,11 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 	var floor float64
 	d.runner.View(func(c *scheduler.Core) { jobs, floor, targets = c.Jobs(), c.Policy().ShareFloor, c.Targets() })
 	used := d.inventory.Occupancy(scheduler.OffGPU(targets))
-	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, d.config.Load().HQDAlarm))
+	by := func(key gpreempt.ProcessKey) string {
+		facts, _ := d.registry.Facts(key)
+		return facts.Decision.By
+	}
+	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), offlineOwners(targets, by), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, d.config.Load().HQDAlarm))
 }
 
 // stuckWarning returns the warning about the targets whose own calls hold up an action on

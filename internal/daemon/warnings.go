@@ -66,6 +66,25 @@ func slowJobs(jobs []scheduler.JobInfo, floor float64) []gpreempt.Warning {
 		"all processes of a job ran together for less than the share floor of %.0f%%: %s", 100*floor, strings.Join(slow, "; ")))}
 }
 
+// offlineOwners returns the warning about the offline targets whose work is announced; by says
+// what has classified a target.
+func offlineOwners(all []scheduler.TargetInfo, by func(gpreempt.ProcessKey) string) []gpreempt.Warning {
+	const most = 5
+	var offline []string
+	for _, t := range all {
+		if t.Class == gpreempt.Offline && len(t.Owners) > 0 {
+			offline = append(offline, fmt.Sprintf("process %d by %s, announced by process %d", t.Key.PID, by(t.Key), t.Owners[0].PID))
+		}
+	}
+	if len(offline) == 0 {
+		return nil
+	}
+	if more := len(offline) - most; more > 0 {
+		offline = append(offline[:most], fmt.Sprintf("%d more", more))
+	}
+	return []gpreempt.Warning{gpreempt.WarnOwnerOffline.Warn("offline: " + strings.Join(offline, "; "))}
+}
+
 // reported are the warnings that have been logged as raised, by code. One goroutine uses
 // it.
 type reported map[string]gpreempt.Warning

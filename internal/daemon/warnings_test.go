@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,6 +58,29 @@ func TestWarningsAreKeptByPartInAFixedOrder(t *testing.T) {
 	want := []gpreempt.Warning{{Code: "A1"}, {Code: "A2"}, {Code: "S2"}}
 	if diff := cmp.Diff(want, w.list()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestOfflineTargetsWhoseWorkIsAnnouncedAreOneWarning(t *testing.T) {
+	server := gpreempt.ProcessKey{PID: 7, Start: 1}
+	target := func(pid int32, class gpreempt.Class, owners ...gpreempt.ProcessKey) scheduler.TargetInfo {
+		return scheduler.TargetInfo{Key: gpreempt.ProcessKey{PID: pid, Start: 1}, Class: class, Owners: owners}
+	}
+	for _, test := range []struct {
+		targets []scheduler.TargetInfo
+		want    []gpreempt.Warning
+	}{
+		{nil, nil},
+		{[]scheduler.TargetInfo{target(7, gpreempt.Online, server), target(8, gpreempt.Unmanaged, server), target(9, gpreempt.Offline)}, nil},
+		{[]scheduler.TargetInfo{target(7, gpreempt.Offline, server), target(8, gpreempt.Offline, server)}, []gpreempt.Warning{
+			gpreempt.WarnOwnerOffline.Warn("offline: process 7 by rule a, announced by process 7; process 8 by rule a, announced by process 7"),
+		}},
+		{slices.Repeat([]scheduler.TargetInfo{target(7, gpreempt.Offline, server)}, 7), []gpreempt.Warning{gpreempt.WarnOwnerOffline.Warn(
+			"offline: " + strings.Repeat("process 7 by rule a, announced by process 7; ", 5) + "2 more")}},
+	} {
+		if diff := cmp.Diff(test.want, offlineOwners(test.targets, func(gpreempt.ProcessKey) string { return "rule a" })); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
 	}
 }
 

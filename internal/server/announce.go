@@ -25,6 +25,9 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 		Client: id, User: caller.client.user.id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
 		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, OnIdle: req.GetCompleteOnIdle(),
 	}
+	if id != 0 {
+		a.Owner = caller.client.announces(s)
+	}
 	if a.OnIdle && ProcessOf(id).PID == 0 {
 		return a, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonIdleByHand,
 			"complete_on_idle is not available: the lease owner is not a process of this host, so its queues cannot be observed",
@@ -179,7 +182,7 @@ func (s *Server) answerMessage(g granted, gpus []gpreempt.GPUID) *gpreemptv1.Not
 		timing.Quiesce = durationpb.New(g.answer.Waited)
 	}
 	return &gpreemptv1.NotifyOnlineResponse{
-		LeaseId: leaseID(s.leasePrefix, g.id), Quiesced: g.answer.Quiesced, Reason: gpreemptv1.QuiesceReason(g.answer.Reason),
+		LeaseId: leaseID(s.leasePrefix, g.id), Quiesced: g.answer.Quiesced, OwnerOffline: g.answer.OwnerOffline, Reason: gpreemptv1.QuiesceReason(g.answer.Reason),
 		SuspendedTargets: uint32(g.answer.Suspended), GpuIds: gpuIDs(gpus), Ttl: durationpb.New(g.ttl), Timing: timing,
 	}
 }

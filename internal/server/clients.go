@@ -72,6 +72,8 @@ type client struct {
 
 	// conns is guarded by clients.mu.
 	conns int
+	// owner is done once the directory knows that the process announces.
+	owner sync.Once
 
 	mu      sync.Mutex // guards all below; taken after clients.mu, before the scheduler's lock
 	leases  map[scheduler.LeaseID]leaseNote
@@ -87,6 +89,26 @@ const minPrune = 64
 
 func newClient(id scheduler.ClientID, peer auth.Peer, u *user) *client {
 	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]leaseNote{}, prune: minPrune}
+}
+
+// announces tells the directory, before the first announcement of the client, and returns its
+// process; the zero key for the owner of a certificate.
+func (c *client) announces(s *Server) gpreempt.ProcessKey {
+	p, isProcess := c.peer.(auth.Process)
+	if !isProcess {
+		return gpreempt.ProcessKey{}
+	}
+	c.owner.Do(func() { s.cfg.Directory.Announces(p.Key(), p.Facts) })
+	return p.Key()
+}
+
+// gone tells the scheduler and the directory that a client has left. clients.mu is held, so that
+// the process does not return meanwhile.
+func (c *client) gone(s *Server, end scheduler.LeaseEnd) {
+	s.cfg.Scheduler.Post(scheduler.ClientGone{Client: c.id, End: end})
+	if key := c.peer.Key(); !key.IsZero() {
+		s.cfg.Directory.Departed(key)
+	}
 }
 
 // addLease stores a note of a lease, which ends with the note's scope from now on.
@@ -293,9 +315,9 @@ func (cs *clients) leave(c *connection) {
 	}
 	switch {
 	case died:
-		cs.s.cfg.Scheduler.Post(scheduler.ClientGone{Client: c.client.id, End: scheduler.EndClientDied})
+		c.client.gone(cs.s, scheduler.EndClientDied)
 	case c.client.conns == 0:
-		cs.s.cfg.Scheduler.Post(scheduler.ClientGone{Client: c.client.id, End: scheduler.EndDisconnected})
+		c.client.gone(cs.s, scheduler.EndDisconnected)
 	default:
 		cs.s.endAll(c.client, leases, scheduler.EndDisconnected)
 	}
@@ -309,7 +331,7 @@ func (cs *clients) releaseOrphan(c *client, id scheduler.LeaseID) {
 	cs.s.endAll(c, []scheduler.LeaseID{id}, scheduler.EndDisconnected)
 	if cs.byID[c.id] == nil {
 		// With the lease, the scheduler has stored the client again.
-		cs.s.cfg.Scheduler.Post(scheduler.ClientGone{Client: c.id, End: scheduler.EndDisconnected})
+		c.gone(cs.s, scheduler.EndDisconnected)
 	}
 }
 

@@ -135,6 +135,9 @@ func (d *directory) Explain(gpreempt.ProcessKey) []classify.Step {
 	return d.steps
 }
 
+func (d *directory) Announces(gpreempt.ProcessKey, func([]string) (gpreempt.Process, bool)) {}
+func (d *directory) Departed(gpreempt.ProcessKey)                                           {}
+
 func (d *directory) RuleCounts() []targets.RuleCount {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -93,6 +93,12 @@ type Directory interface {
 	// Explain returns what could classify a process, in order of precedence; nil for
 	// an unknown process.
 	Explain(key gpreempt.ProcessKey) []classify.Step
+	// Announces is called before the first announcement of a process, and Departed when its last
+	// connection has ended. facts, when set, has its facts with the variables env, or false when
+	// they are not known. When Announces returns, the scheduler knows what the work of the
+	// process is.
+	Announces(owner gpreempt.ProcessKey, facts func(env []string) (gpreempt.Process, bool))
+	Departed(owner gpreempt.ProcessKey)
 	// RuleCounts returns how often each rule matched, in their order, the tags last.
 	RuleCounts() []targets.RuleCount
 }

@@ -38,6 +38,8 @@ type Registry struct {
 	// matched and decided count processes by rule, since the rules were loaded; the
 	// tags come last.
 	matched, decided []uint64
+	// owners are the processes that announce work, with their facts; nil when these are not known.
+	owners map[gpreempt.ProcessKey]*gpreempt.Process
 	// rereads is how many scans have to end before what new rules depend on was read.
 	rereads int
 }
@@ -95,7 +97,7 @@ type Facts struct {
 
 // NewRegistry returns a registry without processes. SetRules comes first.
 func NewRegistry(cfg RegistryConfig) *Registry {
-	return &Registry{cfg: cfg, known: map[gpreempt.ProcessKey]*process{}, jobs: map[classify.Job]*jobName{}}
+	return &Registry{cfg: cfg, known: map[gpreempt.ProcessKey]*process{}, jobs: map[classify.Job]*jobName{}, owners: map[gpreempt.ProcessKey]*gpreempt.Process{}}
 }
 
 // Apply takes in what a scan found, and ends overrides whose time is over.
@@ -107,8 +109,10 @@ func (r *Registry) Apply(diff inventory.Diff) {
 		if p == nil {
 			continue
 		}
+		job := p.job
 		r.setJob(p, classify.Job{})
 		delete(r.known, key)
+		r.postRanks(p, job)
 		r.cfg.Post(scheduler.TargetGone{Target: key})
 		r.cfg.Sessions.Forget(key)
 	}
@@ -169,6 +173,11 @@ func (r *Registry) SetRules(c *classify.Classifier) {
 	for _, p := range r.known {
 		p.everMatched, p.everDecided = nil, nil
 		r.classify(p)
+	}
+	for _, p := range r.known {
+		if p.job.IsLaunch() { // some of its ranks were classified later
+			r.post(p)
+		}
 	}
 }
 
@@ -288,6 +297,7 @@ func (r *Registry) Override(key gpreempt.ProcessKey, decision *classify.Decision
 // classify classifies a process and posts the result.
 func (r *Registry) classify(p *process) {
 	s := r.subject(p)
+	job, rule := p.job, p.deciding()
 	p.decision = r.classifier.Decide(s)
 	r.count(p, s)
 	if p.override != nil {
@@ -296,12 +306,109 @@ func (r *Registry) classify(p *process) {
 		p.decision.NeverDebug = neverDebug
 	}
 	r.setJob(p, r.classifier.Job(s))
-	r.cfg.Post(scheduler.TargetSeen{
-		Target: p.Key, Job: r.jobName(p), Class: p.decision.Class, Priority: p.decision.Priority,
-		GPUs: p.GPUs(), Queues: r.cfg.Inventory.QueuesBorn(p.Key),
-	})
+	r.post(p)
+	if job != p.job || rule != p.deciding() {
+		r.postRanks(p, job)
+		r.postRanks(p, p.job)
+	}
 	if p.decision.Class == gpreempt.Offline {
 		r.cfg.Sessions.Invalidate(p.Key, func(name string) *mechanism.Evidence { return Obstacle(name, p.Proc, p.decision) })
+	}
+}
+
+// post posts a process to the scheduler.
+func (r *Registry) post(p *process) {
+	r.cfg.Post(scheduler.TargetSeen{
+		Target: p.Key, Job: r.jobName(p), Class: p.decision.Class, Priority: p.decision.Priority,
+		GPUs: p.GPUs(), Kin: r.kin(p), Queues: r.cfg.Inventory.QueuesBorn(p.Key),
+	})
+}
+
+// kin returns the processes whose leases do not suspend a process: those of its ancestors that
+// announce and of its program's other ranks to which the rule that decides about the process
+// applies as well. Such a rule does not tell a trainer from a server, and one that applies to the
+// process alone does.
+func (r *Registry) kin(p *process) (kin []gpreempt.ProcessKey) {
+	rule := p.deciding()
+	if rule < 0 || p.decision.Class != gpreempt.Offline {
+		return nil
+	}
+	for _, key := range p.Ancestors {
+		if owner, announces := r.owners[key]; announces && r.applies(rule, key, owner, p) {
+			kin = append(kin, key)
+		}
+	}
+	if !p.job.IsLaunch() {
+		return kin
+	}
+	for _, rank := range r.known {
+		if rank != p && rank.job == p.job && rank.deciding() == rule {
+			kin = append(kin, rank.Key)
+		}
+	}
+	slices.SortFunc(kin, gpreempt.ProcessKey.Compare)
+	return slices.Compact(kin)
+}
+
+// applies reports whether a rule is known to match a process that announces, and that p
+// descends from. Only discovery reads the records of Slurm jobs: p has that of its own.
+func (r *Registry) applies(rule int, key gpreempt.ProcessKey, facts *gpreempt.Process, p *process) bool {
+	owner := r.known[key]
+	if owner == nil {
+		if facts == nil {
+			return false
+		}
+		owner = &process{Proc: discovery.Proc{Process: *facts}}
+		if owner.Cgroup.SlurmJob == p.Cgroup.SlurmJob {
+			owner.Slurm = p.Slurm
+		}
+	}
+	return r.classifier.Matching(r.subject(owner), nil)[rule]
+}
+
+// postRanks posts the ranks of a job other than p, if it has any.
+func (r *Registry) postRanks(p *process, job classify.Job) {
+	if !job.IsLaunch() {
+		return
+	}
+	for _, rank := range r.known {
+		if rank != p && rank.job == job {
+			r.post(rank)
+		}
+	}
+}
+
+// Announces is called before the first announcement of a process, and Departed when it is no
+// client any more. facts has its facts with the variables env; false when they are not known.
+func (r *Registry) Announces(owner gpreempt.ProcessKey, facts func(env []string) (gpreempt.Process, bool)) {
+	r.mu.Lock()
+	env := r.classifier.Env()
+	r.mu.Unlock()
+	p, known := facts(env) // without the lock: it can take a while
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.owners[owner] = nil
+	if known {
+		r.owners[owner] = &p
+	}
+	r.postDescendants(owner)
+}
+
+// Departed ends what Announces began.
+func (r *Registry) Departed(owner gpreempt.ProcessKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, announces := r.owners[owner]; announces {
+		delete(r.owners, owner)
+		r.postDescendants(owner)
+	}
+}
+
+func (r *Registry) postDescendants(owner gpreempt.ProcessKey) {
+	for _, p := range r.known {
+		if slices.Contains(p.Ancestors, owner) {
+			r.post(p)
+		}
 	}
 }
 

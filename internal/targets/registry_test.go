@@ -27,11 +27,13 @@ type host struct {
 	posted     []string
 	// postedJobs are the jobs that were posted last.
 	postedJobs map[gpreempt.ProcessKey]string
+	// postedKin are the kin that were posted last.
+	postedKin map[gpreempt.ProcessKey][]gpreempt.ProcessKey
 }
 
 func newHost(t *testing.T, rules ...classify.Rule) *host {
 	t.Helper()
-	h := &host{t: t, clock: time.Unix(1000, 0), postedJobs: map[gpreempt.ProcessKey]string{}}
+	h := &host{t: t, clock: time.Unix(1000, 0), postedJobs: map[gpreempt.ProcessKey]string{}, postedKin: map[gpreempt.ProcessKey][]gpreempt.ProcessKey{}}
 	h.Registry = NewRegistry(RegistryConfig{
 		Inventory: inventory.New(16), Post: h.post,
 		Sessions: NewSessions(Config{Now: func() time.Duration { return 0 }, Log: zap.NewNop()}),
@@ -72,9 +74,10 @@ func (h *host) attached(key gpreempt.ProcessKey, err error) {
 func (h *host) post(ev scheduler.Event) {
 	switch ev := ev.(type) {
 	case scheduler.TargetSeen:
-		h.postedJobs[ev.Target] = ev.Job
+		h.postedJobs[ev.Target], h.postedKin[ev.Target] = ev.Job, ev.Kin
 		h.posted = append(h.posted, fmt.Sprintf("seen %v %v %d on %v, %d queues born", ev.Target, ev.Class, ev.Priority, ev.GPUs, ev.Queues))
 	case scheduler.TargetGone:
+		delete(h.postedKin, ev.Target)
 		h.posted = append(h.posted, fmt.Sprint("gone ", ev.Target))
 	default:
 		h.t.Errorf("unexpected %T", ev)

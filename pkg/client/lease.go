@@ -127,6 +127,10 @@ func (l *Lease) Reason() gpreemptv1.QuiesceReason { return l.answer.GetReason() 
 // SuspendedTargets returns the number of processes suspended for this lease.
 func (l *Lease) SuspendedTargets() int { return int(l.answer.GetSuspendedTargets()) }
 
+// OwnerOffline reports whether the daemon takes this process, or one that it started, for
+// offline work: leases of others suspend it.
+func (l *Lease) OwnerOffline() bool { return l.answer.GetOwnerOffline() }
+
 // GPUs returns the GPUs that the lease covers.
 func (l *Lease) GPUs() []gpreempt.GPUID {
 	gpus := make([]gpreempt.GPUID, len(l.answer.GetGpuIds()))

@@ -346,6 +346,7 @@ func (f *FS) readProcess(procs directory, e entry, now time.Time, queues func(*k
 		if err := f.facts(&k.proc.Process, before.Comm); err != nil {
 			return nil, nil, err
 		}
+		k.proc.Ancestors = withEarlier(f.ancestors(procs, before), k.proc.Ancestors)
 		k.due = nextDue(now, pid, isNew)
 		k.memory.wanted = true
 	}

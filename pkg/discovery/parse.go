@@ -152,8 +152,9 @@ type ProcStat struct {
 	Comm string
 	// State is the letter of field 3, of the main thread.
 	State byte
-	// Parent and Group are the pids of the parent and of the leader of the process group; 0 without one.
-	Parent, Group int32
+	// Parent, Group and Session are the pids of the parent and of the leaders of the process group
+	// and the session; 0 without one.
+	Parent, Group, Session int32
 	// Flags are the kernel's task flags of the main thread, such as FlagExiting.
 	Flags uint32
 	// Threads is the number of threads that have not ended.
@@ -225,11 +226,12 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 		return v
 	}
 	if string(fields[5]) == "-1" {
-		fields[first], fields[5] = []byte("X"), []byte("0")
+		fields[first], fields[5], fields[6] = []byte("X"), []byte("0"), []byte("0")
 	}
 	s := ProcStat{
 		PID: int32(pid), Comm: string(b[opening+1 : closing]), State: fields[first][0],
-		Parent: int32(number(4, 31, "parent")), Group: int32(number(5, 31, "process group")), Flags: uint32(number(9, 32, "task flags")),
+		Parent: int32(number(4, 31, "parent")), Group: int32(number(5, 31, "process group")), Session: int32(number(6, 31, "session")),
+		Flags:   uint32(number(9, 32, "task flags")),
 		Ticks:   number(14, 63, "time in user mode") + number(15, 63, "time in kernel mode"),
 		Threads: int(number(20, 31, "number of threads")), Start: number(22, 64, "start time"), Pages: number(24, 64, "resident memory"),
 	}

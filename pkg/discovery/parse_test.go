@@ -26,7 +26,7 @@ func TestParseProcStat(t *testing.T) {
 			t.Errorf("comm %q: %v", comm, err)
 			continue
 		}
-		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Parent: 1, Group: 2, Flags: 4194304, Ticks: 11, Threads: 64, Start: 987654, Pages: 20}
+		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Parent: 1, Group: 2, Session: 1, Flags: 4194304, Ticks: 11, Threads: 64, Start: 987654, Pages: 20}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("comm %q (-want +got):\n%s", comm, diff)
 		}
@@ -34,7 +34,7 @@ func TestParseProcStat(t *testing.T) {
 }
 
 func TestProcessThatIsRemovedMeanwhileIsNotAlive(t *testing.T) {
-	text := strings.Replace(stat(4211, "a", 'R', 0, 987654), " 1 2 ", " 0 -1 ", 1)
+	text := strings.Replace(stat(4211, "a", 'R', 0, 987654), " 1 2 1 ", " 0 -1 -1 ", 1)
 	got, err := discovery.ParseProcStat([]byte(text))
 	want := discovery.ProcStat{PID: 4211, Comm: "a", State: 'X', Flags: 4194304, Ticks: 11, Start: 987654, Pages: 20}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil || got.Alive() {
@@ -154,7 +154,7 @@ func FuzzParseProcStat(f *testing.F) {
 		}
 		again, err := discovery.ParseProcStat([]byte(stat(int(s.PID), s.Comm, s.State, s.Threads, s.Start)))
 		// stat writes other values for the rest.
-		again.Parent, again.Group, again.Flags, again.Ticks, again.Pages = s.Parent, s.Group, s.Flags, s.Ticks, s.Pages
+		again.Parent, again.Group, again.Session, again.Flags, again.Ticks, again.Pages = s.Parent, s.Group, s.Session, s.Flags, s.Ticks, s.Pages
 		if s.State < utf8.RuneSelf && (err != nil || again != s) {
 			t.Errorf("%+v, written and read again: %+v, %v", s, again, err)
 		}

@@ -243,6 +243,9 @@ type Process struct {
 	// Unread is set while Exe, Cmdline and Env, which are in the memory of the process,
 	// have not been read since they were requested.
 	Unread bool
+	// Ancestors are the processes that it descends from, nearest first, and then those that have
+	// exited and were seen.
+	Ancestors []ProcessKey
 	// Cgroup is its control group.
 	Cgroup Cgroup
 	// Slurm is what the prolog recorded of Cgroup.SlurmJob; zero without a record.
@@ -252,7 +255,7 @@ type Process struct {
 // Equal reports whether two processes have the same facts.
 func (p Process) Equal(o Process) bool {
 	return p.Key == o.Key && p.Comm == o.Comm && p.Cmdline == o.Cmdline && p.Exe == o.Exe && p.UID == o.UID && p.GID == o.GID &&
-		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && maps.Equal(p.Env, o.Env) && p.Unread == o.Unread && p.Cgroup == o.Cgroup && p.Slurm == o.Slurm
+		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && slices.Equal(p.Ancestors, o.Ancestors) && maps.Equal(p.Env, o.Env) && p.Unread == o.Unread && p.Cgroup == o.Cgroup && p.Slurm == o.Slurm
 }
 
 // SlurmJob has the facts of a Slurm job by which it is classified. "" is unknown.

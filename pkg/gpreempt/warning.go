@@ -95,6 +95,8 @@ var (
 		"fewer queues: GPU_MAX_HW_QUEUES=2 for each process; or hqd_budget, which parks idle offline processes; gpctl gpu list has the figures")
 	WarnAllGPUsTaken = define("ALL_GPUS_TAKEN", SeverityWarning, "a process without GPU queues announced work without naming GPUs: its lease covers all GPUs of the host",
 		"name the GPUs in the announcement (gpus): a server whose queues are in other processes must do so")
+	WarnOwnerOffline = define("OWNER_OFFLINE", SeverityWarning, "a process of class offline has its own work announced: the leases of other clients suspend it",
+		"have no offline rule match servers (gpctl target explain names the rule): match the job's command line (cmdline: \"*train.py*\") rather than python, or put a rule of class online for the server before it")
 	WarnMQDsHangs = define("MQDS_HANGS", SeverityWarning, "the driver does not list its queues: a GPU may hang",
 		"dmesg | grep -i amdgpu; the details of queues beyond sysfs are from before")
 	WarnMQDsOdd = define("MQDS_ODD", SeverityWarning, "the driver's dump of queues has lines that cannot be parsed",

@@ -49,6 +49,8 @@ type Answer struct {
 	Reason   QuiesceReason
 	// Suspended is the number of targets suspended on the lease's GPUs.
 	Suspended int
+	// OwnerOffline: an offline target on the lease's GPUs is its owner, or has it among its Kin.
+	OwnerOffline bool
 	// Waited is the time from announcement to answer.
 	Waited time.Duration
 }

@@ -284,8 +284,12 @@ func (c *Core) mustRunText(g *gang) string {
 }
 
 func (c *Core) leaseText(g *gang) string {
+	text := fmt.Sprintf("no lease (target priority %d)", g.priority)
 	if top := g.top(); top >= 0 {
-		return fmt.Sprintf("highest lease priority %d, target priority %d", top, g.priority)
+		text = fmt.Sprintf("highest lease priority %d, target priority %d", top, g.priority)
 	}
-	return fmt.Sprintf("no lease (target priority %d)", g.priority)
+	for i, owner := range g.owners {
+		text += fmt.Sprintf("%s%v", map[bool]string{true: "; not counted, because they are for this process: the leases of ", false: ", "}[i == 0], owner)
+	}
+	return text
 }

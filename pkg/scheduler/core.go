@@ -10,7 +10,8 @@
 //     one of its gang's GPUs, during the bounded linger after it, or while it is idle and
 //     its GPU has more compute queues than the HQD budget permits.
 //  2. Every suspension has a deadline: the lease's TTL, max_suspend, the share floor.
-//  3. Only targets of class offline and lower priority are suspended.
+//  3. Only targets of class offline and lower priority are suspended, and none by a lease of
+//     its own process or of its Kin.
 //  4. One action is in flight per target; queues born while their target is
 //     suspended are suspended too.
 //  5. No announcement waits longer than its max_wait.
@@ -87,7 +88,9 @@ type Core struct {
 	leases      map[LeaseID]*lease
 	clients     map[ClientID]*client
 	perUser     map[UserID]int // live leases, except those of admins
-	requests    map[requestKey]LeaseID
+	// owners counts the clients by their owner, without those that have none.
+	owners   map[gpreempt.ProcessKey]int
+	requests map[requestKey]LeaseID
 
 	ended     []endedLease // ring once endedKept long
 	endedNext int
@@ -120,6 +123,7 @@ func New(policy Policy, limits Limits) *Core {
 		leases:      map[LeaseID]*lease{},
 		clients:     map[ClientID]*client{},
 		perUser:     map[UserID]int{},
+		owners:      map[gpreempt.ProcessKey]int{},
 		requests:    map[requestKey]LeaseID{},
 		endedByID:   map[LeaseID]int{},
 		parking:     &parking{},
@@ -179,6 +183,7 @@ func (c *Core) apply(ev Event) {
 				c.endLease(cl.leases[len(cl.leases)-1], ev.End)
 			}
 			delete(c.clients, ev.Client)
+			c.leaveOwner(cl)
 		}
 	case ClientBacklog:
 		c.clientBacklog(ev)

@@ -116,7 +116,7 @@ func (c *Core) lease(g *gang) LeaseID {
 			continue
 		}
 		for _, l := range u.leases {
-			if l.started && l.req.Priority > g.priority {
+			if l.started && g.outrankedBy(l) {
 				return l.id
 			}
 		}
@@ -128,7 +128,7 @@ func (c *Core) lease(g *gang) LeaseID {
 func (c *Core) requiesce(g *gang) {
 	for _, u := range g.gpus {
 		for _, l := range u.leases {
-			if l.state == LeaseHeld && l.req.Priority > g.priority {
+			if l.state == LeaseHeld && g.outrankedBy(l) {
 				l.quiet, l.coalesced = false, false
 				c.setLeaseState(l, LeaseQuiescing, CauseNewTarget)
 				c.await(l)
@@ -145,7 +145,7 @@ func (c *Core) markDisturbed(g *gang) {
 			continue
 		}
 		for _, l := range u.leases {
-			if l.req.Priority > g.priority {
+			if g.outrankedBy(l) {
 				l.quiet = false
 			}
 		}

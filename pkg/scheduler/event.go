@@ -53,6 +53,9 @@ type (
 		// GPUs its queues are on, ascending, without duplicates. The core keeps
 		// the slice; the caller must not change it afterwards.
 		GPUs []gpreempt.GPUID `json:"gpus,omitempty"`
+		// Kin are the processes whose leases do not suspend it, as its own do not, because its
+		// work is theirs. The core keeps the slice; the caller must not change it afterwards.
+		Kin []gpreempt.ProcessKey `json:"kin,omitempty"`
 		// Queues is a number that grows with each queue that the target creates. It is
 		// ignored while a mechanism is attached that reports births itself.
 		Queues uint64 `json:"queues,omitempty"`
@@ -115,12 +118,16 @@ type (
 
 	// LeaseRequested is an announcement. Core.Admit has checked every range.
 	LeaseRequested struct {
-		Lease     LeaseID           `json:"lease"`
-		Client    ClientID          `json:"client,omitempty"`
-		User      UserID            `json:"user,omitempty"`
-		RequestID string            `json:"request_id,omitempty"`
-		GPUs      []gpreempt.GPUID  `json:"gpus,omitempty"`
-		Priority  gpreempt.Priority `json:"priority"`
+		Lease  LeaseID  `json:"lease"`
+		Client ClientID `json:"client,omitempty"`
+		User   UserID   `json:"user,omitempty"`
+		// Owner is the process whose work the client announces: the lease does not suspend it,
+		// nor what has it among its Kin. That of the first lease of a client counts for all.
+		// Zero for an admin, and for a client that is not a process of this host.
+		Owner     gpreempt.ProcessKey `json:"owner,omitzero"`
+		RequestID string              `json:"request_id,omitempty"`
+		GPUs      []gpreempt.GPUID    `json:"gpus,omitempty"`
+		Priority  gpreempt.Priority   `json:"priority"`
 		// TTL and MaxWait may be PolicyDefault until Core.Admit.
 		TTL      time.Duration `json:"ttl"`
 		MaxWait  time.Duration `json:"max_wait"`

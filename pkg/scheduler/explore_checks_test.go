@@ -264,7 +264,7 @@ func (x *explored) takeAnswer(a *Action) error {
 	}
 	for i, at := range x.places {
 		p, o := &x.processes[i], offers[l.offer]
-		if p.alive && !p.unmanaged && x.outranks(o.priority, at.gang) && p.running() > p.born-p.reported && !p.lostUnnoticed() &&
+		if p.alive && !p.unmanaged && x.outranks(c, at.gang) && p.running() > p.born-p.reported && !p.lostUnnoticed() &&
 			slices.ContainsFunc(at.gpus, func(id gpreempt.GPUID) bool { return slices.Contains(o.gpus, id) }) {
 			return fmt.Errorf("rule 5: client %d has the answer that its GPUs are quiet, and process %d runs on them", c+1, i+1)
 		}
@@ -405,9 +405,13 @@ func (x *explored) checkGang(n uint8) error {
 	return nil
 }
 
-// outranks reports whether a lease of the priority outranks a gang.
-func (x *explored) outranks(priority gpreempt.Priority, g uint8) bool {
+// outranks reports whether the lease of a client outranks a gang, which is not its own.
+func (x *explored) outranks(client int, g uint8) bool {
+	priority := offers[x.leases[client].offer].priority
 	for i, at := range x.places {
+		if at.gang == g && client == 0 && slices.Contains(at.kin, x.owner) {
+			return false
+		}
 		if at.gang == g && !x.processes[i].unmanaged && x.core.targets[procKey(uint8(i)+1)] != nil && at.priority >= priority {
 			return false
 		}

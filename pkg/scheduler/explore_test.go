@@ -11,12 +11,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // exploredStates returns how many states are to be explored in all layouts together.
 func exploredStates(t *testing.T) int {
 	t.Helper()
-	return testutil.Number(t, "GPREEMPT_EXPLORE", 20_000)
+	return testutil.Number(t, "GPREEMPT_EXPLORE", 28_000)
 }
 
 func TestEveryHistoryUpToABoundKeepsThePromises(t *testing.T) {
@@ -165,6 +166,20 @@ var seededBugs = []seededBug{
 	{name: "priorities are ignored", event: func(ev Event) Event {
 		if l, is := ev.(LeaseRequested); is {
 			l.Priority = 15
+			return l
+		}
+		return ev
+	}},
+	{name: "a lease suspends its owner", layout: 3, event: func(ev Event) Event {
+		if l, is := ev.(LeaseRequested); is {
+			l.Owner = gpreempt.ProcessKey{}
+			return l
+		}
+		return ev
+	}},
+	{name: "the lease of another spares a process that announces", layout: 3, event: func(ev Event) Event {
+		if l, is := ev.(LeaseRequested); is {
+			l.Owner = procKey(3)
 			return l
 		}
 		return ev

@@ -66,6 +66,8 @@ type place struct {
 	job      string
 	priority gpreempt.Priority
 	gpus     []gpreempt.GPUID
+	// kin has the owner of the layout where the first client announces the work of this place.
+	kin []gpreempt.ProcessKey
 }
 
 // layout is which processes there are; alike are the renamings that change nothing.
@@ -76,7 +78,9 @@ type layout struct {
 	// budget divides the slots of each GPU; without slots it is off.
 	budget HQDBudget
 	slots  int
-	alike  []renaming
+	// owner is that of the first client's leases.
+	owner gpreempt.ProcessKey
+	alike []renaming
 }
 
 var (
@@ -92,23 +96,28 @@ var (
 
 // layouts: a job on two GPUs beside a process on both, and one process on each GPU. In both,
 // nothing changes when the GPUs are exchanged together with the first two processes, nor
-// when the clients are. In the last, the HQD budget has room for one of two processes.
+// when the clients are. In the third, the HQD budget has room for one of two processes. In the
+// last, the first client announces the work of one of them.
 var layouts = []layout{
-	{name: "job", places: []place{{0, "a", 0, onFirst}, {0, "a", 0, onSecond}, {1, "", 5, onBoth}}, gang: GangJob, alike: []renaming{
+	{name: "job", places: []place{{0, "a", 0, onFirst, nil}, {0, "a", 0, onSecond, nil}, {1, "", 5, onBoth, nil}}, gang: GangJob, alike: []renaming{
 		{same, same, same},
 		{swapped, swapped, same},
 		{same, same, swapped},
 		{swapped, swapped, swapped},
 	}},
-	{name: "pair", places: []place{{0, "", 0, onFirst}, {1, "", 0, onSecond}}, gang: GangProcess, alike: []renaming{
+	{name: "pair", places: []place{{0, "", 0, onFirst, nil}, {1, "", 0, onSecond, nil}}, gang: GangProcess, alike: []renaming{
 		{same, same, same},
 		{swapped, swapped, same},
 		{same, same, swapped},
 		{swapped, swapped, swapped},
 	}},
 	{
-		name: "budget", places: []place{{0, "", 0, onFirst}, {1, "", 5, onFirst}}, gang: GangProcess, budget: HQDBudget{Offline: 50, Spare: 50}, slots: 2,
+		name: "budget", places: []place{{0, "", 0, onFirst, nil}, {1, "", 5, onFirst, nil}}, gang: GangProcess, budget: HQDBudget{Offline: 50, Spare: 50}, slots: 2,
 		alike: []renaming{{same, same, same}, {same, same, swapped}},
+	},
+	{
+		name: "owner", places: []place{{0, "", 0, onFirst, []gpreempt.ProcessKey{procKey(3)}}, {1, "", 0, onFirst, nil}}, gang: GangProcess, owner: procKey(3),
+		alike: []renaming{{same, same, same}},
 	},
 }
 
@@ -210,7 +219,7 @@ func (x *explored) seen(i int) TargetSeen {
 	if p.unmanaged {
 		class = gpreempt.Unmanaged
 	}
-	return TargetSeen{Target: procKey(uint8(i) + 1), Job: at.job, Class: class, Priority: at.priority, GPUs: at.gpus, Queues: uint64(p.born)}
+	return TargetSeen{Target: procKey(uint8(i) + 1), Job: at.job, Class: class, Priority: at.priority, GPUs: at.gpus, Kin: at.kin, Queues: uint64(p.born)}
 }
 
 // load reports one queue on each of its GPUs.
@@ -403,6 +412,9 @@ func (x *explored) announce(client, k int) error {
 		Client: ClientID(client) + 1, User: []UserID{"u1", "u2"}[client], RequestID: strconv.Itoa(int(x.lastLease)),
 		GPUs: o.gpus, Priority: o.priority, TTL: leaseTTL, MaxWait: leaseWait, ETA: o.eta,
 	}
+	if client == 0 {
+		req.Owner = x.owner
+	}
 	if due, armed := x.core.NextDeadline(); armed && due <= x.now {
 		if err := x.step(Tick{}); err != nil {
 			return err
@@ -471,7 +483,7 @@ func (x *explored) text(m move) string {
 func (x *explored) covers(g uint8) bool {
 	for c := range x.leases {
 		l := &x.leases[c]
-		if !l.live || !l.started || !x.outranks(offers[l.offer].priority, g) {
+		if !l.live || !l.started || !x.outranks(c, g) {
 			continue
 		}
 		for i, at := range x.places {

@@ -16,6 +16,9 @@ type gang struct {
 	gpus     []*gpu    // union of the members', by id
 	priority gpreempt.Priority
 	job      *job // nil for a gang of one
+	// owners are those of Core.owners whose leases do not suspend it, by key. All members
+	// have the same: who announces is not suspended with the rest of its job.
+	owners []gpreempt.ProcessKey
 
 	dirty bool
 	seen  uint64 // the last of Core.scans that counted it
@@ -49,16 +52,17 @@ type gang struct {
 func (c *Core) joinGang(t *target) {
 	c.joinJob(t)
 	inJob := c.policy.Gang == GangJob && t.job != nil
+	owners := c.ownersOf(t)
 	var g *gang
 	if inJob {
-		g = t.job.gang
+		g = t.job.gangOf(owners)
 	}
 	if g == nil {
-		g = &gang{budget: c.budgetCap(), budgetAt: c.now}
+		g = &gang{budget: c.budgetCap(), budgetAt: c.now, owners: owners}
 		g.timer.owner = g
 		if inJob {
 			g.job = t.job
-			g.job.gang = g
+			g.job.gangs = append(g.job.gangs, g)
 		}
 	}
 	if t.gang != nil {
@@ -100,7 +104,7 @@ func (c *Core) leaveGang(t *target) {
 	g.members = slices.DeleteFunc(g.members, func(m *target) bool { return m == t })
 	c.regroup(g)
 	if len(g.members) == 0 && g.job != nil {
-		g.job.gang = nil
+		g.job.gangs = slices.DeleteFunc(g.job.gangs, func(o *gang) bool { return o == g })
 	}
 	c.mark(g)
 }
@@ -140,7 +144,7 @@ func (g *gang) byHand() bool { return g.any(func(t *target) bool { return len(t.
 // covered reports whether a lease asks for the gang, started or not, or an order by hand.
 func (g *gang) covered() bool {
 	return g.byHand() || slices.ContainsFunc(g.gpus, func(u *gpu) bool {
-		return slices.ContainsFunc(u.leases, func(l *lease) bool { return g.below(l.req.Priority) })
+		return slices.ContainsFunc(u.leases, g.below)
 	})
 }
 
@@ -178,11 +182,20 @@ func (g *gang) holdUntil() Time {
 	return until
 }
 
-// top returns the highest priority of the started leases on the gang's GPUs, -1 for none.
+// top returns the highest priority of the started leases on the gang's GPUs, its own left
+// out; -1 for none.
 func (g *gang) top() int {
 	top := -1
 	for _, u := range g.gpus {
-		top = max(top, u.top)
+		if len(g.owners) == 0 {
+			top = max(top, u.top)
+			continue
+		}
+		for _, l := range u.leases {
+			if l.started && !g.ownedBy(l) {
+				top = max(top, int(l.req.Priority))
+			}
+		}
 	}
 	return top
 }

@@ -150,6 +150,9 @@ func (c *Core) checkBooks() error {
 	if err := c.checkJobs(); err != nil {
 		return err
 	}
+	if err := c.checkOwners(); err != nil {
+		return err
+	}
 	for _, t := range c.order {
 		if t.gang.parked && (!c.parking.budget.On() || t.busy || !t.loaded) {
 			return fmt.Errorf("target %v is parked: busy %v, known %v, budget %+v", t.key, t.busy, t.loaded, c.parking.budget)
@@ -164,6 +167,25 @@ func (c *Core) checkBooks() error {
 		}
 		if t.due <= c.now {
 			return fmt.Errorf("a deadline of %v is due at %v and did not fire", t.due, c.now)
+		}
+	}
+	return nil
+}
+
+// checkOwners compares the owners with the clients, and the gangs with their members.
+func (c *Core) checkOwners() error {
+	owners := map[gpreempt.ProcessKey]int{}
+	for _, cl := range c.clients {
+		if !cl.owner.IsZero() {
+			owners[cl.owner]++
+		}
+	}
+	if !maps.Equal(owners, c.owners) {
+		return fmt.Errorf("clients have owners %v, counted are %v", owners, c.owners)
+	}
+	for _, t := range c.order {
+		if want := c.ownersOf(t); !slices.Equal(t.gang.owners, want) {
+			return fmt.Errorf("the gang of target %v has owners %v, its own are %v", t.key, t.gang.owners, want)
 		}
 	}
 	return nil
@@ -184,12 +206,8 @@ func (c *Core) checkJobs() error {
 		if t.job != c.jobs[name] {
 			return fmt.Errorf("target %v is not of job %s", t.key, name)
 		}
-		gang := t.gang
-		if c.policy.Gang != GangJob {
-			gang = nil
-		}
-		if t.job.gang != gang {
-			return fmt.Errorf("the gang of job %s is not that of target %v", name, t.key)
+		if slices.Contains(t.job.gangs, t.gang) != (c.policy.Gang == GangJob) {
+			return fmt.Errorf("the gangs of job %s and target %v do not fit", name, t.key)
 		}
 		n := want[name]
 		n.members++
@@ -212,7 +230,7 @@ func (c *Core) checkJobs() error {
 func (c *Core) Leftovers(limits Limits) error {
 	var errs []error
 	for what, n := range map[string]int{
-		"targets": len(c.targets), "targets in order": len(c.order), "jobs": len(c.jobs), "leases": len(c.leases), "clients": len(c.clients), "users": len(c.perUser),
+		"targets": len(c.targets), "targets in order": len(c.order), "jobs": len(c.jobs), "leases": len(c.leases), "clients": len(c.clients), "owners": len(c.owners), "users": len(c.perUser),
 		"attachments": len(c.attachments), "dirty attachments": len(c.dirtyAttachments), "timers": len(c.timers.items), "dirty gangs": len(c.dirty), "pending leases": len(c.pending),
 	} {
 		if n != 0 {

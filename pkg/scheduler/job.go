@@ -16,8 +16,8 @@ const jobCells = 12
 type job struct {
 	name    string
 	members int
-	away    int   // members that are away
-	gang    *gang // of all members under GangJob; nil otherwise
+	away    int     // members that are away
+	gangs   []*gang // of its members under GangJob, one for each set of owners; none otherwise
 
 	// ran is the time in which all members ran, in the cells of a sliding window; the cell
 	// of a time is its number of cell lengths, modulo jobCells.
@@ -84,6 +84,16 @@ func (c *Core) leaveJob(t *target) {
 		delete(c.jobs, j.name)
 	}
 	t.job = nil
+}
+
+// gangOf returns the gang with some owners, nil without one.
+func (j *job) gangOf(owners []gpreempt.ProcessKey) *gang {
+	for _, g := range j.gangs {
+		if slices.Equal(g.owners, owners) {
+			return g
+		}
+	}
+	return nil
 }
 
 // moved counts a member that left the GPUs, or returned; j may be nil.

@@ -11,6 +11,7 @@ import (
 type client struct {
 	id     ClientID
 	leases []*lease
+	owner  gpreempt.ProcessKey // of its leases; zero for none
 	// work learns how long a lease of this client needs on quiet GPUs.
 	work estimate
 }
@@ -65,6 +66,7 @@ func (c *Core) leaseRequested(ev LeaseRequested) {
 		c.clients[ev.Client] = l.client
 	}
 	l.client.leases = append(l.client.leases, l)
+	c.setOwner(l.client, ev.Owner)
 	if ev.Client != 0 {
 		c.perUser[ev.User]++
 	}
@@ -174,7 +176,7 @@ func (c *Core) suspendCost(l *lease) (cost time.Duration, known bool) {
 	known = true
 	for _, u := range l.gpus {
 		for _, g := range u.gangs {
-			if !g.below(l.req.Priority) {
+			if !g.below(l) {
 				continue
 			}
 			gc, ok := g.suspendCost()
@@ -184,10 +186,8 @@ func (c *Core) suspendCost(l *lease) (cost time.Duration, known bool) {
 	return cost, known
 }
 
-// below reports whether a lease of the given priority can suspend the gang.
-func (g *gang) below(p gpreempt.Priority) bool {
-	return len(g.members) > 0 && g.members[0].class == gpreempt.Offline && g.priority < p
-}
+// below reports whether a lease can suspend the gang.
+func (g *gang) below(l *lease) bool { return g.offline() && g.outrankedBy(l) }
 
 // startLease makes the lease count: from now on its GPUs have to become quiet.
 func (c *Core) startLease(l *lease) {
@@ -202,12 +202,10 @@ func (c *Core) startLease(l *lease) {
 	}
 	for _, u := range l.gpus {
 		for _, g := range u.gangs {
-			l.coalesced = l.coalesced || g.lingers() && g.below(l.req.Priority)
+			l.coalesced = l.coalesced || g.lingers() && g.below(l)
 		}
 		u.started[l.req.Priority]++
-		if u.setTop() {
-			c.markGPU(u)
-		}
+		c.leasesChanged(u)
 	}
 }
 
@@ -259,7 +257,7 @@ func (c *Core) coverage(l *lease) coverage {
 	}
 	for _, u := range l.gpus {
 		for _, g := range u.gangs {
-			if g.seen != c.scans && g.below(l.req.Priority) {
+			if g.seen != c.scans && g.below(l) {
 				g.seen = c.scans
 				c.cover(&s, g)
 			}
@@ -303,12 +301,12 @@ func (c *Core) mustWait(l *lease) bool {
 	if l.target != nil || c.policy.Shadow || !l.answered && c.now >= l.created+l.req.MaxWait {
 		return false
 	}
-	if g := l.awaits; g != nil && g.coming(false) && g.below(l.req.Priority) && g.touches(l.gpus) {
+	if g := l.awaits; g != nil && g.coming(false) && g.below(l) && g.touches(l.gpus) {
 		return true
 	}
 	for _, u := range slices.Backward(l.gpus) {
 		for _, g := range slices.Backward(u.gangs) {
-			if g.coming(false) && g.below(l.req.Priority) {
+			if g.coming(false) && g.below(l) {
 				l.awaits = g
 				return true
 			}
@@ -399,6 +397,9 @@ func (c *Core) settleLease(l *lease) bool {
 
 func (c *Core) sendAnswer(l *lease, a Answer) {
 	a.Waited = c.now - l.created
+	a.OwnerOffline = slices.ContainsFunc(l.gpus, func(u *gpu) bool {
+		return slices.ContainsFunc(u.gangs, func(g *gang) bool { return g.offline() && g.ownedBy(l) })
+	})
 	l.answered, l.answer = true, a
 	if !a.Quiesced && l.state != LeaseEnded { // else a change of state is recorded
 		c.record(Record{Kind: RecordLease, Lease: l.id, FromLease: l.state, ToLease: l.state, Cause: Cause(a.Reason.String()), Took: a.Waited})
@@ -442,9 +443,7 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 			continue
 		}
 		u.started[l.req.Priority]--
-		if u.setTop() {
-			c.markGPU(u)
-		}
+		c.leasesChanged(u)
 	}
 	c.remember(endedLease{id: l.id, req: l.req, end: end, held: c.now - l.created, answer: l.answer})
 	if !l.pending {

@@ -195,6 +195,9 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 	case !slices.Contains(moves[r.FromTarget], r.ToTarget):
 		return errors.New("no such move")
 	}
+	if l := o.leases[r.Lease]; l != nil && r.Cause == scheduler.CauseLease && o.owns(l, t) {
+		return errors.New("its own lease suspends it")
+	}
 	if r.Cause == scheduler.CauseNewQueue {
 		o.Counts["NewQueueSuspends"]++
 	}

@@ -75,7 +75,7 @@ func (o *Observer) gang(t *seenTarget) []*seenTarget {
 	}
 	var members []*seenTarget
 	for _, m := range o.Targets {
-		if m.Class == gpreempt.Offline && m.Job == t.Job && !o.left[m.Target] {
+		if m.Class == gpreempt.Offline && m.Job == t.Job && !o.left[m.Target] && slices.Equal(o.ownersOf(m.TargetSeen), o.ownersOf(t.TargetSeen)) {
 			members = append(members, m)
 		}
 	}
@@ -102,9 +102,14 @@ func (o *Observer) outranked(t *seenTarget) bool {
 	return false
 }
 
-// covers reports whether a lease is about t: it outranks the gang on one of its GPUs.
+// covers reports whether a lease is about t: it outranks the gang on one of its GPUs, and t
+// is not its owner's.
 func (o *Observer) covers(l *seenLease, t *seenTarget) bool {
-	if t.Class != gpreempt.Offline {
+	switch {
+	case t.Class != gpreempt.Offline:
+		return false
+	case o.owns(l, t):
+		o.Counts["Spared"]++
 		return false
 	}
 	shared := false
@@ -115,6 +120,18 @@ func (o *Observer) covers(l *seenLease, t *seenTarget) bool {
 		shared = shared || slices.ContainsFunc(m.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(l.GPUs, id) })
 	}
 	return shared
+}
+
+// ownerOffline reports whether an offline target on the lease's GPUs is its owner's.
+func (o *Observer) ownerOffline(l *seenLease) bool {
+	for _, t := range o.Targets {
+		for _, m := range o.gang(t) {
+			if t.Class == gpreempt.Offline && !l.order && o.owns(l, t) && slices.ContainsFunc(m.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(l.GPUs, id) }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Away reports whether a target in the state is off the GPUs, or on its way.
@@ -308,6 +325,9 @@ func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, sus
 	wrong := fmt.Errorf("the answer is %v, %v, %d suspended, and the GPUs are quiet: %v, %d suspended", a.Quiesced, a.Reason, a.Suspended, quiet, suspended)
 	started := l.state != scheduler.LeaseWaiting
 	ok := false
+	if a.OwnerOffline != o.ownerOffline(l) {
+		return fmt.Errorf("the answer says that its owner is offline: %v", a.OwnerOffline)
+	}
 	switch a.Reason {
 	case scheduler.QuiesceDone:
 		o.Counts["Quiesced"]++

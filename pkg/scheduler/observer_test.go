@@ -23,6 +23,8 @@ type Observer struct {
 	Targets  map[gpreempt.ProcessKey]*seenTarget
 	sessions map[gpreempt.ProcessKey]*seenSession
 	leases   map[scheduler.LeaseID]*seenLease
+	// owners are those of the clients that have one.
+	owners map[scheduler.ClientID]gpreempt.ProcessKey
 	// breaker is until when nothing may be suspended on a GPU; shown is what the
 	// records say of it.
 	breaker map[gpreempt.GPUID]scheduler.Time
@@ -128,6 +130,7 @@ type seenLease struct {
 func NewObserver(p scheduler.Policy) *Observer {
 	return &Observer{
 		policy: p, Targets: map[gpreempt.ProcessKey]*seenTarget{}, sessions: map[gpreempt.ProcessKey]*seenSession{}, leases: map[scheduler.LeaseID]*seenLease{},
+		owners:  map[scheduler.ClientID]gpreempt.ProcessKey{},
 		breaker: map[gpreempt.GPUID]scheduler.Time{}, shown: map[gpreempt.GPUID]bool{},
 		reset: map[gpreempt.GPUID]bool{}, jobs: seenJobs{}, slots: map[gpreempt.GPUID]int{},
 		ends: map[scheduler.LeaseID]scheduler.LeaseEnd{}, left: map[gpreempt.ProcessKey]bool{}, answers: map[scheduler.LeaseID]scheduler.Answer{}, Counts: Counts{},
@@ -255,6 +258,9 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		if l := o.leases[ev.Lease]; l != nil && l.live {
 			return
 		}
+		if o.owners[ev.Client].IsZero() && ev.Client != 0 && !ev.Owner.IsZero() {
+			o.changeOwner(ev.Client, ev.Owner)
+		}
 		o.leases[ev.Lease] = &seenLease{
 			LeaseRequested: ev, created: o.now, expires: o.now + ev.TTL,
 			order: !ev.Target.IsZero(), bound: o.Targets[ev.Target] != nil, live: true,
@@ -273,6 +279,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 				o.endLease(id, ev.End)
 			}
 		}
+		o.changeOwner(ev.Client, gpreempt.ProcessKey{})
 	case scheduler.ClientBacklog:
 		o.takeBacklog(ev)
 	case scheduler.Attached:
@@ -343,9 +350,55 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 	}
 }
 
+// changeOwner sets the owner of a client, or removes it: the owner and its kin change gangs.
+func (o *Observer) changeOwner(client scheduler.ClientID, owner gpreempt.ProcessKey) {
+	if o.owners[client] == owner {
+		return
+	}
+	before := map[gpreempt.ProcessKey][]gpreempt.ProcessKey{}
+	for key, t := range o.Targets {
+		before[key] = o.ownersOf(t.TargetSeen)
+	}
+	gangs := map[gpreempt.ProcessKey][]*seenTarget{}
+	for key, t := range o.Targets {
+		gangs[key] = o.gang(t)
+	}
+	delete(o.owners, client)
+	if !owner.IsZero() {
+		o.owners[client] = owner
+	}
+	for key, t := range o.Targets {
+		if slices.Equal(before[key], o.ownersOf(t.TargetSeen)) {
+			continue
+		}
+		o.Counts["OwnersChanged"]++
+		for _, m := range slices.Concat(gangs[key], o.gang(t)) {
+			m.lingerUntil, m.leased = 0, false
+		}
+	}
+	o.calmAtJob(o.now + o.policy.MinRun)
+}
+
+// ownersOf returns the owners whose leases do not suspend a target, by key.
+func (o *Observer) ownersOf(t scheduler.TargetSeen) (owners []gpreempt.ProcessKey) {
+	for _, owner := range o.owners {
+		if owner == t.Target || slices.Contains(t.Kin, owner) {
+			owners = append(owners, owner)
+		}
+	}
+	slices.SortFunc(owners, gpreempt.ProcessKey.Compare)
+	return slices.Compact(owners)
+}
+
+// owns reports whether a target is the work of the lease's owner.
+func (o *Observer) owns(l *seenLease, t *seenTarget) bool {
+	return slices.Contains(o.ownersOf(t.TargetSeen), o.owners[l.Client])
+}
+
 // regrouped ends the linger of a gang that is not what it was.
 func (o *Observer) regrouped(t *seenTarget, to scheduler.TargetSeen) {
-	if t.Class == to.Class && t.Priority == to.Priority && t.Job == to.Job && slices.Equal(t.GPUs, to.GPUs) && t.state != scheduler.TargetNone {
+	if t.Class == to.Class && t.Priority == to.Priority && t.Job == to.Job && slices.Equal(t.GPUs, to.GPUs) && slices.Equal(o.ownersOf(t.TargetSeen), o.ownersOf(to)) &&
+		t.state != scheduler.TargetNone {
 		return
 	}
 	for _, m := range o.gang(t) {

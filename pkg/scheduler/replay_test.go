@@ -126,14 +126,14 @@ var oneOfEach = []scheduler.Event{
 	scheduler.GPUAdded{GPU: 7, Slots: 24},
 	scheduler.TargetSeen{
 		Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Job: "j", Class: gpreempt.Offline, Priority: 3,
-		GPUs: []gpreempt.GPUID{4, 5}, Queues: 6,
+		GPUs: []gpreempt.GPUID{4, 5}, Kin: []gpreempt.ProcessKey{{PID: 7, Start: 8}}, Queues: 6,
 	},
 	scheduler.TargetLoad{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Queues: []scheduler.GPUQueues{{GPU: 1, Queues: 2}}, Busy: true},
 	scheduler.HQDBudgetChanged{Budget: scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}},
 	scheduler.TargetGone{Target: gpreempt.ProcessKey{PID: 1, Start: 2}},
 	scheduler.LeaseRequested{
 		Lease: 1, Client: 2, User: "u", RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7, SLO: 8, Expected: 9,
-		OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11}, Arrived: 12, Trace: &scheduler.TraceContext{Parent: "p", State: "s"},
+		Owner: gpreempt.ProcessKey{PID: 13, Start: 14}, OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11}, Arrived: 12, Trace: &scheduler.TraceContext{Parent: "p", State: "s"},
 	},
 	scheduler.LeaseRenewed{Lease: 1, TTL: 2},
 	scheduler.LeaseFinished{Lease: 1, End: scheduler.EndIdle},

@@ -106,6 +106,7 @@ func (s *scenario) request(cmd string, a arguments) (scheduler.LeaseRequested, e
 		fill(a, "client", &req.Client, number[scheduler.ClientID]),
 		fill(a, "user", &req.User, func(s string) (scheduler.UserID, error) { return scheduler.UserID(s), nil }),
 		fill(a, "request", &req.RequestID, func(s string) (string, error) { return s, nil }),
+		fill(a, "owner", &req.Owner, gpreempt.ParseProcessKey),
 		fill(a, "gpus", &req.GPUs, gpuList),
 		fill(a, "prio", &req.Priority, number[gpreempt.Priority]),
 		fill(a, "ttl", &req.TTL, time.ParseDuration),
@@ -140,6 +141,7 @@ func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error)
 			fill(a, "prio", &ev.Priority, number[gpreempt.Priority]),
 			fill(a, "gpus", &ev.GPUs, gpuList),
 			fill(a, "job", &ev.Job, func(s string) (string, error) { return s, nil }),
+			fill(a, "kin", &ev.Kin, keyList),
 			fill(a, "queues", &ev.Queues, number[uint64]),
 		)
 	}

@@ -152,6 +152,18 @@ func gpuList(s string) ([]gpreempt.GPUID, error) {
 	return ids, nil
 }
 
+func keyList(s string) ([]gpreempt.ProcessKey, error) {
+	var keys []gpreempt.ProcessKey
+	for word := range strings.SplitSeq(s, ",") {
+		key, err := gpreempt.ParseProcessKey(word)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
+}
+
 // named finds the value of an enum by its String.
 func named[T interface {
 	~uint8

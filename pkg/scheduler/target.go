@@ -11,7 +11,8 @@ import (
 type target struct {
 	key        gpreempt.ProcessKey
 	jobName    string // of the last TargetSeen
-	job        *job   // nil unless it is offline and has a name of a job
+	kin        []gpreempt.ProcessKey
+	job        *job // nil unless it is offline and has a name of a job
 	class      gpreempt.Class
 	priority   gpreempt.Priority
 	gpus       []gpreempt.GPUID
@@ -78,7 +79,7 @@ func (c *Core) targetSeen(ev TargetSeen) {
 		c.targets[ev.Target] = t
 		at, _ := slices.BinarySearchFunc(c.order, ev.Target, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) })
 		c.order = slices.Insert(c.order, at, t)
-		t.jobName, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Queues
+		t.jobName, t.class, t.priority, t.gpus, t.kin, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Kin, ev.Queues
 		c.noteQueues(t)
 		t.attachment = c.attachmentOf(t)
 		c.markAttachment(t.attachment)
@@ -86,7 +87,9 @@ func (c *Core) targetSeen(ev TargetSeen) {
 		c.joinGang(t)
 		return
 	}
-	regang := t.jobName != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs)
+	t.kin = ev.Kin
+	regang := t.jobName != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs) ||
+		!slices.Equal(t.gang.owners, c.ownersOf(t))
 	queues := ev.Queues
 	if t.attachment.reportsBirths {
 		queues = t.queues

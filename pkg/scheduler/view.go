@@ -38,7 +38,10 @@ type TargetInfo struct {
 	Suspends       uint64
 	SuspendedTotal time.Duration
 	// Job is its job; the zero value without one.
-	Job            JobInfo
+	Job JobInfo
+	// Owners are the processes that are clients and whose leases do not suspend it: itself, or
+	// of its Kin.
+	Owners         []gpreempt.ProcessKey
 	LearnedSuspend time.Duration
 	LearnedResume  time.Duration
 }
@@ -115,7 +118,7 @@ func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 
 func (c *Core) targetInfo(t *target) TargetInfo {
 	info := TargetInfo{
-		Key: t.key, Class: t.class, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(), Stuck: t.stuck || t.attachment.stuck,
+		Key: t.key, Class: t.class, Owners: t.gang.owners, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(), Stuck: t.stuck || t.attachment.stuck,
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
 	}
 	if t.job != nil {
@@ -141,7 +144,7 @@ func (c *Core) runsBy(g *gang) Time {
 	last := Time(0)
 	for _, u := range g.gpus {
 		for _, l := range u.leases {
-			if l.started && l.req.Priority > g.priority {
+			if l.started && g.outrankedBy(l) {
 				last = max(last, l.expires)
 			}
 		}

@@ -192,7 +192,7 @@ var Ops = []op{
 	{"result", 40, (*World).result, false},
 	{"session result", 40, (*World).sessionResult, false},
 	{"inspected", 1, (*World).inspected, false},
-	{"lost", 1, (*World).lost, true},
+	{"lost", 2, (*World).lost, true},
 	{"born", 6, func(w *World) error { return w.Step(scheduler.QueueBorn{Target: w.anyKey()}) }, false},
 	{"stray result", 4, (*World).strayResult, false},
 	{"alarm", 1, (*World).alarm, true},
@@ -315,8 +315,16 @@ func (w *World) policy() scheduler.Policy {
 func (w *World) seen() error {
 	return w.Step(scheduler.TargetSeen{
 		Target: w.key(), Job: []string{"", "a", "b"}[w.Roll(3)], Class: []gpreempt.Class{gpreempt.Unmanaged, gpreempt.Online, gpreempt.Offline, gpreempt.Offline, gpreempt.Offline, gpreempt.Offline}[w.Roll(6)],
-		Priority: gpreempt.Priority(w.Roll(12)), GPUs: w.gpuIDs(), Queues: uint64(1 + w.Roll(3)),
+		Priority: gpreempt.Priority(w.Roll(12)), GPUs: w.gpuIDs(), Kin: w.kin(), Queues: uint64(1 + w.Roll(3)),
 	})
+}
+
+// kin returns nothing, mostly, or two processes, targets or not.
+func (w *World) kin() []gpreempt.ProcessKey {
+	if w.Roll(4) != 0 {
+		return nil
+	}
+	return []gpreempt.ProcessKey{w.key(), w.anyKey()}
 }
 
 // changed changes one thing of a target there is.
@@ -326,7 +334,9 @@ func (w *World) changed() error {
 		return w.seen()
 	}
 	ev := t.TargetSeen
-	switch w.Roll(6) {
+	switch w.Roll(7) {
+	case 6:
+		ev.Kin = w.kin()
 	case 0, 1:
 		ev.Queues++
 	case 2:
@@ -362,6 +372,9 @@ func (w *World) announce() error {
 		MaxWait: w.maybe(w.Span(8)), ETA: w.maybe(w.Span(7)), SLO: w.maybe(w.Span(8)), Expected: w.maybe(w.Span(7)), OnIdle: w.Roll(4) == 0,
 	}
 	req.User = scheduler.UserID(fmt.Sprint("u", req.Client%3))
+	if w.Roll(3) == 0 {
+		req.Owner = w.key()
+	}
 	if w.Roll(4) == 0 {
 		req.RequestID = fmt.Sprint("r", w.Roll(6))
 	}

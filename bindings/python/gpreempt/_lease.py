@@ -75,6 +75,11 @@ class Lease:
         return _proto.QUIESCE_REASONS.get(self._answer.reason, "UNKNOWN") if self._answer is not None else "UNSPECIFIED"
 
     @property
+    def owner_offline(self) -> bool:
+        """Whether the daemon takes this process, or one that it started, for offline work: leases of others suspend it."""
+        return bool(self._answer is not None and self._answer.owner_offline)
+
+    @property
     def gpus(self) -> List[int]:
         """The gpu_id of each GPU that the lease covers."""
         return list(self._answer.gpu_ids) if self._answer is not None else []

@@ -1,0 +1,90 @@
+package scheduler
+
+import (
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// A lease suspends neither its owner nor the owner's kin. Who announces has work that somebody
+// waits for, whatever class a rule gave it; and a lease that waits for its own end is of no use.
+// The leases of others suspend them as before. See docs/adr/0055.
+
+// setOwner sets the owner of a client that has none.
+func (c *Core) setOwner(cl *client, owner gpreempt.ProcessKey) {
+	if cl.id == 0 || owner.IsZero() || !cl.owner.IsZero() {
+		return
+	}
+	cl.owner = owner
+	c.owners[owner]++
+	c.regangKin(owner)
+}
+
+// leaveOwner is called when a client is gone.
+func (c *Core) leaveOwner(cl *client) {
+	if cl.owner.IsZero() {
+		return
+	}
+	if c.owners[cl.owner]--; c.owners[cl.owner] == 0 {
+		delete(c.owners, cl.owner)
+	}
+	c.regangKin(cl.owner)
+}
+
+// regangKin moves the owner and its kin to the gangs where they belong now, and has settle look
+// at these: a lease may have become their own.
+func (c *Core) regangKin(owner gpreempt.ProcessKey) {
+	for _, t := range c.order {
+		switch {
+		case t.key != owner && !slices.Contains(t.kin, owner):
+		case slices.Equal(t.gang.owners, c.ownersOf(t)):
+			c.mark(t.gang)
+		default:
+			c.leaveGang(t)
+			c.joinGang(t)
+		}
+	}
+}
+
+// ownersOf returns the owners whose leases do not suspend the target, by key.
+func (c *Core) ownersOf(t *target) (owners []gpreempt.ProcessKey) {
+	if len(c.owners) == 0 {
+		return nil
+	}
+	add := func(key gpreempt.ProcessKey) {
+		if c.owners[key] > 0 {
+			owners = append(owners, key)
+		}
+	}
+	add(t.key)
+	for _, key := range t.kin {
+		add(key)
+	}
+	slices.SortFunc(owners, gpreempt.ProcessKey.Compare)
+	return slices.Compact(owners)
+}
+
+// ownedBy reports whether the gang is the work of the lease's owner.
+func (g *gang) ownedBy(l *lease) bool {
+	return len(g.owners) > 0 && slices.Contains(g.owners, l.client.owner)
+}
+
+// offline reports whether the class of the gang permits a suspension.
+func (g *gang) offline() bool { return len(g.members) > 0 && g.members[0].class == gpreempt.Offline }
+
+// outrankedBy reports whether the lease has the higher priority, and is not the gang's own.
+func (g *gang) outrankedBy(l *lease) bool { return l.req.Priority > g.priority && !g.ownedBy(l) }
+
+// leasesChanged has settle look at the gangs of a GPU for which a lease that began or ended
+// can make a difference.
+func (c *Core) leasesChanged(u *gpu) {
+	if u.setTop() {
+		c.markGPU(u)
+		return
+	}
+	for _, g := range u.gangs {
+		if len(g.owners) > 0 {
+			c.mark(g)
+		}
+	}
+}
