@@ -31,6 +31,7 @@ func drawSubject(t *rapid.T) *classify.Subject {
 			Exe: rapid.SampledFrom([]string{"", "/a", "/b"}).Draw(t, "exe"), Env: someMap.Draw(t, "env"),
 			Cgroup: gpreempt.Cgroup{
 				Path: rapid.SampledFrom([]string{"", "/a", "/b"}).Draw(t, "cgroup"), Unit: rapid.SampledFrom([]string{"", "a.scope"}).Draw(t, "unit"),
+				UserUnit: rapid.SampledFrom([]string{"", "a.service"}).Draw(t, "user unit"),
 				Slice: rapid.SampledFrom([]string{"", "a.slice"}).Draw(t, "slice"), ContainerID: someText.Draw(t, "id"),
 				Runtime: rapid.SampledFrom([]string{"", "docker", "podman"}).Draw(t, "runtime"),
 			},
@@ -104,6 +105,7 @@ func setSome(t *rapid.T, m *classify.Match) {
 		func() { m.GID = new(someID.Draw(t, "gid")) },
 		func() { m.Cgroup = path() },
 		func() { m.Unit = part() },
+		func() { m.UserUnit = part() },
 		func() { m.Slice = part() },
 		func() { m.Env = entry() },
 		func() { m.Container.ID = path() },
@@ -312,6 +314,7 @@ func parts(m classify.Match) []classify.Match {
 		{GID: m.GID},
 		{Cgroup: m.Cgroup},
 		{Unit: m.Unit},
+		{UserUnit: m.UserUnit},
 		{Slice: m.Slice},
 		{Env: m.Env},
 		{Container: classify.ContainerMatch{ID: m.Container.ID}},

@@ -97,6 +97,8 @@ type daemon struct {
 	// generation is the generation of the topology at the last read of its GPUs. Only the
 	// observer uses it.
 	generation string
+	// topologyRead is the time of that read.
+	topologyRead time.Time
 	// ready reports whether the daemon serves.
 	ready atomic.Bool
 	// reported are the warnings that have been logged. Only the scheduler's loop uses it.

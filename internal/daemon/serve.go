@@ -38,11 +38,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 			failed <- err
 		}
 	})
-	if err := d.findGPUs(); err != nil {
-		stop()
-		parts.Wait()
-		return errors.Join(err, closeAll(listeners))
-	}
+	d.findNewGPUs()
 	tried := make(chan struct{})
 	parts.Go(func() { d.resumeOrphans(running, sync.OnceFunc(func() { close(tried) })) })
 	select { // short, unless a call of the driver hangs
@@ -138,7 +134,13 @@ func (d *daemon) findGPUs() error {
 	if err != nil {
 		return fmt.Errorf("find GPUs: %w", err)
 	}
-	if len(gpus) == 0 {
+	omitted := d.backend.fs.Omitted()
+	var unreadable []gpreempt.Warning
+	if len(omitted) > 0 {
+		unreadable = append(unreadable, gpreempt.WarnGPUOmitted.Warn("KFD topology: "+strings.Join(omitted, "; ")))
+	}
+	d.warnings.set("unreadable GPUs", unreadable...)
+	if len(gpus) == 0 && len(omitted) == 0 {
 		d.warnings.set("gpus", gpreempt.WarnNoGPU.Warn("the amdgpu driver is loaded and has no compute GPU"))
 		return nil
 	}
@@ -157,17 +159,19 @@ func (d *daemon) findGPUs() error {
 	return nil
 }
 
-// topologyGeneration is a file of the driver that changes after a GPU was added or removed.
-const topologyGeneration = "sys/class/kfd/kfd/topology/generation_id"
+// rereadUnreadable is how often the topology is read while a node of it cannot be read: its
+// files change without a new generation.
+const rereadUnreadable = 10 * time.Second
 
-// findNewGPUs finds GPUs that were added after the start. A driver that is loaded adds
-// one after the other.
+// findNewGPUs finds the GPUs, also those that were added after the start: a driver that is
+// loaded adds one after the other.
 func (d *daemon) findNewGPUs() {
-	generation, err := fs.ReadFile(d.backend.root, topologyGeneration)
-	if len(d.inventory.GPUs()) > 0 && (err != nil || string(generation) == d.generation) {
+	generation, err := d.backend.fs.Generation()
+	due := len(d.backend.fs.Omitted()) > 0 && time.Since(d.topologyRead) >= rereadUnreadable
+	if len(d.inventory.GPUs()) > 0 && !due && (err != nil || generation == d.generation) {
 		return
 	}
-	d.generation = string(generation)
+	d.generation, d.topologyRead = generation, time.Now()
 	if err := d.findGPUs(); err != nil {
 		d.generation = ""
 		d.warnings.set("gpus", gpreempt.WarnGPUsUnreadable.Warn(err.Error()))

@@ -83,7 +83,8 @@ func ParseCgroup(b []byte) gpreempt.Cgroup {
 	c.Unit, c.Slice, c.UserUnit = all.unit, all.slice, own.userUnit
 	c.Runtime, c.ContainerID, c.ContainerPath, c.PodUID = all.runtime, all.id, all.container, all.pod
 	if all.conflict != "" {
-		return gpreempt.Cgroup{Path: c.Path, Unit: own.unit, Slice: own.slice, UserUnit: own.userUnit, Conflict: all.conflict}
+		c.Unit, c.Slice = own.unit, own.slice
+		c.Refuse(all.conflict)
 	}
 	return c
 }

@@ -283,6 +283,11 @@ type Cgroup struct {
 	Conflict string
 }
 
+// Refuse removes the ids, which contradict each other or what is known otherwise.
+func (c *Cgroup) Refuse(conflict string) {
+	*c = Cgroup{Path: c.Path, Unit: c.Unit, Slice: c.Slice, UserUnit: c.UserUnit, Conflict: conflict}
+}
+
 // Container has the facts of a container that its runtime returns.
 type Container struct {
 	// Name and Image are as the user set them.
@@ -293,10 +298,13 @@ type Container struct {
 	Namespace, Pod string
 	PodLabels      map[string]string
 	PriorityClass  string
+	// Conflict is what the runtime's answer and the control group contradict each other in;
+	// then nothing else is set, and the ids in the control group are false. "" without one.
+	Conflict string
 }
 
 // Equal reports whether two containers have the same facts.
 func (c Container) Equal(o Container) bool {
 	return c.Name == o.Name && c.Image == o.Image && maps.Equal(c.Labels, o.Labels) &&
-		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass
+		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass && c.Conflict == o.Conflict
 }
