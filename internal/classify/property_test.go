@@ -32,7 +32,7 @@ func drawSubject(t *rapid.T) *classify.Subject {
 			Cgroup: gpreempt.Cgroup{
 				Path: rapid.SampledFrom([]string{"", "/a", "/b"}).Draw(t, "cgroup"), Unit: rapid.SampledFrom([]string{"", "a.scope"}).Draw(t, "unit"),
 				UserUnit: rapid.SampledFrom([]string{"", "a.service"}).Draw(t, "user unit"),
-				Slice: rapid.SampledFrom([]string{"", "a.slice"}).Draw(t, "slice"), ContainerID: someText.Draw(t, "id"),
+				Slice:    rapid.SampledFrom([]string{"", "a.slice"}).Draw(t, "slice"), ContainerID: someText.Draw(t, "id"),
 				Runtime: rapid.SampledFrom([]string{"", "docker", "podman"}).Draw(t, "runtime"),
 			},
 		},

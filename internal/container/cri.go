@@ -27,7 +27,7 @@ const (
 
 // criTalk queries over the Kubernetes container runtime interface. A connection serves
 // one query: there are few, and no connection breaks when the runtime restarts.
-func criTalk(ctx context.Context, conn net.Conn, id string) (told, error) {
+func criTalk(ctx context.Context, conn net.Conn, id string) (reported, error) {
 	var once sync.Once
 	client, err := grpc.NewClient("passthrough:///runtime",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -45,7 +45,7 @@ func criTalk(ctx context.Context, conn net.Conn, id string) (told, error) {
 		}),
 	)
 	if err != nil {
-		return told{}, err
+		return reported{}, err
 	}
 	defer client.Close()
 	c, err := criContainer(ctx, cri.NewRuntimeServiceClient(client), id)
@@ -53,12 +53,12 @@ func criTalk(ctx context.Context, conn net.Conn, id string) (told, error) {
 }
 
 // criContainer combines what the runtime reports of a container and of its pod.
-func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id string) (told, error) {
+func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id string) (reported, error) {
 	// The list names the sandbox of a container, the status does not. The filter accepts
 	// prefixes of an id too.
 	list, err := runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{Id: id}})
 	if err != nil {
-		return told{}, err
+		return reported{}, err
 	}
 	var listed *cri.Container
 	for _, l := range list.GetContainers() {
@@ -67,13 +67,13 @@ func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id stri
 		}
 	}
 	if listed == nil {
-		return told{}, errUnknown
+		return reported{}, errUnknown
 	}
 	// Only the status has the first process, and with older kubelets the list has the digest
 	// of an image instead of its name.
 	detail, err := runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	if err != nil {
-		return told{}, err
+		return reported{}, err
 	}
 	labels, image := listed.GetLabels(), detail.GetStatus().GetImage()
 	c := gpreempt.Container{
@@ -89,14 +89,14 @@ func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id stri
 	case status.Code(err) == codes.NotFound:
 		// It is being removed: only the container's labels are left.
 	case err != nil:
-		return told{}, err
+		return reported{}, err
 	default:
 		pod := s.GetStatus()
 		c.Namespace, c.Pod = cmp.Or(pod.GetMetadata().GetNamespace(), c.Namespace), cmp.Or(pod.GetMetadata().GetName(), c.Pod)
 		uid = cmp.Or(pod.GetMetadata().GetUid(), uid)
 		c.PodLabels = cleanLabels(pod.GetLabels(), labelPod, labelPodNamespace, labelPodUID)
 	}
-	return told{container: clean(c), pid: firstProcess(detail.GetInfo()), pod: uid}, nil
+	return reported{container: clean(c), pid: firstProcess(detail.GetInfo()), pod: uid}, nil
 }
 
 // firstProcess returns the pid in the verbose status of a container: "info" is JSON in

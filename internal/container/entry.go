@@ -53,8 +53,8 @@ const (
 	refused
 )
 
-// told is what a runtime returns of a container.
-type told struct {
+// reported is what a runtime returns of a container.
+type reported struct {
 	container gpreempt.Container
 	// pid is the first process, 0 for none, and unsaid if the runtime does not return it.
 	pid int32
@@ -67,7 +67,7 @@ const unsaid = -1
 // answer is the result of a query.
 type answer struct {
 	state state
-	told
+	reported
 	err error
 }
 
@@ -77,7 +77,7 @@ type answer struct {
 func (e *entry) check(a answer, at func(pid int32) (gpreempt.Cgroup, error)) answer {
 	conflict := func(format string, args ...any) answer {
 		text := "container " + e.key.id[:min(len(e.key.id), 12)] + ", and by its runtime " + fmt.Sprintf(format, args...)
-		return answer{state: isFound, told: told{container: gpreempt.Container{Conflict: text}}, err: errors.New(text)}
+		return answer{state: isFound, reported: reported{container: gpreempt.Container{Conflict: text}}, err: errors.New(text)}
 	}
 	if a.state != isFound {
 		return a

@@ -168,7 +168,7 @@ func TestKubeletIsQueriedForContainersOfPodsOnly(t *testing.T) {
 	}
 	// What the kubelet says of a pod is not for a process whose container the runtime refused.
 	e := r.entries[key{inPod.ContainerID, inPod.ContainerPath}]
-	e.update(answer{state: isFound, told: told{container: gpreempt.Container{Conflict: "of another pod"}}}, now)
+	e.update(answer{state: isFound, reported: reported{container: gpreempt.Container{Conflict: "of another pod"}}}, now)
 	r.updatePods(map[string]podFacts{podUID: {name: "vllm-0"}}, nil)
 	if c, known := r.Lookup(inPod); !known || !c.Equal(gpreempt.Container{Conflict: "of another pod"}) {
 		t.Errorf("known %v, %+v", known, c)

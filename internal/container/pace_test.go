@@ -53,7 +53,7 @@ func (p *peer) dial(context.Context) (net.Conn, error) {
 	return mine, nil
 }
 
-func (p *peer) talk(ctx context.Context, _ net.Conn, id string) (told, error) {
+func (p *peer) talk(ctx context.Context, _ net.Conn, id string) (reported, error) {
 	p.mu.Lock()
 	p.open++
 	p.most = max(p.most, p.open)
@@ -70,11 +70,11 @@ func (p *peer) talk(ctx context.Context, _ net.Conn, id string) (told, error) {
 	p.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
-		return told{}, net.ErrClosed
+		return reported{}, net.ErrClosed
 	case !found:
-		return told{}, errUnknown
+		return reported{}, errUnknown
 	}
-	return told{container: c, pid: unsaid}, nil
+	return reported{container: c, pid: unsaid}, nil
 }
 
 func (p *peer) set(change func(*peer)) {

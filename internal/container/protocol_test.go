@@ -62,22 +62,22 @@ func TestAnswersOfDockersAPI(t *testing.T) {
 		// rests: the socket is not queried for a while.
 		rests bool
 	}{
-		"a container": {okay(inspect(id("1"), "a", nil)), answer{state: isFound, told: told{pid: 42, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}}}, false},
+		"a container": {okay(inspect(id("1"), "a", nil)), answer{state: isFound, reported: reported{pid: 42, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}}}, false},
 		"chunked": {
 			"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + strconv.FormatInt(int64(len(inspect(id("1"), "a", nil))), 16) + "\r\n" +
 				inspect(id("1"), "a", nil) + "\r\n0\r\n\r\n",
-			answer{state: isFound, told: told{pid: 42, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}}},
+			answer{state: isFound, reported: reported{pid: 42, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}}},
 			false,
 		},
 		"the kubelet's, over cri-dockerd": {
 			okay(inspect(id("1"), "k8s_server_vllm-0_prod_x_0", map[string]string{labelContainer: "server", labelPod: "vllm-0", labelPodNamespace: "prod"})),
-			answer{state: isFound, told: told{pid: 42, container: gpreempt.Container{
+			answer{state: isFound, reported: reported{pid: 42, container: gpreempt.Container{
 				Name: "server", Image: "registry.example/k8s_server_vllm-0_prod_x_0:1", Namespace: "prod", Pod: "vllm-0",
 				Labels: map[string]string{labelContainer: "server", labelPod: "vllm-0", labelPodNamespace: "prod"},
 			}}},
 			false,
 		},
-		"an image with an id only":  {okay(`{"Id":"` + id("1") + `","Name":"/a","Image":"sha256:0"}`), answer{state: isFound, told: told{pid: unsaid, container: gpreempt.Container{Name: "a", Image: "sha256:0"}}}, false},
+		"an image with an id only":  {okay(`{"Id":"` + id("1") + `","Name":"/a","Image":"sha256:0"}`), answer{state: isFound, reported: reported{pid: unsaid, container: gpreempt.Container{Name: "a", Image: "sha256:0"}}}, false},
 		"another, whose name it is": {okay(inspect(id("2"), id("1"), nil)), answer{state: isUnknown}, false},
 		"no such container":         {"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}", answer{state: isUnknown}, false},
 		"an error":                  {"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", answer{state: refused, err: &answerError{"HTTP status 500 Oops"}}, false},
@@ -119,8 +119,8 @@ func compare(t *testing.T, got, want answer, s *socket, rests bool) {
 		}
 		return err.Error()
 	}
-	if diff := cmp.Diff(want.told, got.told, cmp.AllowUnexported(told{})); diff != "" || got.state != want.state || text(got.err) != text(want.err) {
-		t.Errorf("state %d, want %d; error %v, want %v; told (-want +got):\n%s", got.state, want.state, got.err, want.err, diff)
+	if diff := cmp.Diff(want.reported, got.reported, cmp.AllowUnexported(reported{})); diff != "" || got.state != want.state || text(got.err) != text(want.err) {
+		t.Errorf("state %d, want %d; error %v, want %v; reported (-want +got):\n%s", got.state, want.state, got.err, want.err, diff)
 	}
 	if err := s.resting(time.Now()); (err != nil) != rests {
 		t.Errorf("rests: %v, want %v", err, rests)
@@ -131,7 +131,7 @@ func TestAnswersOfTheCRI(t *testing.T) {
 	found := func(change func(*gpreempt.Container)) answer {
 		c := served()
 		change(&c)
-		return answer{state: isFound, told: told{container: c, pid: 42, pod: podUID}}
+		return answer{state: isFound, reported: reported{container: c, pid: 42, pod: podUID}}
 	}
 	tests := map[string]struct {
 		change func(*criServer)
@@ -155,15 +155,15 @@ func TestAnswersOfTheCRI(t *testing.T) {
 		},
 		"without its first process, as from cri-dockerd": {
 			func(s *criServer) { s.statuses[id("1")].Info = nil },
-			answer{state: isFound, told: told{container: served(), pid: unsaid, pod: podUID}},
+			answer{state: isFound, reported: reported{container: served(), pid: unsaid, pod: podUID}},
 		},
 		"without a process": {
 			func(s *criServer) { s.statuses[id("1")].Info["info"] = `{"pid":0}` },
-			answer{state: isFound, told: told{container: served(), pid: 0, pod: podUID}},
+			answer{state: isFound, reported: reported{container: served(), pid: 0, pod: podUID}},
 		},
 		"a status that is not JSON": {
 			func(s *criServer) { s.statuses[id("1")].Info["info"] = "42" },
-			answer{state: isFound, told: told{container: served(), pid: unsaid, pod: podUID}},
+			answer{state: isFound, reported: reported{container: served(), pid: unsaid, pod: podUID}},
 		},
 		"no such container":        {func(s *criServer) { s.containers = s.containers[:1] }, answer{state: isUnknown}},
 		"removed during the query": {func(s *criServer) { s.statuses = nil }, answer{state: isUnknown}},
@@ -322,7 +322,7 @@ func FuzzParseInspect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		found, err := parseInspect(b, id("1"))
 		if err != nil {
-			if diff := cmp.Diff(told{}, found, cmp.AllowUnexported(told{})); diff != "" {
+			if diff := cmp.Diff(reported{}, found, cmp.AllowUnexported(reported{})); diff != "" {
 				t.Errorf("with error %v:\n%s", err, diff)
 			}
 			return

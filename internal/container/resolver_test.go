@@ -96,7 +96,7 @@ func TestRuntimeThatRestartsIsQueriedAgain(t *testing.T) {
 	}
 }
 
-// Whoever listens at a socket can say anything of the containers of others.
+// A program that listens at a socket can say anything of the containers of others.
 func TestSocketOfAUserIsNotQueried(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can listen as another user")
@@ -155,23 +155,23 @@ func TestContainerIsComparedWithTheRuntimesAnswer(t *testing.T) {
 		return gpreempt.Container{Conflict: "container 000000000000, and by its runtime that of " + text}
 	}
 	for name, test := range map[string]struct {
-		answer told
+		answer reported
 		at     gpreempt.Cgroup
 		err    error
 		want   answer
 	}{
-		"the same":                    {told{container: found, pid: 42, pod: pod}, claimed, nil, answer{state: isFound, told: told{container: found, pid: 42, pod: pod}}},
-		"a runtime without pods":      {told{container: found, pid: 42}, claimed, nil, answer{state: isFound, told: told{container: found, pid: 42}}},
-		"a runtime without processes": {told{container: found, pid: unsaid, pod: pod}, elsewhere, nil, answer{state: isFound, told: told{container: found, pid: unsaid, pod: pod}}},
-		"another cgroup":              {told{container: found, pid: 42, pod: pod}, elsewhere, nil, answer{state: isFound, told: told{container: conflict("process 42 in /docker/x")}}},
-		"another container":           {told{container: found, pid: 42, pod: pod}, other, nil, answer{state: isFound, told: told{container: conflict("process 42 in " + path)}}},
-		"no container":                {told{container: found, pid: 42}, gpreempt.Cgroup{Path: "/"}, nil, answer{state: isFound, told: told{container: conflict("process 42 in /")}}},
-		"another pod":                 {told{container: found, pid: 42, pod: "x"}, claimed, nil, answer{state: isFound, told: told{container: conflict("pod x, not " + pod)}}},
-		"the process has exited":      {told{container: found, pid: 42}, claimed, fs.ErrNotExist, answer{state: isUnknown}},
-		"it has no process":           {told{container: found, pid: 0}, claimed, nil, answer{state: isUnknown}},
+		"the same":                    {reported{container: found, pid: 42, pod: pod}, claimed, nil, answer{state: isFound, reported: reported{container: found, pid: 42, pod: pod}}},
+		"a runtime without pods":      {reported{container: found, pid: 42}, claimed, nil, answer{state: isFound, reported: reported{container: found, pid: 42}}},
+		"a runtime without processes": {reported{container: found, pid: unsaid, pod: pod}, elsewhere, nil, answer{state: isFound, reported: reported{container: found, pid: unsaid, pod: pod}}},
+		"another cgroup":              {reported{container: found, pid: 42, pod: pod}, elsewhere, nil, answer{state: isFound, reported: reported{container: conflict("process 42 in /docker/x")}}},
+		"another container":           {reported{container: found, pid: 42, pod: pod}, other, nil, answer{state: isFound, reported: reported{container: conflict("process 42 in " + path)}}},
+		"no container":                {reported{container: found, pid: 42}, gpreempt.Cgroup{Path: "/"}, nil, answer{state: isFound, reported: reported{container: conflict("process 42 in /")}}},
+		"another pod":                 {reported{container: found, pid: 42, pod: "x"}, claimed, nil, answer{state: isFound, reported: reported{container: conflict("pod x, not " + pod)}}},
+		"the process has exited":      {reported{container: found, pid: 42}, claimed, fs.ErrNotExist, answer{state: isUnknown}},
+		"it has no process":           {reported{container: found, pid: 0}, claimed, nil, answer{state: isUnknown}},
 	} {
 		e := &entry{key: key{claimed.ContainerID, claimed.ContainerPath}, pod: claimed.PodUID}
-		got := e.check(answer{state: isFound, told: test.answer}, func(pid int32) (gpreempt.Cgroup, error) {
+		got := e.check(answer{state: isFound, reported: test.answer}, func(pid int32) (gpreempt.Cgroup, error) {
 			if pid != test.answer.pid {
 				t.Errorf("%s: looked at process %d", name, pid)
 			}
@@ -181,7 +181,7 @@ func TestContainerIsComparedWithTheRuntimesAnswer(t *testing.T) {
 			t.Errorf("%s: error %v", name, got.err)
 		}
 		got.err = nil
-		if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(answer{}, told{})); diff != "" {
+		if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(answer{}, reported{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}

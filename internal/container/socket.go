@@ -48,7 +48,7 @@ type socket struct {
 	log     *zap.Logger
 	// dial connects, and talk makes a query over the connection: criTalk or dockerTalk.
 	dial func(context.Context) (net.Conn, error)
-	talk func(ctx context.Context, conn net.Conn, id string) (told, error)
+	talk func(ctx context.Context, conn net.Conn, id string) (reported, error)
 	// conns holds one token for each connection.
 	conns chan struct{}
 
@@ -199,7 +199,7 @@ func (s *socket) query(ctx context.Context, id string, now func() time.Time) ans
 	switch {
 	case err == nil:
 		s.note(now(), nil)
-		return answer{state: isFound, told: c}
+		return answer{state: isFound, reported: c}
 	case errors.Is(err, errUnknown):
 		s.note(now(), nil)
 		return answer{state: isUnknown}
@@ -223,10 +223,10 @@ func failed(err error) answer {
 }
 
 // converse connects and makes the query. It always returns soon after ctx ends.
-func (s *socket) converse(ctx context.Context, id string) (told, error) {
+func (s *socket) converse(ctx context.Context, id string) (reported, error) {
 	conn, err := s.dial(ctx)
 	if err != nil {
-		return told{}, err
+		return reported{}, err
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })

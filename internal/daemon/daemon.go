@@ -36,13 +36,13 @@ const (
 	// eventsKept and changesKept bound how far back watchers can resume.
 	eventsKept  = 16384
 	changesKept = 8192
-	// shutdownTime bounds a shutdown: resume everything, answer calls in flight.
-	shutdownTime = 10 * time.Second
-	// callsTime is the part of it for the calls in flight: a client that sends too much reads
-	// that the daemon stops when its debt is paid.
-	callsTime = 5 * time.Second
-	// endTime bounds the end of the parts after that.
-	endTime = 5 * time.Second
+	// The stages of a shutdown, each with its longest time: resume everything, end the calls in
+	// flight (a client that sends too much reads that the daemon stops when its debt is paid),
+	// detach from the targets, end the parts of the daemon.
+	resumeAllTime = 10 * time.Second
+	callsTime     = 5 * time.Second
+	detachTime    = 5 * time.Second
+	endTime       = 5 * time.Second
 	// orphansTime is how long the start waits for the first attempt to resume processes
 	// that an earlier daemon left paused.
 	orphansTime = 2 * time.Second

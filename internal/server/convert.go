@@ -117,7 +117,7 @@ func (t *target) message(now clocks, memory bool) *gpreemptv1.Target {
 		Gid: t.proc.GID, Exe: t.proc.Exe, NamespacePids: t.proc.NamespacePIDs, Container: containerMessage(t.proc.Cgroup, t.facts.Container),
 		Unit: t.proc.Cgroup.Unit, Slice: t.proc.Cgroup.Slice, UserUnit: t.proc.Cgroup.UserUnit, Environment: t.proc.Env,
 		IdConflict: cmp.Or(t.proc.Cgroup.Conflict, t.facts.Container.Conflict),
-		Suspends: t.info.Suspends, SuspendedTotal: durationpb.New(t.info.SuspendedTotal),
+		Suspends:   t.info.Suspends, SuspendedTotal: durationpb.New(t.info.SuspendedTotal),
 		Job: t.jobMessage(memory),
 	}
 	if !memory {

@@ -95,7 +95,7 @@ type names struct {
 	// inManager: it is below the service manager of a user, which wrote userUnit.
 	inManager bool
 	userUnit  string
-	// container is the path of the container, as far as its own group.
+	// container is the path of the container's own group.
 	runtime, id, container, pod string
 	conflict                    string
 }
