@@ -28,6 +28,9 @@ func Open(path string, most int64) (*os.File, error) {
 	// that the file was replaced meanwhile.
 	info, err := os.Stat(path)
 	if err != nil {
+		if failed, ok := errors.AsType[*fs.PathError](err); ok {
+			failed.Op = "open"
+		}
 		return nil, err
 	}
 	if err := check(path, info, most); err != nil {

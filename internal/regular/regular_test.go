@@ -50,7 +50,7 @@ func TestOnlyRegularFilesOfBoundedSizeAreRead(t *testing.T) {
 		"fifo": "error: open DIR/fifo: it is not a regular file: a FIFO", "link": "error: open DIR/link: it is not a regular file: a FIFO",
 		"dir": "error: open DIR/dir: it is not a regular file: a directory", "socket": "error: open DIR/socket: it is not a regular file: a socket",
 		"zero": "error: open DIR/zero: it is not a regular file: a device", "large": "error: read DIR/large: it is too large: it has more than 4 bytes",
-		"none": "error: stat DIR/none: no such file or directory", "loop": "error: stat DIR/loop: too many levels of symbolic links",
+		"none": "error: open DIR/none: no such file or directory", "loop": "error: open DIR/loop: too many levels of symbolic links",
 	} {
 		for how, read := range map[string]func() ([]byte, error){
 			"Read":     func() ([]byte, error) { return Read(filepath.Join(dir, name), 4) },
