@@ -126,6 +126,14 @@ func Run(ctx context.Context, opts Options) (err error) {
 	d := &daemon{opts: opts, hangups: hangups, reported: reported{}}
 	d.openLog(cfg)
 	defer d.logs.Close()
+	unlock, unknown, err := opts.Host.lockHost()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if unknown != nil {
+		d.log.Warn("a second daemon of this host would not be noticed", log.Err(unknown))
+	}
 	listener, release, err := listen(ctx, cfg.Socket, opts.lockPath(cfg.Socket), activation.Files(true))
 	if err != nil {
 		return err
