@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"unicode"
-	"unicode/utf16"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -75,22 +74,19 @@ func marshal(v any) ([]byte, error) {
 }
 
 // escaped returns JSON, or YAML in which such texts are in double quotes, with an escape for
-// each character that is not printable: it has the same meaning, and no command for a terminal
-// or change of direction. Encoders of JSON write those above U+001F as they are.
+// each character below U+10000 that is not printable: it has the same meaning, and no command
+// for a terminal or change of direction. Encoders of JSON write those above U+001F as they are.
 func escaped(text []byte) []byte {
-	odd := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }
+	odd := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r < 0x10000 }
 	if !bytes.ContainsFunc(text, odd) {
 		return text
 	}
 	clean := make([]byte, 0, len(text)+64)
 	for _, r := range string(text) {
-		switch high, low := utf16.EncodeRune(r); {
-		case !odd(r):
-			clean = utf8.AppendRune(clean, r)
-		case high != unicode.ReplacementChar:
-			clean = fmt.Appendf(clean, `\u%04x\u%04x`, high, low)
-		default:
+		if odd(r) {
 			clean = fmt.Appendf(clean, `\u%04x`, r)
+		} else {
+			clean = utf8.AppendRune(clean, r)
 		}
 	}
 	return clean

@@ -147,6 +147,9 @@ func (d dirFS) Open(name string) (fs.File, error) {
 	}
 	f, err := Open(filepath.Join(d.dir, name), d.most)
 	if err != nil {
+		if failed, ok := errors.AsType[*fs.PathError](err); ok {
+			failed.Path = name
+		}
 		return nil, err
 	}
 	return f, nil

@@ -66,7 +66,7 @@ func checkReaders(t *tree) (problems []string) {
 	return problems
 }
 
-// reads reports whether a call opens a path by one of readers, which is no constant.
+// reads reports whether a call opens a path, which is not a constant, by one of readers.
 func (f file) reads(call *ast.CallExpr) bool {
 	selector, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) == 0 {

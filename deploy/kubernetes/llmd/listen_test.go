@@ -152,7 +152,7 @@ func TestSocketIsForItsUserAndReplacesOnlyAnotherSocket(t *testing.T) {
 	}
 }
 
-func TestAgentDoesNotListenForEverybodyUnlessToldTo(t *testing.T) {
+func TestTCPWithoutCertificatesNeedsAFlag(t *testing.T) {
 	for want, l := range map[string]listening{
 		"needs --certificate":   {address: "127.0.0.1:0"},
 		"--insecure is given":   {address: "127.0.0.1:0", certificate: "a", key: "b", clientCA: "c", insecure: true},
@@ -171,7 +171,7 @@ func TestAgentDoesNotListenForEverybodyUnlessToldTo(t *testing.T) {
 	}
 }
 
-// Every user of a cluster can give a pod the label of another one's job.
+// Every user of a cluster can label a pod with the job of another one.
 func TestPodsOfAnotherNamespaceAreInNoJob(t *testing.T) {
 	n := &node{}
 	n.add("1@1", "train")

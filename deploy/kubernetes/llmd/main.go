@@ -52,7 +52,7 @@ func run(ctx context.Context, l listening, socket, namespace string, renew time.
 		return errors.New("--renew must be more than 0")
 	}
 	if namespace == "" {
-		return errors.New("--namespace is missing: every user of the cluster can give a pod the label of a job, so name the namespace of the jobs")
+		return errors.New("--namespace is missing: every user of the cluster can label a pod with any job, so name the namespace of the jobs")
 	}
 	c, err := client.Dial(socket)
 	if err != nil {
