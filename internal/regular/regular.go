@@ -20,10 +20,55 @@ var ErrKind = errors.New("it is not a regular file")
 // ErrSize reports that a file is larger than its reader takes.
 var ErrSize = errors.New("it is too large")
 
+// File is an open regular file. A read that would have to wait, as of some files of procfs, and
+// one beyond the bound are errors.
+type File struct {
+	f *os.File
+	// path is that of errors, and left how many of most bytes may still be read.
+	path       string
+	left, most int64
+}
+
+// Stat returns what the system says of the file.
+func (f *File) Stat() (fs.FileInfo, error) { return f.f.Stat() }
+
+// Close closes the file.
+func (f *File) Close() error { return f.f.Close() }
+
+// Read reads without waiting in the runtime, which waits where the system says "try again".
+func (f *File) Read(p []byte) (n int, err error) {
+	raw, err := f.f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			if n, failed = syscall.Read(int(fd), p); failed != syscall.EINTR {
+				return true
+			}
+		}
+	})
+	n = max(n, 0)
+	switch f.left -= int64(n); {
+	case err != nil:
+		return 0, err
+	case failed == syscall.EAGAIN:
+		return 0, &fs.PathError{Op: "read", Path: f.path, Err: fmt.Errorf("%w: it waits for data", ErrKind)}
+	case failed != nil:
+		return 0, &fs.PathError{Op: "read", Path: f.path, Err: failed}
+	case f.left < 0:
+		return 0, tooLarge(f.path, f.most)
+	case n == 0 && len(p) > 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
 // Open opens a regular file of at most most bytes. It never waits for another program, as
-// opening a FIFO does. The errors are of type *fs.PathError and wrap ErrKind, ErrSize or the
-// error of the system.
-func Open(path string, most int64) (*os.File, error) {
+// opening a FIFO does. The errors, as those of Read, are of type *fs.PathError and wrap ErrKind,
+// ErrSize or the error of the system.
+func Open(path string, most int64) (*File, error) {
 	// Opening a device can have effects, so the kind is looked at first, and again in case
 	// that the file was replaced meanwhile.
 	info, err := os.Stat(path)
@@ -46,7 +91,7 @@ func Open(path string, most int64) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return f, nil
+	return &File{f: f, path: path, left: most, most: most}, nil
 }
 
 func check(path string, info fs.FileInfo, most int64) error {
@@ -85,10 +130,7 @@ func Read(path string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, most+1)) // it may grow
-	if err == nil && int64(len(data)) > most {
-		err = tooLarge(path, most)
-	}
+	data, err := io.ReadAll(f)
 	if err != nil {
 		return nil, err
 	}

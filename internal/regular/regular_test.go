@@ -77,9 +77,26 @@ func TestOnlyRegularFilesOfBoundedSizeAreRead(t *testing.T) {
 			}
 		}
 	}
-	// A file that says that it is empty, as those of procfs do.
+	// Files that say that they are empty, as those of procfs do.
 	if _, err := Read("/proc/self/maps", 4); !errors.Is(err, ErrSize) {
 		t.Errorf("error %v", err)
+	}
+	if _, err := fs.ReadFile(DirFS("/proc/self", 4), "maps"); !errors.Is(err, ErrSize) {
+		t.Errorf("error %v", err)
+	}
+	// A read that would wait is an error: /proc/kmsg is a regular file.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := syscall.SetNonblock(int(r.Fd()), true); err != nil {
+		t.Fatal(err)
+	}
+	f := &File{f: r, path: "/proc/kmsg", left: 4, most: 4}
+	defer f.Close()
+	if n, err := f.Read(make([]byte, 4)); n != 0 || !errors.Is(err, ErrKind) {
+		t.Errorf("%d bytes, error %v", n, err)
 	}
 	for _, name := range []string{"../file", "/etc/passwd", ""} {
 		if _, err := DirFS(dir, 4).Open(name); !errors.Is(err, fs.ErrInvalid) {
