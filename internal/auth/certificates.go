@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // CertificateFiles are PEM files on the daemon's host.
@@ -31,11 +33,11 @@ type Certificates struct {
 
 // ReadCertificates reads the files. An error names the invalid file.
 func ReadCertificates(f CertificateFiles) (*Certificates, error) {
-	certificate, err := tls.LoadX509KeyPair(f.Certificate, f.Key)
+	certificate, err := f.pair()
 	if err != nil {
 		return nil, fmt.Errorf("certificate %s with key %s: %w", f.Certificate, f.Key, err)
 	}
-	ca, err := os.ReadFile(f.ClientCA)
+	ca, err := regular.ReadSoon(f.ClientCA, maxPEM)
 	if err != nil {
 		return nil, fmt.Errorf("certificates of client authorities: %w", err)
 	}
@@ -53,6 +55,22 @@ func ReadCertificates(f CertificateFiles) (*Certificates, error) {
 		// A resumed session would skip the check of the certificate.
 		SessionTicketsDisabled: true,
 	}, clients, ca}, nil
+}
+
+// maxPEM bounds a file of certificates, in bytes; those of a host's authorities have some 200 KiB.
+const maxPEM = 1 << 20
+
+// pair reads the daemon's certificate and its key.
+func (f CertificateFiles) pair() (tls.Certificate, error) {
+	certificate, err := regular.ReadSoon(f.Certificate, maxPEM)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	key, err := regular.ReadSoon(f.Key, maxPEM)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(certificate, key)
 }
 
 // ExposedKey returns which users other than root and the one of this program have access to the

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -344,14 +345,21 @@ func TestErrorNamesTheInvalidFile(t *testing.T) {
 	ca := testutil.NewAuthority(t, "ours")
 	cert, key := ca.Issue(testutil.ForServer)
 	_, otherKey := ca.Issue()
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, tc := range map[string]struct {
 		files CertificateFiles
 		want  string
 	}{
-		"no certificate":   {CertificateFiles{"/nowhere", key, ca.File}, "/nowhere"},
-		"key of another":   {CertificateFiles{cert, otherKey, ca.File}, otherKey},
-		"no authorities":   {CertificateFiles{cert, key, "/nowhere"}, "/nowhere"},
-		"not certificates": {CertificateFiles{cert, key, key}, key},
+		"certificate that blocks": {CertificateFiles{fifo, key, ca.File}, fifo + ": it is not a regular file"},
+		"key that blocks":         {CertificateFiles{cert, fifo, ca.File}, fifo + ": it is not a regular file"},
+		"authorities that block":  {CertificateFiles{cert, key, fifo}, fifo + ": it is not a regular file"},
+		"no certificate":          {CertificateFiles{"/nowhere", key, ca.File}, "/nowhere"},
+		"key of another":          {CertificateFiles{cert, otherKey, ca.File}, otherKey},
+		"no authorities":          {CertificateFiles{cert, key, "/nowhere"}, "/nowhere"},
+		"not certificates":        {CertificateFiles{cert, key, key}, key},
 	} {
 		if _, err := ReadCertificates(tc.files); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want it to name %s", name, err, tc.want)

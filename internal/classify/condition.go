@@ -22,6 +22,7 @@ const (
 	cgroup
 	unit
 	slice
+	userUnit
 	env
 	containerID
 	containerName
@@ -56,6 +57,7 @@ var fields = [...]struct {
 	cgroup:           {"cgroup", func(m *Match) any { return &m.Cgroup }, func(s *Subject) string { return s.Cgroup.Path }, nil},
 	unit:             {"unit", func(m *Match) any { return &m.Unit }, func(s *Subject) string { return s.Cgroup.Unit }, nil},
 	slice:            {"slice", func(m *Match) any { return &m.Slice }, func(s *Subject) string { return s.Cgroup.Slice }, nil},
+	userUnit:         {"user_unit", func(m *Match) any { return &m.UserUnit }, func(s *Subject) string { return s.Cgroup.UserUnit }, nil},
 	env:              {"env", func(m *Match) any { return &m.Env }, nil, func(s *Subject) map[string]string { return s.Env }},
 	containerID:      {"container.id", func(m *Match) any { return &m.Container.ID }, func(s *Subject) string { return s.Cgroup.ContainerID }, nil},
 	containerName:    {"container.name", func(m *Match) any { return &m.Container.Name }, func(s *Subject) string { return s.Container.Name }, nil},

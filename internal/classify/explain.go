@@ -120,6 +120,10 @@ func (c *condition) explainUnknown(s *Subject) string {
 		return "not in a unit of systemd"
 	case f == slice:
 		return "not in a slice of systemd"
+	case f == userUnit:
+		return "not in a unit of a user's systemd"
+	case s.Cgroup.Conflict != "":
+		return "refused, because names contradict each other: " + gpreempt.Printable(s.Cgroup.Conflict)
 	case f.ofContainer() && s.Cgroup.ContainerID == "" && !answered:
 		return "not in a container"
 	case f.ofSlurm() && s.Cgroup.SlurmJob == 0:

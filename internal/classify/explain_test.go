@@ -68,7 +68,15 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 		{"exe unknown", vllm, classify.Match{Exe: "/b"}, "exe: unknown"},
 		{"cgroup unknown", empty, classify.Match{Cgroup: "/a"}, `cgroup "" is not "/a"`},
 		{"unit of what is unknown", empty, classify.Match{Unit: "*", Slice: "*"}, "unit: the control group is unknown; slice: the control group is unknown"},
-		{"no unit", vllm, classify.Match{Unit: "*", Slice: "*"}, "unit: not in a unit of systemd; slice: not in a slice of systemd"},
+		{"no unit", vllm, classify.Match{Unit: "*", Slice: "*", UserUnit: "*"}, "unit: not in a unit of systemd; slice: not in a slice of systemd; user_unit: not in a unit of a user's systemd"},
+		{
+			"ids that are refused",
+			classify.Subject{Process: gpreempt.Process{Cgroup: gpreempt.Cgroup{Path: "/a", Conflict: "containers a and b\x1b[1m"}}, ContainerKnown: true},
+			classify.Match{Container: classify.ContainerMatch{ID: "*"}, Pod: classify.PodMatch{Namespace: "*"}, Slurm: classify.SlurmMatch{QOS: "*"}},
+			`container.id: refused, because names contradict each other: containers a and b?[1m; ` +
+				`pod.namespace: refused, because names contradict each other: containers a and b?[1m; ` +
+				`slurm.qos: refused, because names contradict each other: containers a and b?[1m`,
+		},
 		{"variable", training, classify.Match{Env: map[string]string{"RANK": "0"}}, `env.RANK "3" is not "0"`},
 		{"variable holds", training, classify.Match{Env: map[string]string{"RANK": "*"}}, `env.RANK "3" is "*"`},
 		{"no variable", training, classify.Match{Env: map[string]string{"X": "*"}}, "env.X: not set"},

@@ -16,7 +16,7 @@ type JobRule struct {
 	// end. The shortest beginning that matches is the same for all processes of a job. ""
 	// is not set.
 	Cgroup string
-	// By names properties: unit, container.id, and env.NAME, container.labels.NAME and
+	// By names properties: unit, user_unit, container.id, and env.NAME, container.labels.NAME and
 	// pod.labels.NAME, where NAME may have dots and slashes.
 	By []string
 }
@@ -95,7 +95,7 @@ func compileJob(r *JobRule, fail reject) jobRule {
 		c, ok := property(name)
 		if !ok {
 			fail(fmt.Sprintf("by[%d]", n), quoted(name)+" is not a property that identifies jobs",
-				"write env.NAME, pod.labels.NAME, container.labels.NAME, container.id or unit")
+				"write env.NAME, pod.labels.NAME, container.labels.NAME, container.id, unit or user_unit")
 		} else if slices.Contains(r.By[:n], name) {
 			fail(fmt.Sprintf("by[%d]", n), quoted(name)+" is given twice", "keep one of them")
 		}
@@ -106,7 +106,7 @@ func compileJob(r *JobRule, fail reject) jobRule {
 
 // property returns the condition that has the value of a property; it has no glob.
 func property(name string) (condition, bool) {
-	for _, f := range []field{unit, containerID} {
+	for _, f := range []field{unit, userUnit, containerID} {
 		if name == fields[f].name {
 			return condition{field: f}, true
 		}
@@ -119,8 +119,12 @@ func property(name string) (condition, bool) {
 	return condition{}, false
 }
 
-// Job returns the job of s: that of the first rule that applies, by what is known of s.
+// Job returns the job of s: that of the first rule that applies, by what is known of s. A
+// process whose ids contradict each other has none, because it is unknown whose it is.
 func (c *Classifier) Job(s *Subject) Job {
+	if s.Cgroup.Conflict != "" {
+		return Job{}
+	}
 	for n := range c.jobs {
 		if job, ok := c.jobs[n].job(s); ok {
 			return job

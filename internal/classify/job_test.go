@@ -114,6 +114,9 @@ func TestTheFirstRuleThatAppliesFindsTheJob(t *testing.T) {
 		{"a unit", classify.Subject{Process: gpreempt.Process{UID: 7, Cgroup: gpreempt.Cgroup{Path: "/a", Unit: "a.service"}}}, classify.Job{
 			UID: 7, Rule: "unit", By: `unit "a.service"`,
 		}},
+		{"a process whose ids contradict each other", classify.Subject{
+			Process: gpreempt.Process{UID: 1000, Env: master, Cgroup: gpreempt.Cgroup{Path: "/c", Unit: "a.service", Conflict: "containers 3f and 40"}},
+		}, classify.Job{}},
 	} {
 		if diff := cmp.Diff(test.want, c.Job(&test.subject)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)

@@ -33,8 +33,9 @@ type Match struct {
 	UID, GID *uint32
 	// Cgroup is the control group's path, which begins with /.
 	Cgroup string
-	// Unit and Slice are systemd's innermost: train.service, batch.slice.
-	Unit, Slice string
+	// Unit is a unit of the system's systemd, train.service, and Slice the innermost that it
+	// is in, batch.slice. UserUnit is a unit of a user's systemd, who chooses its name.
+	Unit, Slice, UserUnit string
 	// Env has variables of the initial environment of the process, by name. Each must be
 	// set.
 	Env       map[string]string
@@ -192,7 +193,7 @@ func hopeless(f field, g glob, pattern string) (problem, remedy string) {
 		if first, _ := utf8.DecodeRuneInString(pattern); !strings.ContainsRune("/*?[", first) {
 			return "matches no path: paths begin with /", "begin it with / or *"
 		}
-	case unit:
+	case unit, userUnit:
 		if !slices.ContainsFunc(unitEnds, g.mayEndIn) {
 			return "matches no unit: units end in .service or .scope", fmt.Sprintf("end it with one of these or with *, such as %q", cut(pattern)+".service")
 		}

@@ -46,6 +46,7 @@ func TestARuleMatchesWhenAllItsFieldsDo(t *testing.T) {
 		{"another exe", classify.Match{Exe: "/usr/*"}, false},
 		{"unit", classify.Match{Unit: "cri-containerd-*.scope"}, true},
 		{"another unit", classify.Match{Unit: "*.service"}, false},
+		{"unit of a user", classify.Match{UserUnit: "*"}, false},
 		{"slice", classify.Match{Slice: "kubepods*"}, true},
 		{"another slice", classify.Match{Slice: "system.slice"}, false},
 		{"env", env("RANK", "[0-9]"), true},
@@ -242,7 +243,7 @@ func TestInvalidRulesAreErrors(t *testing.T) {
 
 func TestOnlyTextsThatMayEndLikeAUnitAreAccepted(t *testing.T) {
 	take := func(glob string) error {
-		_, err := classify.New([]classify.Rule{{Name: "a", Match: classify.Match{Unit: glob}}}, nil)
+		_, err := classify.New([]classify.Rule{{Name: "a", Match: classify.Match{Unit: glob, UserUnit: glob}}}, nil)
 		return err
 	}
 	for _, glob := range []string{"*", "train*", "train.service", "*.scope", "*ice", "train.[st]*", "tmp.moun?", "a.swap"} {

@@ -103,6 +103,12 @@ func (a *app) printTarget(p *printer, g *gpreemptv1.Target, names gpuNames) {
 	if g.GetUnit() != "" || p.wide && g.GetSlice() != "" {
 		field("unit", or(g.GetUnit(), "-")+in(g.GetSlice()))
 	}
+	if g.GetUserUnit() != "" {
+		field("user unit", g.GetUserUnit())
+	}
+	if g.GetIdConflict() != "" {
+		field("ids refused", cell{g.GetIdConflict(), styleBad})
+	}
 	printContainer(field, g, p.wide)
 	if p.wide {
 		printMap(field, "variable", g.GetEnvironment())

@@ -34,7 +34,7 @@ func (m *machine) describe() {
 				Namespace: "batch", Pod: "prep-7", PodLabels: map[string]string{"job": "prep"}, PriorityClass: "low",
 			}
 		case 5001:
-			t.Unit, t.Slice = "triton.service", "system.slice"
+			t.Unit, t.Slice, t.UserUnit = "user@1000.service", "user-1000.slice", "triton.service"
 		}
 	}
 }

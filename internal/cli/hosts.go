@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/fleet"
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // onManyHosts are the commands that --hosts runs on each host: they ask for one answer, or give one order. Those of gpctl
@@ -36,7 +36,7 @@ func (a *app) hostList(cmd *cobra.Command) ([]fleet.Host, error) {
 		if path == "-" {
 			data, err = io.ReadAll(io.LimitReader(a.In, 1<<20))
 		} else {
-			data, err = os.ReadFile(path)
+			data, err = regular.Read(path, 1<<20)
 		}
 		if err != nil {
 			return nil, &failure{code: ExitUsage, message: fmt.Sprintf("cannot read --hosts: %v", err), next: cmd.CommandPath() + " --help"}

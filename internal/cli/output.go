@@ -9,6 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -58,16 +61,35 @@ func (a *app) showLine(m proto.Message, people func(p *printer)) error {
 func marshal(v any) ([]byte, error) {
 	if m, ok := v.(proto.Message); ok {
 		raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			raw, err = withNulls(raw)
 		}
-		return withNulls(raw)
+		return escaped(raw), err
 	}
 	var raw bytes.Buffer
 	enc := json.NewEncoder(&raw)
 	enc.SetEscapeHTML(false)
 	err := enc.Encode(v)
-	return bytes.TrimSpace(raw.Bytes()), err
+	return escaped(bytes.TrimSpace(raw.Bytes())), err
+}
+
+// escaped returns JSON, or YAML in which such texts are in double quotes, with an escape for
+// each character below U+10000 that is not printable: it has the same meaning, and no command
+// for a terminal or change of direction. Encoders of JSON write those above U+001F as they are.
+func escaped(text []byte) []byte {
+	odd := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r < 0x10000 }
+	if !bytes.ContainsFunc(text, odd) {
+		return text
+	}
+	clean := make([]byte, 0, len(text)+64)
+	for _, r := range string(text) {
+		if odd(r) {
+			clean = fmt.Appendf(clean, `\u%04x`, r)
+		} else {
+			clean = utf8.AppendRune(clean, r)
+		}
+	}
+	return clean
 }
 
 // extend returns the JSON of m followed by the fields of more. Both are objects with at
@@ -102,15 +124,23 @@ func writeYAML(w io.Writer, data []byte) error {
 		return err
 	}
 	plain(&doc)
-	enc := yaml.NewEncoder(w)
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
 	enc.SetIndent(2)
-	return errors.Join(enc.Encode(&doc), enc.Close())
+	if err := errors.Join(enc.Encode(&doc), enc.Close()); err != nil {
+		return err
+	}
+	_, err := w.Write(escaped(out.Bytes()))
+	return err
 }
 
 func plain(n *yaml.Node) {
 	// Empty lists and mappings need the style.
 	if len(n.Content) > 0 || n.Kind == yaml.ScalarNode {
 		n.Style = 0
+	}
+	if strings.ContainsFunc(n.Value, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		n.Style = yaml.DoubleQuotedStyle // the only one with escapes
 	}
 	for _, c := range n.Content {
 		plain(c)

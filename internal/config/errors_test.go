@@ -223,8 +223,8 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"1:6: jobs: is empty: write a list, each rule beginning with `- name: ...`, [] for no jobs, or remove the key to use the default",
 		}},
 		{"jobs", "jobs:\n  - {name: a, by: [env.A, env., comm, env.A]}\n  - {name: a, cgroup: \"x\"}\n  - {name: a b, cgroup: \"[\"}\n  - {by: x, match: {}}\n", []string{
-			`2:27: jobs[0].by[1]: "env." is not a property that identifies jobs: write env.NAME, pod.labels.NAME, container.labels.NAME, container.id or unit`,
-			`2:33: jobs[0].by[2]: "comm" is not a property that identifies jobs: write env.NAME, pod.labels.NAME, container.labels.NAME, container.id or unit`,
+			`2:27: jobs[0].by[1]: "env." is not a property that identifies jobs: write env.NAME, pod.labels.NAME, container.labels.NAME, container.id, unit or user_unit`,
+			`2:33: jobs[0].by[2]: "comm" is not a property that identifies jobs: write env.NAME, pod.labels.NAME, container.labels.NAME, container.id, unit or user_unit`,
 			`2:39: jobs[0].by[3]: "env.A" is given twice: keep one of them`,
 			"3:12: jobs[1].name: job rule 1 has the same: write a unique name for each rule",
 			`3:23: jobs[1].cgroup: "x": matches no path: paths begin with /: begin it with / or *`,

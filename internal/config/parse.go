@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/regular"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -19,18 +19,16 @@ import (
 // Load reads and parses the file at path. It returns the errors of Parse, or wraps the
 // system's error, such as fs.ErrNotExist.
 func Load(path string) (Config, error) {
-	f, err := os.Open(path)
+	data, err := regular.ReadSoon(path, yamlfile.MaxSize)
 	if err != nil {
 		remedy := "check the path and its permissions"
-		if errors.Is(err, fs.ErrNotExist) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			remedy = "create it (an empty file has every default) or name another file"
+		case errors.Is(err, regular.ErrKind), errors.Is(err, regular.ErrSize), errors.Is(err, os.ErrDeadlineExceeded):
+			remedy = "name a regular file of this host"
 		}
 		return Config{}, fmt.Errorf("configuration: %w: %s", err, remedy)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, yamlfile.MaxSize+1))
-	if err != nil {
-		return Config{}, fmt.Errorf("configuration: %w: name a regular file", err)
 	}
 	return Parse(path, data)
 }

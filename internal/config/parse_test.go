@@ -94,6 +94,7 @@ rules:
       exe: "/opt/*"
       gid: 44
       unit: train.service
+      user_unit: own.service
       slice: "batch-*.slice"
       env: {RANK: "0", "my.var": "*"}
       container:
@@ -160,7 +161,7 @@ log: {level: debug}
 			},
 			{Name: "rest", Match: classify.Match{UID: new(uint32(0))}, Class: gpreempt.Online},
 			{Name: "all", Match: classify.Match{
-				Exe: "/opt/*", GID: new(uint32(44)), Unit: "train.service", Slice: "batch-*.slice",
+				Exe: "/opt/*", GID: new(uint32(44)), Unit: "train.service", UserUnit: "own.service", Slice: "batch-*.slice",
 				Env: map[string]string{"RANK": "0", "my.var": "*"},
 				Container: classify.ContainerMatch{
 					ID: "3f2a*", Name: "trainer", Image: "rocm/pytorch:*", Runtime: "podman", Labels: map[string]string{"tier": "batch"},

@@ -142,7 +142,7 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 				"9:7: rules[0].match.class: unknown key: it belongs next to match:, not in it",
 				"10:7: rules[0].match.container.name: unknown key: write container: and below it, indented, name:",
 				"11:7: rules[0].match.gpus: unknown key: did you mean gpu?",
-				"12:7: rules[0].match.user: unknown key: the keys here are comm, uid, gid, exe, cgroup, unit, slice, env, container, pod, slurm, gpu, queue_priority, ring_address, cmdline",
+				"12:7: rules[0].match.user: unknown key: the keys here are comm, uid, gid, exe, cgroup, unit, slice, user_unit, env, container, pod, slurm, gpu, queue_priority, ring_address, cmdline",
 				"13:22: rules[0].match.pod.image: unknown key: it belongs under container:",
 				"13:32: rules[0].match.pod.comm: unknown key: it belongs under match:",
 			},

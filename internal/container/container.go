@@ -38,15 +38,17 @@ const (
 // Config is what a Resolver needs.
 type Config struct {
 	// Sockets are the paths of the runtimes' unix sockets. Those whose file name begins
-	// with docker or podman use Docker's API, all others the CRI. A socket below
-	// /run/user/UID is queried for that user's rootless containers, and no other socket
-	// is.
+	// with docker or podman use Docker's API, all others the CRI. A socket of a user other
+	// than root and the daemon's is not queried.
 	Sockets []string
 	// Kubelet is the address of the kubelet's API, such as https://127.0.0.1:10250, or
 	// "": only it knows the priority class and the present labels of a pod.
 	// KubeletToken is a file with the token for it, KubeletCA a file with the
 	// certificates of its authorities ("": the host's). Both are read for each query.
 	Kubelet, KubeletToken, KubeletCA string
+	// Cgroup returns the control group of a process, which that of a container's first
+	// process is compared with. It is called from several goroutines; nil compares nothing.
+	Cgroup func(pid int32) (gpreempt.Cgroup, error)
 	// Changed is called, from several goroutines, when the result of Lookup for a
 	// container has changed. It must not block.
 	Changed func(containerID string)
@@ -98,16 +100,13 @@ func (r *Resolver) Lookup(g gpreempt.Cgroup) (c gpreempt.Container, known bool) 
 		return gpreempt.Container{}, false
 	}
 	now := r.cfg.Now()
-	k := key{g.ContainerID, userOf(g.Path)}
+	k := key{g.ContainerID, g.ContainerPath}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.entries[k]
 	if e == nil {
 		r.makeRoom()
-		e = &entry{key: k, runtime: g.Runtime, since: now, due: now}
-		if k.user == 0 { // a user can claim to be in any pod
-			e.pod = g.PodUID
-		}
+		e = &entry{key: k, runtime: g.Runtime, pod: g.PodUID, since: now, due: now}
 		e.show(r.pods.facts)
 		r.entries[k] = e
 	}
@@ -154,7 +153,7 @@ func (r *Resolver) Run(ctx context.Context) {
 
 // resolve queries the sockets for one container and keeps the result.
 func (r *Resolver) resolve(ctx context.Context, e *entry) {
-	result := r.query(ctx, e)
+	result := e.check(r.query(ctx, e), r.cfg.Cgroup)
 	now := r.cfg.Now()
 	r.mu.Lock()
 	r.queries--

@@ -3,6 +3,7 @@ package container
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"net"
 	"sync"
 
@@ -26,7 +27,7 @@ const (
 
 // criTalk queries over the Kubernetes container runtime interface. A connection serves
 // one query: there are few, and no connection breaks when the runtime restarts.
-func criTalk(ctx context.Context, conn net.Conn, id string) (gpreempt.Container, error) {
+func criTalk(ctx context.Context, conn net.Conn, id string) (reported, error) {
 	var once sync.Once
 	client, err := grpc.NewClient("passthrough:///runtime",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -44,7 +45,7 @@ func criTalk(ctx context.Context, conn net.Conn, id string) (gpreempt.Container,
 		}),
 	)
 	if err != nil {
-		return gpreempt.Container{}, err
+		return reported{}, err
 	}
 	defer client.Close()
 	c, err := criContainer(ctx, cri.NewRuntimeServiceClient(client), id)
@@ -52,12 +53,12 @@ func criTalk(ctx context.Context, conn net.Conn, id string) (gpreempt.Container,
 }
 
 // criContainer combines what the runtime reports of a container and of its pod.
-func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id string) (gpreempt.Container, error) {
+func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id string) (reported, error) {
 	// The list names the sandbox of a container, the status does not. The filter accepts
 	// prefixes of an id too.
 	list, err := runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{Id: id}})
 	if err != nil {
-		return gpreempt.Container{}, err
+		return reported{}, err
 	}
 	var listed *cri.Container
 	for _, l := range list.GetContainers() {
@@ -66,36 +67,46 @@ func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id stri
 		}
 	}
 	if listed == nil {
-		return gpreempt.Container{}, errUnknown
+		return reported{}, errUnknown
 	}
-	labels := listed.GetLabels()
+	// Only the status has the first process, and with older kubelets the list has the digest
+	// of an image instead of its name.
+	detail, err := runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	if err != nil {
+		return reported{}, err
+	}
+	labels, image := listed.GetLabels(), detail.GetStatus().GetImage()
 	c := gpreempt.Container{
-		Name:      cmp.Or(listed.GetMetadata().GetName(), labels[labelContainer]),
-		Image:     listed.GetImage().GetUserSpecifiedImage(),
+		Name: cmp.Or(listed.GetMetadata().GetName(), labels[labelContainer]),
+		Image: cmp.Or(listed.GetImage().GetUserSpecifiedImage(), image.GetUserSpecifiedImage(), image.GetImage(),
+			listed.GetImage().GetImage(), listed.GetImageRef()),
 		Namespace: labels[labelPodNamespace], Pod: labels[labelPod],
 		Labels: cleanLabels(labels),
 	}
-	if c.Image == "" {
-		// With older kubelets the list has the digest of an image only.
-		s, err := runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
-		if err != nil {
-			return gpreempt.Container{}, err
-		}
-		image := s.GetStatus().GetImage()
-		c.Image = cmp.Or(image.GetUserSpecifiedImage(), image.GetImage(), listed.GetImage().GetImage(), listed.GetImageRef())
-	}
+	uid := labels[labelPodUID]
 	s, err := runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: listed.GetPodSandboxId()})
 	switch {
 	case status.Code(err) == codes.NotFound:
 		// It is being removed: only the container's labels are left.
 	case err != nil:
-		return gpreempt.Container{}, err
+		return reported{}, err
 	default:
 		pod := s.GetStatus()
 		c.Namespace, c.Pod = cmp.Or(pod.GetMetadata().GetNamespace(), c.Namespace), cmp.Or(pod.GetMetadata().GetName(), c.Pod)
+		uid = cmp.Or(pod.GetMetadata().GetUid(), uid)
 		c.PodLabels = cleanLabels(pod.GetLabels(), labelPod, labelPodNamespace, labelPodUID)
 	}
-	return clean(c), nil
+	return reported{container: clean(c), pid: firstProcess(detail.GetInfo()), pod: uid}, nil
+}
+
+// firstProcess returns the pid in the verbose status of a container: "info" is JSON in
+// containerd (toCRIContainerInfo) and in CRI-O (createContainerInfo); cri-dockerd has none.
+func firstProcess(info map[string]string) int32 {
+	var at struct{ Pid *int32 }
+	if err := json.Unmarshal([]byte(info["info"]), &at); err != nil || at.Pid == nil {
+		return unsaid
+	}
+	return *at.Pid
 }
 
 // criError returns errUnknown for a runtime without the container and an *answerError for

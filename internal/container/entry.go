@@ -2,20 +2,17 @@ package container
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// key names a container: its id and the user of its runtime, 0 for the host's. A user can
-// choose the names of cgroups below user@UID.service, and so claim any id there.
-type key struct {
-	id   string
-	user uint32
-}
+// key names a container: its id and the path of its cgroup, because what may make cgroups
+// somewhere can claim any id there.
+type key struct{ id, path string }
 
 // entry is what is known of one container, guarded by Resolver.mu except for the fields
 // that never change.
@@ -56,11 +53,49 @@ const (
 	refused
 )
 
+// reported is what a runtime returns of a container.
+type reported struct {
+	container gpreempt.Container
+	// pid is the first process, 0 for none, and unsaid if the runtime does not return it.
+	pid int32
+	// pod is the unique id of its pod, "" if it is not known.
+	pod string
+}
+
+const unsaid = -1
+
 // answer is the result of a query.
 type answer struct {
-	state     state
-	container gpreempt.Container
-	err       error
+	state state
+	reported
+	err error
+}
+
+// check compares an answer with the cgroup of the entry. It becomes a conflict where they
+// contradict each other, and isUnknown where the runtime has the container without a
+// process that could be compared. at returns the cgroup of a process.
+func (e *entry) check(a answer, at func(pid int32) (gpreempt.Cgroup, error)) answer {
+	conflict := func(format string, args ...any) answer {
+		text := "container " + e.key.id[:min(len(e.key.id), 12)] + ", and by its runtime " + fmt.Sprintf(format, args...)
+		return answer{state: isFound, reported: reported{container: gpreempt.Container{Conflict: text}}, err: errors.New(text)}
+	}
+	if a.state != isFound {
+		return a
+	}
+	if a.pod != "" && e.pod != "" && a.pod != e.pod {
+		return conflict("that of pod %s, not %s", cut(a.pod, maxText), e.pod)
+	}
+	if at == nil || a.pid == unsaid {
+		return a
+	}
+	first, err := at(a.pid)
+	switch {
+	case a.pid == 0 || err != nil:
+		return answer{state: isUnknown}
+	case first.ContainerID != e.key.id || first.ContainerPath != e.key.path:
+		return conflict("that of process %d in %s", a.pid, cut(first.Path, maxText))
+	}
+	return a
 }
 
 // known reports whether anything is known of the container.
@@ -88,6 +123,7 @@ func (e *entry) update(a answer, now time.Time) {
 func (e *entry) show(pods map[string]podFacts) (changed bool) {
 	c, was := e.found, e.known()
 	facts, found := pods[e.pod]
+	found = found && c.Conflict == ""
 	e.inPod = found
 	if found {
 		c.Namespace, c.Pod = cmp.Or(c.Namespace, facts.namespace), cmp.Or(c.Pod, facts.name)
@@ -147,16 +183,4 @@ func (r *Resolver) makeRoom() {
 		}
 	}
 	delete(r.entries, oldest.key)
-}
-
-// userOf returns the user whose service manager a cgroup is below, 0 for none.
-func userOf(path string) uint32 {
-	for name := range strings.SplitSeq(path, "/") {
-		if uid, found := strings.CutPrefix(name, "user@"); found {
-			if n, err := strconv.ParseUint(strings.TrimSuffix(uid, ".service"), 10, 32); err == nil {
-				return uint32(n)
-			}
-		}
-	}
-	return 0
 }

@@ -104,7 +104,7 @@ type criServer struct {
 	cri.UnimplementedRuntimeServiceServer
 	mu         sync.Mutex
 	containers []*cri.Container
-	statuses   map[string]*cri.ContainerStatus
+	statuses   map[string]*cri.ContainerStatusResponse
 	sandboxes  map[string]*cri.PodSandboxStatus
 	err        error
 }
@@ -128,7 +128,7 @@ func (s *criServer) ContainerStatus(_ context.Context, r *cri.ContainerStatusReq
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.statuses[r.GetContainerId()]; c != nil {
-		return &cri.ContainerStatusResponse{Status: c}, nil
+		return c, nil
 	}
 	return nil, status.Error(codes.NotFound, "an error occurred when try to find container")
 }
@@ -174,7 +174,10 @@ func serving() *criServer {
 			},
 			{Id: id("1") + "1", Metadata: &cri.ContainerMetadata{Name: "longer"}},
 		},
-		statuses: map[string]*cri.ContainerStatus{id("1") + "0": {Image: &cri.ImageSpec{Image: "registry.example/longer:1"}}},
+		statuses: map[string]*cri.ContainerStatusResponse{
+			id("1") + "0": {Status: &cri.ContainerStatus{Image: &cri.ImageSpec{Image: "registry.example/longer:1"}}},
+			id("1"):       {Info: map[string]string{"sandboxID": id("2"), "info": `{"sandboxID":"` + id("2") + `","pid":42,"runtimeSpec":{"linux":{}}}`}},
+		},
 		sandboxes: map[string]*cri.PodSandboxStatus{id("2"): {
 			Id: id("2"), Metadata: &cri.PodSandboxMetadata{Name: "vllm-0", Namespace: "prod", Uid: podUID},
 			Labels: map[string]string{labelPod: "vllm-0", labelPodNamespace: "prod", labelPodUID: podUID, "app": "vllm", "tier": "online"},

@@ -12,10 +12,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 const (
@@ -27,6 +27,8 @@ const (
 	// them with 20 KiB. maxPods bounds how many are kept.
 	maxPodList = 16 << 20
 	maxPods    = 2048
+	// maxPEM bounds the files for its connection, in bytes.
+	maxPEM = 1 << 20
 )
 
 // podFacts is what only the kubelet knows of a pod: a runtime has the labels from the
@@ -143,7 +145,7 @@ func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error)
 		if address.Scheme != "https" {
 			return nil, errors.New("a token needs an encrypted connection: the address must begin with https://")
 		}
-		token, err := os.ReadFile(r.cfg.KubeletToken)
+		token, err := regular.ReadSoon(r.cfg.KubeletToken, maxPEM)
 		if err != nil {
 			return nil, err
 		}
@@ -151,7 +153,7 @@ func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error)
 	}
 	trust := &tls.Config{MinVersion: tls.VersionTLS12}
 	if r.cfg.KubeletCA != "" {
-		pem, err := os.ReadFile(r.cfg.KubeletCA)
+		pem, err := regular.ReadSoon(r.cfg.KubeletCA, maxPEM)
 		if err != nil {
 			return nil, err
 		}

@@ -158,22 +158,20 @@ func TestKubeletThatHangsDoesNotDelayNames(t *testing.T) {
 func TestKubeletIsQueriedForContainersOfPodsOnly(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	r := New(Config{Kubelet: "https://localhost:10250", Changed: func(string) {}, Now: func() time.Time { return now }})
-	claims := inPod
-	claims.Path = "/user.slice/user-1000.slice/user@1000.service/user.slice/podman-x.scope"
-	for _, g := range []gpreempt.Cgroup{inDocker, claims} {
-		r.Lookup(g)
-		if pause := r.kubeletDue(); pause != idleAfter {
-			t.Errorf("%+v: queried in %v", g, pause)
-		}
+	r.Lookup(inDocker)
+	if pause := r.kubeletDue(); pause != idleAfter {
+		t.Errorf("queried in %v", pause)
 	}
 	r.Lookup(inPod)
 	if pause := r.kubeletDue(); pause > 0 {
 		t.Errorf("for a pod it is queried in %v", pause)
 	}
-	// A user that claims to be in a pod gets no facts of it.
+	// What the kubelet says of a pod is not for a process whose container the runtime refused.
+	e := r.entries[key{inPod.ContainerID, inPod.ContainerPath}]
+	e.update(answer{state: isFound, reported: reported{container: gpreempt.Container{Conflict: "of another pod"}}}, now)
 	r.updatePods(map[string]podFacts{podUID: {name: "vllm-0"}}, nil)
-	if c, known := r.Lookup(claims); known {
-		t.Errorf("a claim was accepted: %+v", c)
+	if c, known := r.Lookup(inPod); !known || !c.Equal(gpreempt.Container{Conflict: "of another pod"}) {
+		t.Errorf("known %v, %+v", known, c)
 	}
 }
 

@@ -53,7 +53,7 @@ func (p *peer) dial(context.Context) (net.Conn, error) {
 	return mine, nil
 }
 
-func (p *peer) talk(ctx context.Context, _ net.Conn, id string) (gpreempt.Container, error) {
+func (p *peer) talk(ctx context.Context, _ net.Conn, id string) (reported, error) {
 	p.mu.Lock()
 	p.open++
 	p.most = max(p.most, p.open)
@@ -70,11 +70,11 @@ func (p *peer) talk(ctx context.Context, _ net.Conn, id string) (gpreempt.Contai
 	p.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
-		return gpreempt.Container{}, net.ErrClosed
+		return reported{}, net.ErrClosed
 	case !found:
-		return gpreempt.Container{}, errUnknown
+		return reported{}, errUnknown
 	}
-	return c, nil
+	return reported{container: c, pid: unsaid}, nil
 }
 
 func (p *peer) set(change func(*peer)) {
@@ -389,16 +389,14 @@ func TestAnswerOfABetterRuntimeStaysWhileItDoesNotAnswer(t *testing.T) {
 
 func TestWarningsNameTheRemedy(t *testing.T) {
 	absent := &fs.PathError{Op: "dial", Path: "x", Err: fs.ErrNotExist}
-	const rootless = "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-x.scope"
 	tests := map[string]struct {
 		peers map[string]*peer
 		g     gpreempt.Cgroup
 		want  string
 	}{
 		"no socket at all": {map[string]*peer{dockerd: {err: absent}}, inDocker, "add the socket of its runtime"},
-		"a rootless one":   {map[string]*peer{dockerd: {}}, gpreempt.Cgroup{Path: rootless, Runtime: "podman", ContainerID: id("a")}, "/run/user/1000/podman/podman.sock"},
 		"one of ctr's":     {map[string]*peer{containerd: {}}, gpreempt.Cgroup{Runtime: "containerd", ContainerID: "redis"}, "nerdctl and ctr"},
-		"a nested one":     {map[string]*peer{dockerd: {}}, inDocker, "docker-in-docker"},
+		"another's":        {map[string]*peer{dockerd: {}}, inDocker, "or match it by container id"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

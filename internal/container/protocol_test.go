@@ -62,22 +62,22 @@ func TestAnswersOfDockersAPI(t *testing.T) {
 		// rests: the socket is not queried for a while.
 		rests bool
 	}{
-		"a container": {okay(inspect(id("1"), "a", nil)), answer{state: isFound, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}}, false},
+		"a container": {okay(inspect(id("1"), "a", nil)), answer{state: isFound, reported: reported{pid: 42, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}}}, false},
 		"chunked": {
 			"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + strconv.FormatInt(int64(len(inspect(id("1"), "a", nil))), 16) + "\r\n" +
 				inspect(id("1"), "a", nil) + "\r\n0\r\n\r\n",
-			answer{state: isFound, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}},
+			answer{state: isFound, reported: reported{pid: 42, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}}},
 			false,
 		},
 		"the kubelet's, over cri-dockerd": {
 			okay(inspect(id("1"), "k8s_server_vllm-0_prod_x_0", map[string]string{labelContainer: "server", labelPod: "vllm-0", labelPodNamespace: "prod"})),
-			answer{state: isFound, container: gpreempt.Container{
+			answer{state: isFound, reported: reported{pid: 42, container: gpreempt.Container{
 				Name: "server", Image: "registry.example/k8s_server_vllm-0_prod_x_0:1", Namespace: "prod", Pod: "vllm-0",
 				Labels: map[string]string{labelContainer: "server", labelPod: "vllm-0", labelPodNamespace: "prod"},
-			}},
+			}}},
 			false,
 		},
-		"an image with an id only":  {okay(`{"Id":"` + id("1") + `","Name":"/a","Image":"sha256:0"}`), answer{state: isFound, container: gpreempt.Container{Name: "a", Image: "sha256:0"}}, false},
+		"an image with an id only":  {okay(`{"Id":"` + id("1") + `","Name":"/a","Image":"sha256:0"}`), answer{state: isFound, reported: reported{pid: unsaid, container: gpreempt.Container{Name: "a", Image: "sha256:0"}}}, false},
 		"another, whose name it is": {okay(inspect(id("2"), id("1"), nil)), answer{state: isUnknown}, false},
 		"no such container":         {"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}", answer{state: isUnknown}, false},
 		"an error":                  {"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", answer{state: refused, err: &answerError{"HTTP status 500 Oops"}}, false},
@@ -119,8 +119,8 @@ func compare(t *testing.T, got, want answer, s *socket, rests bool) {
 		}
 		return err.Error()
 	}
-	if diff := cmp.Diff(want.container, got.container); diff != "" || got.state != want.state || text(got.err) != text(want.err) {
-		t.Errorf("state %d, want %d; error %v, want %v; container (-want +got):\n%s", got.state, want.state, got.err, want.err, diff)
+	if diff := cmp.Diff(want.reported, got.reported, cmp.AllowUnexported(reported{})); diff != "" || got.state != want.state || text(got.err) != text(want.err) {
+		t.Errorf("state %d, want %d; error %v, want %v; reported (-want +got):\n%s", got.state, want.state, got.err, want.err, diff)
 	}
 	if err := s.resting(time.Now()); (err != nil) != rests {
 		t.Errorf("rests: %v, want %v", err, rests)
@@ -131,7 +131,7 @@ func TestAnswersOfTheCRI(t *testing.T) {
 	found := func(change func(*gpreempt.Container)) answer {
 		c := served()
 		change(&c)
-		return answer{state: isFound, container: c}
+		return answer{state: isFound, reported: reported{container: c, pid: 42, pod: podUID}}
 	}
 	tests := map[string]struct {
 		change func(*criServer)
@@ -141,7 +141,7 @@ func TestAnswersOfTheCRI(t *testing.T) {
 		"an image of an older kubelet": {
 			func(s *criServer) {
 				s.containers[1].Image = &cri.ImageSpec{Image: "sha256:0123"}
-				s.statuses[id("1")] = &cri.ContainerStatus{Image: &cri.ImageSpec{Image: "registry.example/old:1"}}
+				s.statuses[id("1")].Status = &cri.ContainerStatus{Image: &cri.ImageSpec{Image: "registry.example/old:1"}}
 			},
 			found(func(c *gpreempt.Container) { c.Image = "registry.example/old:1" }),
 		},
@@ -153,8 +153,20 @@ func TestAnswersOfTheCRI(t *testing.T) {
 			func(s *criServer) { s.containers[1].Labels = nil },
 			found(func(c *gpreempt.Container) { c.Labels = nil }),
 		},
+		"without its first process, as from cri-dockerd": {
+			func(s *criServer) { s.statuses[id("1")].Info = nil },
+			answer{state: isFound, reported: reported{container: served(), pid: unsaid, pod: podUID}},
+		},
+		"without a process": {
+			func(s *criServer) { s.statuses[id("1")].Info["info"] = `{"pid":0}` },
+			answer{state: isFound, reported: reported{container: served(), pid: 0, pod: podUID}},
+		},
+		"a status that is not JSON": {
+			func(s *criServer) { s.statuses[id("1")].Info["info"] = "42" },
+			answer{state: isFound, reported: reported{container: served(), pid: unsaid, pod: podUID}},
+		},
 		"no such container":        {func(s *criServer) { s.containers = s.containers[:1] }, answer{state: isUnknown}},
-		"removed during the query": {func(s *criServer) { s.containers[1].Image = nil }, answer{state: isUnknown}},
+		"removed during the query": {func(s *criServer) { s.statuses = nil }, answer{state: isUnknown}},
 		"the CRI is turned off":    {func(s *criServer) { s.err = status.Error(codes.Unimplemented, "unknown service") }, answer{state: isUnknown}},
 		"it is not allowed":        {func(s *criServer) { s.err = status.Error(codes.PermissionDenied, "no") }, answer{state: refused, err: &answerError{"PermissionDenied: no"}}},
 		"a giant":                  {func(s *criServer) { s.containers[1].Labels["a"] = strings.Repeat("x", 4<<20) }, answer{state: refused}},
@@ -230,22 +242,19 @@ func TestSocketsByTheirNames(t *testing.T) {
 	type facts struct {
 		Runtime string
 		CRI     bool
-		User    uint32
 	}
 	for path, want := range map[string]facts{
-		"/run/containerd/containerd.sock":              {"containerd", true, 0},
-		"/run/k3s/containerd/containerd.sock":          {"containerd", true, 0},
-		"/run/k0s/containerd.sock":                     {"containerd", true, 0},
-		"/run/crio/crio.sock":                          {"cri-o", true, 0},
-		"/run/cri-dockerd.sock":                        {"docker", true, 0},
-		"/run/docker.sock":                             {"docker", false, 0},
-		"/run/podman/podman.sock":                      {"podman", false, 0},
-		"/run/user/1000/podman/podman.sock":            {"podman", false, 1000},
-		"/var/run/user/7/docker.sock":                  {"docker", false, 7},
-		"/run/user/1000/../../containerd/runtime.sock": {"", true, 0},
+		"/run/containerd/containerd.sock":              {"containerd", true},
+		"/run/k3s/containerd/containerd.sock":          {"containerd", true},
+		"/run/k0s/containerd.sock":                     {"containerd", true},
+		"/run/crio/crio.sock":                          {"cri-o", true},
+		"/run/cri-dockerd.sock":                        {"docker", true},
+		"/run/docker.sock":                             {"docker", false},
+		"/run/podman/podman.sock":                      {"podman", false},
+		"/run/user/1000/../../containerd/runtime.sock": {"", true},
 	} {
 		s := newSocket(path, zap.NewNop())
-		if diff := cmp.Diff(want, facts{s.runtime, s.cri, s.user}); diff != "" {
+		if diff := cmp.Diff(want, facts{s.runtime, s.cri}); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", path, diff)
 		}
 	}
@@ -256,7 +265,7 @@ func TestItsOwnRuntimeIsQueriedFirst(t *testing.T) {
 		text := ""
 		for rank := range maxRank + 1 {
 			for _, path := range sockets {
-				if n, ok := newSocket(path, nil).rank(e); ok && n == rank {
+				if newSocket(path, nil).rank(e) == rank {
 					text += strings.TrimSuffix(filepath.Base(path), ".sock") + " "
 				}
 			}
@@ -270,7 +279,6 @@ func TestItsOwnRuntimeIsQueriedFirst(t *testing.T) {
 		"crio / / containerd cri-dockerd containerd containerd containerd / docker podman / ": {runtime: "cri-o", pod: podUID},
 		"cri-dockerd / docker / containerd crio containerd containerd containerd / podman / ": {runtime: "docker", pod: podUID},
 		"containerd crio cri-dockerd containerd containerd containerd / docker podman / / / ": {pod: podUID},
-		"/ / / / ": {key: key{user: 1000}},
 	} {
 		if got := order(e); got != want {
 			t.Errorf("%+v:\n%s, want\n%s", e, got, want)
@@ -312,13 +320,14 @@ func FuzzParseInspect(f *testing.F) {
 	f.Add([]byte(`{"Id":"` + id("1") + `","Name":"\ud800","Config":null}`))
 	f.Add([]byte(`[[[`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c, err := parseInspect(b, id("1"))
+		found, err := parseInspect(b, id("1"))
 		if err != nil {
-			if diff := cmp.Diff(gpreempt.Container{}, c); diff != "" {
+			if diff := cmp.Diff(reported{}, found, cmp.AllowUnexported(reported{})); diff != "" {
 				t.Errorf("with error %v:\n%s", err, diff)
 			}
 			return
 		}
+		c := found.container
 		for _, s := range []string{c.Name, c.Image, c.Namespace, c.Pod} {
 			if len(s) > maxText || !utf8.ValidString(s) {
 				t.Errorf("%q of %q", s, b)

@@ -1,8 +1,12 @@
 package container
 
 import (
+	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -92,28 +96,116 @@ func TestRuntimeThatRestartsIsQueriedAgain(t *testing.T) {
 	}
 }
 
-// A user can choose the name of a cgroup and the answers of a socket: neither affects
-// the containers of others.
-func TestRootlessContainersComeFromTheirUsersSocketOnly(t *testing.T) {
-	dir := testutil.TempSocketDir(t)
-	system, users := filepath.Join(dir, "docker.sock"), filepath.Join(dir, "run/user/1000/docker.sock")
-	serveHTTP(t, system, &docker{bodies: map[string]string{id("a"): inspect(id("a"), "the-hosts", nil)}})
-	serveHTTP(t, users, &docker{bodies: map[string]string{
-		id("a"): inspect(id("a"), "the-users", nil), id("b"): inspect(id("b"), "not-the-users", nil),
-	}})
-	r := run(t, Config{Sockets: []string{users, system}})
-	unknown := gpreempt.Cgroup{ContainerID: id("b")}
-	hosts, user := gpreempt.Cgroup{Path: "/docker/" + id("a"), Runtime: "docker", ContainerID: id("a")}, gpreempt.Cgroup{
-		Path: "/user.slice/user-1000.slice/user@1000.service/user.slice/docker-" + id("a") + ".scope", Runtime: "docker", ContainerID: id("a"), PodUID: podUID,
+// A program that listens at a socket can say anything of the containers of others.
+func TestSocketOfAUserIsNotQueried(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can listen as another user")
 	}
-	r.Lookup(unknown)
-	r.Lookup(hosts)
+	dir := testutil.TempSocketDir(t)
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	users, system := filepath.Join(dir, "podman.sock"), filepath.Join(dir, "docker.sock")
+	serve := func(path, name string) {
+		serveHTTP(t, path, &docker{bodies: map[string]string{id("a"): inspect(id("a"), name, nil)}})
+	}
+	asUser(t, 65534, func() { serve(users, "the-users") })
+	serve(system, "the-hosts")
+	r := run(t, Config{Sockets: []string{users, system}})
+	g := gpreempt.Cgroup{ContainerID: id("a")}
+	r.Lookup(g)
 	wait(t, r.changed, "the host's", id("a"))
-	r.Lookup(user)
-	wait(t, r.changed, "the user's", id("a"))
-	r.lookup(t, hosts, gpreempt.Container{Name: "the-hosts", Image: "registry.example/the-hosts:1"}, true)
-	r.lookup(t, user, gpreempt.Container{Name: "the-users", Image: "registry.example/the-users:1"}, true)
-	r.lookup(t, unknown, gpreempt.Container{}, false)
+	r.lookup(t, g, gpreempt.Container{Name: "the-hosts", Image: "registry.example/the-hosts:1"}, true)
+	// The host's answer may end the query of the other one: this one is known to that only.
+	r.Lookup(gpreempt.Cgroup{ContainerID: id("b")})
+	wait(t, r.logged, "the warning", "container runtime does not answer")
+	want := []gpreempt.Warning{gpreempt.WarnContainerRuntime.Warn("the container runtime at " + users + " is not queried: it is of user 65534, who can say anything of a container: " +
+		"remove it from containers.sockets, and match that user's containers by uid and user_unit")}
+	if diff := cmp.Diff(want, r.Warnings()); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+// asUser calls f on a thread of a user, which the kernel then forgets.
+func asUser(t *testing.T, uid int, f func()) {
+	t.Helper()
+	done := make(chan syscall.Errno)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		_, _, err := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0))
+		if err == 0 {
+			f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != 0 {
+		t.Fatal(err)
+	}
+}
+
+func TestContainerIsComparedWithTheRuntimesAnswer(t *testing.T) {
+	const path, pod = "/kubepods/pod" + podUID + "/x", podUID
+	claimed := gpreempt.Cgroup{Path: path, ContainerID: id("1"), ContainerPath: path, PodUID: pod}
+	elsewhere := claimed
+	elsewhere.Path, elsewhere.ContainerPath = "/docker/x", "/docker/x"
+	other := claimed
+	other.ContainerID = id("2")
+	found := gpreempt.Container{Name: "server"}
+	conflict := func(text string) gpreempt.Container {
+		return gpreempt.Container{Conflict: "container 000000000000, and by its runtime that of " + text}
+	}
+	for name, test := range map[string]struct {
+		answer reported
+		at     gpreempt.Cgroup
+		err    error
+		want   answer
+	}{
+		"the same":                    {reported{container: found, pid: 42, pod: pod}, claimed, nil, answer{state: isFound, reported: reported{container: found, pid: 42, pod: pod}}},
+		"a runtime without pods":      {reported{container: found, pid: 42}, claimed, nil, answer{state: isFound, reported: reported{container: found, pid: 42}}},
+		"a runtime without processes": {reported{container: found, pid: unsaid, pod: pod}, elsewhere, nil, answer{state: isFound, reported: reported{container: found, pid: unsaid, pod: pod}}},
+		"another cgroup":              {reported{container: found, pid: 42, pod: pod}, elsewhere, nil, answer{state: isFound, reported: reported{container: conflict("process 42 in /docker/x")}}},
+		"another container":           {reported{container: found, pid: 42, pod: pod}, other, nil, answer{state: isFound, reported: reported{container: conflict("process 42 in " + path)}}},
+		"no container":                {reported{container: found, pid: 42}, gpreempt.Cgroup{Path: "/"}, nil, answer{state: isFound, reported: reported{container: conflict("process 42 in /")}}},
+		"another pod":                 {reported{container: found, pid: 42, pod: "x"}, claimed, nil, answer{state: isFound, reported: reported{container: conflict("pod x, not " + pod)}}},
+		"the process has exited":      {reported{container: found, pid: 42}, claimed, fs.ErrNotExist, answer{state: isUnknown}},
+		"it has no process":           {reported{container: found, pid: 0}, claimed, nil, answer{state: isUnknown}},
+	} {
+		e := &entry{key: key{claimed.ContainerID, claimed.ContainerPath}, pod: claimed.PodUID}
+		got := e.check(answer{state: isFound, reported: test.answer}, func(pid int32) (gpreempt.Cgroup, error) {
+			if pid != test.answer.pid {
+				t.Errorf("%s: looked at process %d", name, pid)
+			}
+			return test.at, test.err
+		})
+		if (got.err == nil) != (test.want.container.Conflict == "") {
+			t.Errorf("%s: error %v", name, got.err)
+		}
+		got.err = nil
+		if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(answer{}, reported{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// A process that claims the id of a container elsewhere has none of its facts, and does not
+// take them from the container.
+func TestFalseContainerIsRefusedAndSaid(t *testing.T) {
+	path := filepath.Join(testutil.TempSocketDir(t), "docker.sock")
+	serveHTTP(t, path, &docker{bodies: map[string]string{id("a"): inspect(id("a"), "server", nil)}})
+	at := gpreempt.Cgroup{Path: "/docker/" + id("a"), ContainerID: id("a"), ContainerPath: "/docker/" + id("a")}
+	r := run(t, Config{Sockets: []string{path}, Cgroup: func(int32) (gpreempt.Cgroup, error) { return at, nil }})
+	claim := gpreempt.Cgroup{Path: "/batch/docker/" + id("a"), ContainerID: id("a"), ContainerPath: "/batch/docker/" + id("a")}
+	r.Lookup(at)
+	wait(t, r.changed, "the name", id("a"))
+	r.Lookup(claim)
+	wait(t, r.changed, "the conflict", id("a"))
+	const text = "container 000000000000, and by its runtime that of process 42 in /docker/"
+	r.lookup(t, at, gpreempt.Container{Name: "server", Image: "registry.example/server:1"}, true)
+	r.lookup(t, claim, gpreempt.Container{Conflict: text + id("a")}, true)
+	want := []gpreempt.Warning{gpreempt.WarnContainerAnswer.Warn("the answer of a runtime for container 000000000000 is refused: " + text + id("a"))}
+	if diff := cmp.Diff(want, r.Warnings()); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
 }
 
 func TestRunEndsWhileEverythingHangs(t *testing.T) {

@@ -6,16 +6,16 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/log"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 const (
@@ -42,14 +42,13 @@ func (e *answerError) Error() string { return e.problem }
 type socket struct {
 	path string
 	// runtime is the name of the runtime as in gpreempt.Cgroup, "" when the path does not
-	// show it. cri: it uses the CRI. user is the user of its containers, 0 for the host's.
+	// show it. cri: it uses the CRI.
 	runtime string
 	cri     bool
-	user    uint32
 	log     *zap.Logger
 	// dial connects, and talk makes a query over the connection: criTalk or dockerTalk.
 	dial func(context.Context) (net.Conn, error)
-	talk func(ctx context.Context, conn net.Conn, id string) (gpreempt.Container, error)
+	talk func(ctx context.Context, conn net.Conn, id string) (reported, error)
 	// conns holds one token for each connection.
 	conns chan struct{}
 
@@ -62,7 +61,15 @@ type socket struct {
 func newSocket(path string, log *zap.Logger) *socket {
 	s := &socket{path: path, log: log, cri: true, talk: criTalk, conns: make(chan struct{}, maxConns)}
 	s.dial = func(ctx context.Context) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", path)
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+		if err != nil {
+			return nil, err
+		}
+		if err := ofSystem(conn); err != nil {
+			conn.Close()
+			return nil, err
+		}
+		return conn, nil
 	}
 	name := filepath.Base(path)
 	if strings.HasPrefix(name, "docker") || strings.HasPrefix(name, "podman") {
@@ -73,26 +80,46 @@ func newSocket(path string, log *zap.Logger) *socket {
 			s.runtime = known[1]
 		}
 	}
-	if _, rest, found := strings.Cut(filepath.Clean(path), "/run/user/"); found {
-		uid, _, _ := strings.Cut(rest, "/")
-		if n, err := strconv.ParseUint(uid, 10, 32); err == nil {
-			s.user = uint32(n)
-		}
-	}
 	return s
 }
 
+// foreignError reports that another user listens at the socket: what that user says of a
+// container is not evidence.
+type foreignError struct{ uid uint32 }
+
+func (e *foreignError) Error() string {
+	return fmt.Sprintf("it is of user %d, who can say anything of a container: remove it from containers.sockets, and match that user's containers by uid and user_unit", e.uid)
+}
+
+// ofSystem returns an error unless root, or the user of the daemon, listens at the other end.
+func ofSystem(conn net.Conn) error {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *syscall.Ucred
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		peer, failed = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if failed == nil && peer.Uid != 0 && peer.Uid != uint32(os.Geteuid()) {
+		failed = &foreignError{peer.Uid}
+	}
+	return failed
+}
+
 // rank returns the order of the queries for a container, 0 first: its own runtime before
-// the others, and for a container of a pod the CRI first, which knows the pod. ok is false
-// for containers that the socket must not be queried for.
-func (s *socket) rank(e *entry) (rank int, ok bool) {
+// the others, and for a container of a pod the CRI first, which knows the pod.
+func (s *socket) rank(e *entry) (rank int) {
 	if s.runtime != "" && e.runtime != "" && s.runtime != e.runtime {
 		rank += 2
 	}
 	if e.pod != "" && !s.cri {
 		rank++
 	}
-	return rank, s.user == e.key.user
+	return rank
 }
 
 // maxRank is the highest rank.
@@ -104,7 +131,7 @@ func (r *Resolver) query(ctx context.Context, e *entry) answer {
 	for rank := range maxRank + 1 {
 		var peers []*socket
 		for _, s := range r.sockets {
-			if n, ok := s.rank(e); ok && n == rank {
+			if s.rank(e) == rank {
 				peers = append(peers, s)
 			}
 		}
@@ -156,7 +183,7 @@ func (s *socket) query(ctx context.Context, id string, now func() time.Time) ans
 		return answer{state: unreachable, err: ctx.Err()}
 	}
 	if err := s.resting(now()); err != nil {
-		return answer{state: unreachable, err: err}
+		return failed(err)
 	}
 	limited, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -172,7 +199,7 @@ func (s *socket) query(ctx context.Context, id string, now func() time.Time) ans
 	switch {
 	case err == nil:
 		s.note(now(), nil)
-		return answer{state: isFound, container: c}
+		return answer{state: isFound, reported: c}
 	case errors.Is(err, errUnknown):
 		s.note(now(), nil)
 		return answer{state: isUnknown}
@@ -184,14 +211,22 @@ func (s *socket) query(ctx context.Context, id string, now func() time.Time) ans
 		return answer{state: refused, err: fmt.Errorf("%s: %w", s.path, refusal)}
 	}
 	s.note(now(), err)
+	return failed(err)
+}
+
+// failed returns the answer for a socket that could not be queried.
+func failed(err error) answer {
+	if _, foreign := errors.AsType[*foreignError](err); foreign {
+		return answer{state: noSocket} // for nothing waits for it
+	}
 	return answer{state: unreachable, err: err}
 }
 
 // converse connects and makes the query. It always returns soon after ctx ends.
-func (s *socket) converse(ctx context.Context, id string) (gpreempt.Container, error) {
+func (s *socket) converse(ctx context.Context, id string) (reported, error) {
 	conn, err := s.dial(ctx)
 	if err != nil {
-		return gpreempt.Container{}, err
+		return reported{}, err
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })

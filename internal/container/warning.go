@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,7 +23,7 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 		switch {
 		case e.state == unreachable:
 			missed = true
-		case e.state == refused:
+		case e.state == refused, e.found.Conflict != "":
 			unusable = append(unusable, e)
 		case (e.state == isUnknown || e.state == noSocket) && !e.ever && e.failures >= sureAfter:
 			unknown = append(unknown, e)
@@ -46,18 +47,18 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 	warn := func(kind *gpreempt.WarningKind, format string, args ...any) {
 		all = append(all, kind.Warn(fmt.Sprintf(format, args...)))
 	}
-	if missed {
-		for _, s := range r.sockets {
-			s.mu.Lock()
-			err := s.err
-			s.mu.Unlock()
-			if err != nil {
-				warn(gpreempt.WarnContainerRuntime, "the container runtime at %s does not answer: %v", s.path, err)
-			}
+	for _, s := range r.sockets {
+		s.mu.Lock()
+		err := s.err
+		s.mu.Unlock()
+		if _, foreign := errors.AsType[*foreignError](err); foreign {
+			warn(gpreempt.WarnContainerRuntime, "the container runtime at %s is not queried: %v", s.path, err)
+		} else if err != nil && missed {
+			warn(gpreempt.WarnContainerRuntime, "the container runtime at %s does not answer: %v", s.path, err)
 		}
 	}
 	if len(unusable) > 0 {
-		warn(gpreempt.WarnContainerAnswer, "a runtime returned an unusable answer for %s: %v", containers(unusable), refusal)
+		warn(gpreempt.WarnContainerAnswer, "the answer of a runtime for %s is refused: %v", containers(unusable), refusal)
 	}
 	if len(unknown) > 0 {
 		all = append(all, gpreempt.WarnContainerUnknown.Warn("no container runtime knows "+containers(unknown)).WithRemedy(remedy))
@@ -71,14 +72,12 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 // remedy returns what to do about a container that no runtime knows.
 func (e *entry) remedy() string {
 	switch {
-	case e.key.user != 0:
-		return fmt.Sprintf("it is a rootless container of user %d: add the socket of that user's runtime to containers.sockets, such as /run/user/%d/podman/podman.sock", e.key.user, e.key.user)
 	case e.state == noSocket:
 		return "add the socket of its runtime to containers.sockets"
 	case e.runtime == "containerd" && e.pod == "":
 		return "containerd lists only Kubernetes containers over the CRI: match those of nerdctl and ctr by container id or cgroup"
 	}
-	return "if it runs inside another container, as with docker-in-docker or kind, match it by container id or cgroup; otherwise add the socket of its runtime to containers.sockets"
+	return "add the socket of its runtime to containers.sockets, or match it by container id or cgroup"
 }
 
 // containers describes some containers, the first of them by its id.

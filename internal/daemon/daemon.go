@@ -37,13 +37,13 @@ const (
 	// eventsKept and changesKept bound how far back watchers can resume.
 	eventsKept  = 16384
 	changesKept = 8192
-	// shutdownTime bounds a shutdown: resume everything, answer calls in flight.
-	shutdownTime = 10 * time.Second
-	// callsTime is the part of it for the calls in flight: a client that sends too much reads
-	// that the daemon stops when its debt is paid.
-	callsTime = 5 * time.Second
-	// endTime bounds the end of the parts after that.
-	endTime = 5 * time.Second
+	// The stages of a shutdown, each with its longest time: resume everything, end the calls in
+	// flight (a client that sends too much reads that the daemon stops when its debt is paid),
+	// detach from the targets, end the parts of the daemon.
+	resumeAllTime = 10 * time.Second
+	callsTime     = 5 * time.Second
+	detachTime    = 5 * time.Second
+	endTime       = 5 * time.Second
 	// orphansTime is how long the start waits for the first attempt to resume processes
 	// that an earlier daemon left paused.
 	orphansTime = 2 * time.Second
@@ -103,6 +103,8 @@ type daemon struct {
 	// generation is the generation of the topology at the last read of its GPUs. Only the
 	// observer uses it.
 	generation string
+	// topologyRead is the time of that read.
+	topologyRead time.Time
 	// ready reports whether the daemon serves.
 	ready atomic.Bool
 	// reported are the warnings that have been logged. Only the scheduler's loop uses it.
@@ -130,6 +132,14 @@ func Run(ctx context.Context, opts Options) (err error) {
 	d := &daemon{opts: opts, hangups: hangups, reported: reported{}}
 	d.openLog(cfg)
 	defer d.logs.Close()
+	unlock, unknown, err := opts.Host.lockHost()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if unknown != nil {
+		d.log.Warn("a second daemon of this host would not be noticed", log.Err(unknown))
+	}
 	listener, release, err := listen(ctx, cfg.Socket, opts.lockPath(cfg.Socket), activation.Files(true))
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -92,6 +94,10 @@ func (d *daemon) openContainers(cfg config.Containers) {
 	}
 	d.containers = container.New(container.Config{
 		Sockets: cfg.Sockets, Kubelet: cfg.KubeletAddress(os.LookupEnv), KubeletToken: cfg.KubeletToken, KubeletCA: cfg.KubeletCA,
+		Cgroup: func(pid int32) (gpreempt.Cgroup, error) {
+			text, err := fs.ReadFile(d.backend.root, fmt.Sprintf("proc/%d/cgroup", pid))
+			return discovery.ParseCgroup(text), err
+		},
 		Changed: func(id string) { d.registry.ContainerChanged(id) },
 		Log:     d.log.Named("containers"),
 		Now:     time.Now,

@@ -40,6 +40,9 @@ type Host struct {
 	// containers and no kernel log, and criu and freezer, which act on processes of this
 	// kernel, are not used.
 	Simulated string
+	// Lock is a file that the daemons of the host have in common, whatever RunDir and whatever
+	// container they are in; "" for none.
+	Lock string
 	// Dir is the host's root directory, where mechanisms keep /proc/PID open.
 	Dir string
 	// Files, if not nil, is read in place of Dir by everything else.
@@ -72,7 +75,7 @@ type BacklogReader func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEn
 // RUNTIME_DIRECTORY, or else that of the default socket.
 func ThisHost() Host {
 	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
-	return Host{Dir: "/", Open: kfd.Open, OpenKmap: openKmap, RM: nvrm.Kernel(), RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
+	return Host{Dir: "/", Lock: hostLock, Open: kfd.Open, OpenKmap: openKmap, RM: nvrm.Kernel(), RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
 }
 
 func openKmap() (*kfd.Kmap, error) { return kfd.OpenKmap(kfd.KmapPath) }

@@ -69,7 +69,7 @@ func (h *fakeHost) addGPU(node int, id gpreempt.GPUID) {
 	h.put(dir+"name", "ip discovery\n")
 	h.put(dir+"properties", "simd_count 1216\nsimd_per_cu 4\ngfx_target_version 90402\nnum_cp_queues 24\nnum_xcc 8\ncapability 2893521536\n")
 	h.put(dir+"gpu_id", id.String()+"\n")
-	h.put(topologyGeneration, fmt.Sprintf("%d\n", node))
+	h.put("sys/class/kfd/kfd/topology/generation_id", fmt.Sprintf("%d\n", node))
 }
 
 func (h *fakeHost) put(path, text string) {

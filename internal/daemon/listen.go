@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/safedir"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -126,6 +127,32 @@ func takeLock(path string) (*os.File, error) {
 		_, _ = file.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return file, nil
+}
+
+// hostLock is in the directory /run of the first process, which is the host's for a daemon that
+// sees the host's processes: containers have a /run of their own, and so have network
+// namespaces abstract sockets. Only root can make or open files there, and nothing removes it.
+const hostLock = "/proc/1/root/run/gpreemptd.lock"
+
+// lockHost takes the lock of the host, where there is a driver whose jobs two daemons would
+// contend for. The lock is held until release is called. warning says why it could not be tried.
+func (h Host) lockHost() (release func(), warning, err error) {
+	if h.Lock == "" || h.Simulated != "" || discovery.Backend(h.files()) != "kfd" {
+		return func() {}, nil, nil
+	}
+	if _, err := fs.Stat(h.files(), "sys/class/kfd"); err != nil {
+		if _, err := fs.Stat(h.files(), "proc/driver/nvidia"); err != nil {
+			return func() {}, nil, nil
+		}
+	}
+	lock, err := takeLock(h.Lock)
+	if _, second := errors.AsType[*gpreempt.Error](err); second {
+		return nil, nil, err
+	}
+	if err != nil {
+		return func() {}, err, nil
+	}
+	return func() { _ = lock.Close() }, nil, nil
 }
 
 // clearStale removes the socket of a daemon that died. It returns an error if a program

@@ -10,11 +10,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -68,6 +70,44 @@ func TestSecondDaemonIsRefusedWithThePidOfTheFirst(t *testing.T) {
 	}
 	closeFirst()
 	p.listen(t)()
+}
+
+func TestHostHasOneDaemonWhateverItsDirectories(t *testing.T) {
+	driver := fstest.MapFS{"sys/class/kfd/kfd/dev": {}}
+	lock := filepath.Join(t.TempDir(), "lock")
+	first := Host{Lock: lock, RunDir: "/run/a", Files: driver}
+	release, warning, err := first.lockHost()
+	if warning != nil || err != nil {
+		t.Fatal(warning, err)
+	}
+	second := Host{Lock: lock, RunDir: "/run/b", Files: fstest.MapFS{"proc/driver/nvidia/version": {}}}
+	_, _, err = second.lockHost()
+	e, ok := errors.AsType[*gpreempt.Error](err)
+	if want := "another gpreemptd (pid " + strconv.Itoa(os.Getpid()) + ") holds " + lock; !ok || e.Reason != gpreempt.ReasonSecondDaemon || e.Message != want {
+		t.Errorf("the second daemon: %v, want %q", err, want)
+	}
+	for name, h := range map[string]Host{
+		"of a simulation":  {Lock: lock, Simulated: "mi300x", Files: driver},
+		"of an emulation":  {Lock: lock, Files: fstest.MapFS{"sys/class/kfd/kfd/dev": {}, discovery.EmulatedFile: {Data: []byte("mi300x\n")}}},
+		"without a driver": {Lock: lock, Files: fstest.MapFS{"proc/1/stat": {}}},
+	} {
+		if release, warning, err := h.lockHost(); warning != nil || err != nil {
+			t.Errorf("a daemon %s: %v, %v", name, warning, err)
+		} else {
+			release()
+		}
+	}
+	// The daemon starts where the file cannot be opened, and says so.
+	if release, warning, err := (Host{Lock: lock + "/none", Files: driver}).lockHost(); warning == nil || err != nil {
+		t.Errorf("%v, %v", warning, err)
+	} else {
+		release()
+	}
+	release()
+	if release, warning, err = second.lockHost(); warning != nil || err != nil {
+		t.Fatal(warning, err)
+	}
+	release()
 }
 
 func TestFailedStartReleasesTheLock(t *testing.T) {

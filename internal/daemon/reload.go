@@ -34,7 +34,7 @@ func (d *daemon) reloadOnHangup(ctx context.Context) {
 func (d *daemon) reload() {
 	r, err := d.prepare()
 	if err != nil {
-		d.log.Error("reload failed; nothing changed", log.Err(err))
+		d.logs.Changes().Error("reload failed; nothing changed", log.Err(err))
 		d.warnings.set("reload", err.warning)
 		return
 	}
@@ -46,6 +46,7 @@ func (d *daemon) reload() {
 			restart = append(restart, c.Key)
 		}
 	}
+	d.logs.Changes().Info("config reloaded", log.Changes(len(r.changes)))
 	d.warnings.set("reload")
 	if len(restart) > 0 {
 		d.warnings.set("reload", gpreempt.WarnRestartNeeded.Warn("changed in the config file but not in force: "+strings.Join(restart, ", ")))

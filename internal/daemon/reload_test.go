@@ -1,9 +1,12 @@
 package daemon
 
 import (
+	"errors"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -167,6 +170,73 @@ func TestReloadThatFailsChangesNothing(t *testing.T) {
 	if len(keys) == 0 || keys[0] != "policy.preset" {
 		t.Errorf("changes logged: %v, want policy.preset first", keys)
 	}
+}
+
+// Whatever is in the place of the file, each reload is answered by a line and by the warning
+// that holds, and the next one works.
+func TestReloadOfWhatIsNoFileIsAnswered(t *testing.T) {
+	d := newDaemon(t, noGroups)
+	core, logs := observer.New(zapcore.InfoLevel)
+	d.logs = log.Of(zap.New(core))
+	path := d.opts.ConfigPath
+	for _, step := range []struct {
+		what string
+		make func() error
+		want string // of the warning, "" without
+	}{
+		{"a FIFO", func() error { return syscall.Mkfifo(path, 0o600) }, "it is not a regular file: a FIFO: name a regular file"},
+		{"a FIFO, again", func() error { return syscall.Mkfifo(path, 0o600) }, "it is not a regular file: a FIFO: name a regular file"},
+		{"a directory", func() error { return os.Mkdir(path, 0o700) }, "it is not a regular file: a directory"},
+		{"an endless device", func() error { return os.Symlink("/dev/zero", path) }, "it is not a regular file: a device"},
+		{"100 MB", func() error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 100<<20)) }, "it is too large"},
+		{"a loop", func() error { return os.Symlink(path, path) }, "too many levels of symbolic links"},
+		{"nothing", func() error { return nil }, "no such file"},
+		{"the file", func() error { return os.WriteFile(path, []byte(noGroups+"log: {level: error}\n"), 0o600) }, ""},
+		{"the file, unchanged", func() error { return os.WriteFile(path, []byte(noGroups+"log: {level: error}\n"), 0o600) }, ""},
+	} {
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := step.make(); err != nil {
+			t.Fatal(err)
+		}
+		d.reload()
+		var got []string
+		for _, w := range d.warnings.list() {
+			got = append(got, w.Code+": "+w.Text)
+		}
+		message := "config reloaded"
+		if step.want != "" {
+			message = "reload failed; nothing changed"
+		}
+		if len(got) > 1 || (len(got) == 1) != (step.want != "") || len(got) == 1 && (!strings.HasPrefix(got[0], "CONFIG_REJECTED: ") || !strings.Contains(got[0], step.want)) {
+			t.Errorf("%s: warnings %q, want one with %q", step.what, got, step.want)
+		}
+		if lines := logs.FilterMessage(message).Len(); lines != 1 {
+			t.Errorf("%s: %d lines %q", step.what, lines, message)
+		}
+		logs.TakeAll()
+	}
+}
+
+func TestShutdownNamesThePartsThatHaveNotEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p parts
+		release, ended := make(chan struct{}), func() {}
+		p.Go("reading the kernel log", func() { <-release })
+		p.Go("a reload of the config file", func() { <-release })
+		p.Go("a reload of the config file", ended)
+		p.Go("the metrics", ended)
+		start := time.Now()
+		got := p.Wait(endTime)
+		if diff := cmp.Diff([]string{"a reload of the config file", "reading the kernel log"}, got); diff != "" || time.Since(start) != endTime {
+			t.Errorf("after %v (-want +got):\n%s", time.Since(start), diff)
+		}
+		close(release)
+		if got := p.Wait(endTime); got != nil {
+			t.Errorf("%q have not ended", got)
+		}
+	})
 }
 
 func TestConfigFileThatWasRemovedIsAnErrorAlsoAtTheDefaultPath(t *testing.T) {

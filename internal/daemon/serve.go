@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,8 +28,8 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	failed := make(chan error, 1+len(listeners))
-	var parts sync.WaitGroup
-	parts.Go(func() {
+	var parts parts
+	parts.Go("the scheduler", func() {
 		every := beatEvery
 		if d.backend.kmap != nil {
 			every = kmap.BeatEvery
@@ -38,36 +41,32 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 			failed <- err
 		}
 	})
-	if err := d.findGPUs(); err != nil {
-		stop()
-		parts.Wait()
-		return errors.Join(err, closeAll(listeners))
-	}
+	d.findNewGPUs()
 	tried := make(chan struct{})
-	parts.Go(func() { d.resumeOrphans(running, sync.OnceFunc(func() { close(tried) })) })
+	parts.Go("resuming what an earlier daemon left paused", func() { d.resumeOrphans(running, sync.OnceFunc(func() { close(tried) })) })
 	select { // short, unless a call of the driver hangs
 	case <-tried:
 	case <-time.After(orphansTime):
 	case <-ctx.Done():
 	}
 	d.observer.Scan()
-	parts.Go(func() { d.observer.Run(running) })
+	parts.Go("reading processes and queues", func() { d.observer.Run(running) })
 	if d.containers != nil {
-		parts.Go(func() { d.containers.Run(running) })
+		parts.Go("asking container runtimes", func() { d.containers.Run(running) })
 	}
-	parts.Go(func() { d.watchKernelLog(running) })
-	parts.Go(func() { d.idle.run(running) })
-	parts.Go(func() { d.loads.run(running) })
-	parts.Go(func() { d.reloadOnHangup(running) })
+	parts.Go("reading the kernel log", func() { d.watchKernelLog(running) })
+	parts.Go("looking for idle leases", func() { d.idle.run(running) })
+	parts.Go("measuring backlogs", func() { d.loads.run(running) })
+	parts.Go("a reload of the config file", func() { d.reloadOnHangup(running) })
 	for _, listener := range listeners {
-		parts.Go(func() {
+		parts.Go("a listener", func() {
 			if err := d.server.Serve(listener); err != nil {
 				failed <- err
 			}
 		})
 	}
 	if scraped != nil {
-		parts.Go(func() { d.serveMetrics(running, scraped) })
+		parts.Go("the metrics", func() { d.serveMetrics(running, scraped) })
 	}
 	d.server.SetServing(true)
 	d.ready.Store(true)
@@ -83,12 +82,8 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	d.notify(systemd.SdNotifyStopping + "\nSTATUS=resuming everything")
 	err := d.shutdown(ctx)
 	stop()
-	ended := make(chan struct{})
-	go func() { parts.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-time.After(endTime):
-		err = errors.Join(err, errors.New("shutdown timed out: a call of the driver hangs"))
+	if left := parts.Wait(endTime); left != nil {
+		err = errors.Join(err, fmt.Errorf("not ended within %v: %s", endTime, strings.Join(left, ", ")))
 	}
 	if err == nil {
 		d.logs.EndRepeats() // or its lines would follow the last one
@@ -97,17 +92,75 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	return errors.Join(failure, err)
 }
 
+// parts are the goroutines of the daemon.
+type parts struct {
+	mu   sync.Mutex
+	left map[string]int // that run, by what they do
+	wake chan struct{}
+}
+
+// Go runs a part, which name describes by what it does.
+func (p *parts) Go(name string, run func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.left == nil {
+		p.left, p.wake = map[string]int{}, make(chan struct{}, 1)
+	}
+	p.left[name]++
+	go func() {
+		run()
+		p.mu.Lock()
+		if p.left[name]--; p.left[name] == 0 {
+			delete(p.left, name)
+		}
+		p.mu.Unlock()
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}()
+}
+
+// Wait returns when all parts have ended, or after a while those that have not.
+func (p *parts) Wait(atMost time.Duration) (left []string) {
+	timer := time.NewTimer(atMost)
+	defer timer.Stop()
+	for {
+		p.mu.Lock()
+		left = slices.Sorted(maps.Keys(p.left))
+		p.mu.Unlock()
+		if len(left) == 0 {
+			return nil
+		}
+		select {
+		case <-p.wake:
+		case <-timer.C:
+			return left
+		}
+	}
+}
+
 // shutdown resumes everything, then ends calls, then detaches from the targets. Detaching
-// resumes a target that an action in flight still suspends.
+// resumes a target that an action in flight still suspends. A stage that takes all of its time
+// leaves the next ones theirs.
 func (d *daemon) shutdown(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
-	defer cancel()
+	stage := func(atMost time.Duration, do func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), atMost)
+		defer cancel()
+		return do(ctx)
+	}
 	d.runner.Stop()
-	quiet := d.awaitAllRunning(ctx)
-	calls, end := context.WithTimeout(ctx, callsTime)
+	err := stage(resumeAllTime, d.awaitAllRunning)
+	calls, end := context.WithTimeout(context.WithoutCancel(ctx), callsTime)
 	d.server.Shutdown(calls)
 	end()
-	if err := errors.Join(quiet, d.sessions.Close(ctx)); err != nil {
+	err = stage(detachTime, func(ctx context.Context) error {
+		if detached := d.sessions.Close(ctx); detached != nil || err == nil {
+			return errors.Join(err, detached)
+		}
+		return d.awaitAllRunning(ctx) // those that were late have been resumed since
+	})
+	if err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
 	return nil
@@ -138,7 +191,13 @@ func (d *daemon) findGPUs() error {
 	if err != nil {
 		return fmt.Errorf("find GPUs: %w", err)
 	}
-	if len(gpus) == 0 {
+	omitted := d.backend.fs.Omitted()
+	var unreadable []gpreempt.Warning
+	if len(omitted) > 0 {
+		unreadable = append(unreadable, gpreempt.WarnGPUOmitted.Warn("KFD topology: "+strings.Join(omitted, "; ")))
+	}
+	d.warnings.set("unreadable GPUs", unreadable...)
+	if len(gpus) == 0 && len(omitted) == 0 {
 		d.warnings.set("gpus", gpreempt.WarnNoGPU.Warn("the amdgpu driver is loaded and has no compute GPU"))
 		return nil
 	}
@@ -157,17 +216,19 @@ func (d *daemon) findGPUs() error {
 	return nil
 }
 
-// topologyGeneration is a file of the driver that changes after a GPU was added or removed.
-const topologyGeneration = "sys/class/kfd/kfd/topology/generation_id"
+// rereadUnreadable is how often the topology is read while a node of it cannot be read: its
+// files change without a new generation.
+const rereadUnreadable = 10 * time.Second
 
-// findNewGPUs finds GPUs that were added after the start. A driver that is loaded adds
-// one after the other.
+// findNewGPUs finds the GPUs, also those that were added after the start: a driver that is
+// loaded adds one after the other.
 func (d *daemon) findNewGPUs() {
-	generation, err := fs.ReadFile(d.backend.root, topologyGeneration)
-	if len(d.inventory.GPUs()) > 0 && (err != nil || string(generation) == d.generation) {
+	generation, err := d.backend.fs.Generation()
+	due := len(d.backend.fs.Omitted()) > 0 && time.Since(d.topologyRead) >= rereadUnreadable
+	if len(d.inventory.GPUs()) > 0 && !due && (err != nil || generation == d.generation) {
 		return
 	}
-	d.generation = string(generation)
+	d.generation, d.topologyRead = generation, time.Now()
 	if err := d.findGPUs(); err != nil {
 		d.generation = ""
 		d.warnings.set("gpus", gpreempt.WarnGPUsUnreadable.Warn(err.Error()))

@@ -43,7 +43,7 @@ func TestUnitsAgreeWithTheDaemon(t *testing.T) {
 		}
 	}
 	for key, least := range map[string]time.Duration{
-		"TimeoutStopSec": max(shutdownTime+endTime, cleanupTime),
+		"TimeoutStopSec": max(resumeAllTime+callsTime+detachTime+endTime, cleanupTime),
 		"WatchdogSec":    3 * beatEvery,
 	} {
 		if got, err := time.ParseDuration(service[key]); err != nil || got < least {

@@ -107,3 +107,28 @@ func TestSlowJobsAreOneWarning(t *testing.T) {
 		}
 	}
 }
+
+func TestNodeThatCannotBeReadIsAWarningUntilItCan(t *testing.T) {
+	d, h := newDaemonOnHost(t, noGroups)
+	h.addGPU(2, 4711)
+	bad := "sys/class/kfd/kfd/topology/nodes/2/gpu_id"
+	h.put(bad, "-1\n")
+	look := func() (gpus int, warned []string) {
+		d.findNewGPUs()
+		for _, w := range d.warnings.list() {
+			warned = append(warned, w.Code+": "+w.Text)
+		}
+		return len(d.inventory.GPUs()), warned
+	}
+	gpus, warned := look()
+	want := []string{`GPU_UNREADABLE: KFD topology: node 2: ` + bad + `:1: "-1" is not a decimal number of 32 bits: ` +
+		`see what the driver says of its GPU (dmesg | grep -i amdgpu), and compare with rocminfo`}
+	if diff := cmp.Diff(want, warned); diff != "" || gpus != 1 {
+		t.Errorf("%d GPUs; warnings (-want +got):\n%s", gpus, diff)
+	}
+	h.put(bad, "4711\n") // without another generation
+	d.topologyRead = d.topologyRead.Add(-rereadUnreadable)
+	if gpus, warned = look(); gpus != 2 || warned != nil {
+		t.Errorf("%d GPUs, warnings %q once the node can be read", gpus, warned)
+	}
+}

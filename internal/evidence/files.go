@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // The files in the folder of a run. The samples are in CSV files beside them, a row for each,
@@ -21,6 +23,9 @@ const (
 	LogsDir  = "logs"
 	KFDDir   = "kfd"
 )
+
+// MaxFile bounds a file of a run, in bytes: some million requests.
+const MaxFile = 256 << 20
 
 // document is the content of run.json: the run without its samples, and the number of rows in
 // each CSV file, by which a damaged file is detected.
@@ -129,7 +134,7 @@ func syncDir(dir string) error {
 
 // Read reads the run in a folder. The error wraps fs.ErrNotExist when the folder has none.
 func Read(dir string) (*Run, error) {
-	run, err := ReadFS(os.DirFS(dir))
+	run, err := ReadFS(regular.DirFS(dir, MaxFile))
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the run in %s: %w", dir, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -126,6 +127,30 @@ func TestDamagedFilesAreRefused(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// The folder of a run may come from another user.
+func TestRunWhoseFilesAreNoneIsRefused(t *testing.T) {
+	for _, file := range []string{evidence.RunFile, "requests.csv", "suspends.csv"} {
+		for want, replace := range map[string]func(path string) error{
+			"a FIFO":       func(path string) error { return syscall.Mkfifo(path, 0o600) },
+			"a directory":  func(path string) error { return os.Mkdir(path, 0o700) },
+			"a device":     func(path string) error { return os.Symlink("/dev/zero", path) },
+			"is too large": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 2<<30)) },
+		} {
+			dir := t.TempDir()
+			if err := evidence.Write(dir, sample()); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, file)
+			if err := errors.Join(os.Remove(path), replace(path)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := evidence.Read(dir); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error %v, want %q", file, err, want)
+			}
+		}
 	}
 }
 

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // profileVersion is the version of the format of profiles.
@@ -48,7 +48,7 @@ func ProfileNames() []string {
 // .yaml is a path.
 func LoadProfile(nameOrPath string) (Profile, error) {
 	if strings.Contains(nameOrPath, "/") || strings.HasSuffix(nameOrPath, ".yaml") {
-		text, err := os.ReadFile(nameOrPath)
+		text, err := regular.Read(nameOrPath, yamlfile.MaxSize)
 		if err != nil {
 			return Profile{}, fmt.Errorf("cannot read the profile: %w", err)
 		}

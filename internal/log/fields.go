@@ -53,14 +53,15 @@ var (
 	Unread  = field("unread", zap.Int64)    // bytes of answers that the client has not read
 
 	// A change.
-	From   = field("from", zap.String)         // the value before the change
-	To     = field("to", zap.String)           // the value after the change
-	Cause  = field("cause", zap.String)        // the stable name of the cause of a change
-	End    = stringer[fmt.Stringer]("end")     // how a lease ended
-	Took   = field("took", zap.Duration)       // the duration of a suspend, a resume, a lease or the wait for an answer
-	Class  = stringer[gpreempt.Class]("class") // the class of a target: online, offline or unmanaged
-	Config = field("key", zap.String)          // a key of the config file
-	Live   = field("live", zap.Bool)           // whether a changed value is in force without a restart
+	From    = field("from", zap.String)         // the value before the change
+	To      = field("to", zap.String)           // the value after the change
+	Cause   = field("cause", zap.String)        // the stable name of the cause of a change
+	End     = stringer[fmt.Stringer]("end")     // how a lease ended
+	Took    = field("took", zap.Duration)       // the duration of a suspend, a resume, a lease or the wait for an answer
+	Class   = stringer[gpreempt.Class]("class") // the class of a target: online, offline or unmanaged
+	Config  = field("key", zap.String)          // a key of the config file
+	Changes = field("changes", zap.Int)         // the number of keys of the config file whose values changed
+	Live    = field("live", zap.Bool)           // whether a changed value is in force without a restart
 
 	// Problems.
 	Err        = zap.Error                      // an error

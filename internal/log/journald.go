@@ -1,7 +1,6 @@
 package log
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"net"
@@ -94,8 +93,9 @@ func (c *journaldCore) Sync() error { return nil }
 
 // journaldEntry returns an entry in journald's native form
 // (https://systemd.io/JOURNAL_NATIVE_PROTOCOL). MESSAGE contains all fields as one line of
-// text, because journalctl shows nothing else by default; the fields, for filters, have the
-// values as they are.
+// text, because journalctl shows nothing else by default. The fields are for filters. Each value
+// is one line without commands of a terminal: a program that forwards or prints fields may
+// not escape them.
 func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
 	var typed, shown []string // NAME and value in turn; the part of MESSAGE about them
 	add := func(name, value string) { typed = append(typed, name, value) }
@@ -104,7 +104,7 @@ func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
 		f.AddTo(m)
 		for _, key := range slices.Sorted(maps.Keys(m.Fields)) {
 			value := fieldText(m.Fields[key])
-			add(fieldPrefix+fieldName(key), value)
+			add(fieldPrefix+fieldName(key), printable(value[:min(len(value), fieldMax)]))
 			shown = append(shown, quoted(key)+"="+quoted(value[:min(len(value), fieldMax)]))
 		}
 	}
@@ -116,8 +116,7 @@ func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
 		add(fieldPrefix+"LOGGER", e.LoggerName)
 	}
 	var entry []byte
-	// journalctl shows a text that is not UTF-8 as its length only, so no rune is cut.
-	entry = appendField(entry, "MESSAGE", strings.ToValidUTF8(message[:min(len(message), fieldMax)], ""))
+	entry = appendField(entry, "MESSAGE", message)
 	entry = appendField(entry, "PRIORITY", priority(e.Level))
 	entry = appendField(entry, "SYSLOG_IDENTIFIER", journaldName)
 	for i := 0; i < len(typed); i += 2 {
@@ -143,17 +142,10 @@ func fieldName(key string) string {
 	}, strings.ToUpper(key))
 }
 
-// appendField writes NAME=value, or the form with a length if the value has several lines.
+// appendField writes NAME=value. The value is one line.
 func appendField(entry []byte, name, value string) []byte {
-	value = value[:min(len(value), fieldMax)]
-	entry = append(entry, name...)
-	if strings.Contains(value, "\n") {
-		entry = append(entry, '\n')
-		entry = binary.LittleEndian.AppendUint64(entry, uint64(len(value)))
-	} else {
-		entry = append(entry, '=')
-	}
-	return append(append(entry, value...), '\n')
+	value = strings.ToValidUTF8(value[:min(len(value), fieldMax)], "") // no rune is cut
+	return append(append(append(append(entry, name...), '='), value...), '\n')
 }
 
 // priority returns the syslog priority of a level.

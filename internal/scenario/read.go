@@ -3,27 +3,21 @@ package scenario
 import (
 	"cmp"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // Read reads and parses the file at path, and the traces that it names. The error is that of
 // Parse or Load, or wraps the system's, such as fs.ErrNotExist.
 func Read(path string) (Scenario, error) {
-	f, err := os.Open(path)
+	data, err := regular.Read(path, yamlfile.MaxSize)
 	if err != nil {
 		return Scenario{}, fmt.Errorf("scenario: %w: name a scenario of the library or a YAML file", err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, yamlfile.MaxSize+1))
-	if err != nil {
-		return Scenario{}, fmt.Errorf("scenario: %w: name a regular file", err)
 	}
 	s, err := Parse(path, data)
 	if err != nil {

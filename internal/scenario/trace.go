@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // The columns of a trace. One of the first three is needed.
@@ -29,8 +29,11 @@ var (
 // timestampLayouts are those of the public traces; fractions of a second may follow.
 var timestampLayouts = []string{"2006-01-02 15:04:05", "2006-01-02 15:04:05Z07:00", "2006-01-02T15:04:05", time.RFC3339}
 
+// maxTrace bounds a file of requests, in bytes; the public ones have some 100 MB at most.
+const maxTrace = 1 << 30
+
 func readTrace(path string) ([]Arrival, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path, maxTrace)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w: check the path; it is relative to the scenario's file", err)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -115,8 +116,9 @@ func (t *target) message(now clocks, memory bool) *gpreemptv1.Target {
 		GpuIds: gpuIDs(t.proc.GPUs()), QueueCount: uint32(len(t.proc.Queues)),
 		Mechanism: t.facts.Mechanism, AttachError: t.facts.AttachError, MechanismWhy: t.facts.MechanismWhy, AttachCycles: t.facts.AttachCycles,
 		Gid: t.proc.GID, Exe: t.proc.Exe, NamespacePids: t.proc.NamespacePIDs, Container: containerMessage(t.proc.Cgroup, t.facts.Container),
-		Unit: t.proc.Cgroup.Unit, Slice: t.proc.Cgroup.Slice, Environment: t.proc.Env,
-		Suspends: t.info.Suspends, SuspendedTotal: durationpb.New(t.info.SuspendedTotal),
+		Unit: t.proc.Cgroup.Unit, Slice: t.proc.Cgroup.Slice, UserUnit: t.proc.Cgroup.UserUnit, Environment: t.proc.Env,
+		IdConflict: cmp.Or(t.proc.Cgroup.Conflict, t.facts.Container.Conflict),
+		Suspends:   t.info.Suspends, SuspendedTotal: durationpb.New(t.info.SuspendedTotal),
 		Job: t.jobMessage(memory),
 	}
 	if !memory {
@@ -162,7 +164,7 @@ func (t *target) jobMessage(why bool) *gpreemptv1.Job {
 
 // containerMessage returns the container of a process; nil without one.
 func containerMessage(at gpreempt.Cgroup, c gpreempt.Container) *gpreemptv1.Container {
-	if at.ContainerID == "" && at.PodUID == "" {
+	if at.ContainerID == "" && at.PodUID == "" || c.Conflict != "" {
 		return nil
 	}
 	return &gpreemptv1.Container{
@@ -185,6 +187,9 @@ func inContainer(name string, t *target) bool {
 		return false
 	}
 	c, id := &t.facts.Container, t.proc.Cgroup.ContainerID
+	if c.Conflict != "" {
+		return false
+	}
 	return name == c.Name || len(name) >= minContainerID && strings.HasPrefix(id, name) || c.Pod != "" && name == c.Namespace+"/"+c.Pod
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/targets"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -33,6 +34,16 @@ func contained(h *host) {
 	f := h.directory.of[offline]
 	f.Container = gpreempt.Container{Name: "trainer", Image: "rocm:7", Namespace: "batch", Pod: "bert-0", PodLabels: map[string]string{"a": "b"}}
 	h.directory.of[offline] = f
+}
+
+func TestRefusedIDsAreShownInsteadOfAContainer(t *testing.T) {
+	at := gpreempt.Cgroup{Path: "/batch/c", ContainerID: containerID, UserUnit: "a.service"}
+	of := &target{proc: discovery.Proc{Process: gpreempt.Process{Cgroup: at}}}
+	of.facts.Container.Conflict = "container 3f4e8c2a9b1d, and by its runtime that of process 42 in /docker/c"
+	m := of.message(clocks{}, true)
+	if m.GetContainer() != nil || m.GetUserUnit() != "a.service" || m.GetIdConflict() != of.facts.Container.Conflict || inContainer(containerID, of) {
+		t.Errorf("%v", m)
+	}
 }
 
 func TestProcessesAreFoundByContainerAndPID(t *testing.T) {

@@ -240,6 +240,26 @@ func TestProcessIsJudgedAgainWhenItsContainerIsKnown(t *testing.T) {
 	h.facts(trainer, Facts{Decision: classify.Decision{Class: gpreempt.Offline, By: "rule batch"}, Container: bert})
 }
 
+func TestProcessWithAFalseContainerIsClassifiedWithoutIt(t *testing.T) {
+	h := newHost(t,
+		classify.Rule{Name: "server", Match: classify.Match{Container: classify.ContainerMatch{ID: "c*"}}, Class: gpreempt.Online},
+		classify.Rule{Name: "pods", Match: classify.Match{Pod: classify.PodMatch{Namespace: "*"}}, Class: gpreempt.Unmanaged}, offlineTrainers())
+	at := gpreempt.Cgroup{Path: "/batch/c1", ContainerID: "c1", ContainerPath: "/batch/c1", PodUID: "u1"}
+	h.procs = []discovery.Proc{{Process: gpreempt.Process{Key: trainer, Comm: "train", Cgroup: at}}}
+	refused := gpreempt.Container{Conflict: "container c1, and by its runtime that of process 42 in /docker/c1"}
+	h.containers = map[string]gpreempt.Container{"c1": refused}
+	h.scan()
+	h.facts(trainer, Facts{Decision: classify.Decision{Class: gpreempt.Offline, Priority: 2, By: "rule training"}, Container: refused})
+	var details []string
+	for _, step := range h.Explain(trainer) {
+		details = append(details, step.Detail)
+	}
+	const why = "refused, because names contradict each other: container c1, and by its runtime that of process 42 in /docker/c1"
+	if diff := cmp.Diff([]string{"container.id: " + why, "pod.namespace: " + why}, details[1:3]); diff != "" {
+		t.Errorf("explanation (-want +got):\n%s", diff)
+	}
+}
+
 func TestProcessIsJudgedAgainWhenItsQueuesAreKnown(t *testing.T) {
 	low := classify.Rule{Name: "low", Match: classify.Match{QueuePriority: &classify.PriorityRange{Max: 6}}, Class: gpreempt.Offline}
 	h := newHost(t, low)

@@ -14,6 +14,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/evidence"
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // What the folder of a run may lack.
@@ -161,7 +162,7 @@ func (p *play) noteOnlinePIDs(ctx context.Context) error {
 
 // readPIDs returns the pid map of the repeats that a run has.
 func readPIDs(dir string, run *evidence.Run) (rows []pidRow, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, evidence.PIDsFile))
+	text, err := regular.Read(filepath.Join(dir, evidence.PIDsFile), evidence.MaxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // no repeat was run
 	}

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"path"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/regular"
 	"github.com/gpreempt/gpreempt/internal/scenario"
 )
 
@@ -34,7 +34,7 @@ func PlanNames() []string {
 // or the ending .yaml is a path. file is the name of the file for Parse.
 func ReadPlan(nameOrPath string) (file string, text []byte, err error) {
 	if strings.Contains(nameOrPath, "/") || strings.HasSuffix(nameOrPath, ".yaml") {
-		if text, err = os.ReadFile(nameOrPath); err != nil {
+		if text, err = regular.Read(nameOrPath, yamlfile.MaxSize); err != nil {
 			return "", nil, fmt.Errorf("cannot read the plan: %w", err)
 		}
 		return nameOrPath, text, nil

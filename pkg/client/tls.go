@@ -1,13 +1,15 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"net"
-	"os"
 	"strings"
+
+	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // tcpScheme begins the address of a daemon on another host.
@@ -26,11 +28,14 @@ type certificate struct{ cert, key, ca string }
 
 // config reads the files, for a daemon whose certificate is for host.
 func (c *certificate) config(host string) (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
-	if err != nil {
+	const most = 1 << 20
+	cert, err := regular.ReadSoon(c.cert, most)
+	key, errKey := regular.ReadSoon(c.key, most)
+	pair, errPair := tls.X509KeyPair(cert, key)
+	if err := cmp.Or(err, errKey, errPair); err != nil {
 		return nil, fmt.Errorf("certificate %s with key %s: %w", c.cert, c.key, err)
 	}
-	pem, err := os.ReadFile(c.ca)
+	pem, err := regular.ReadSoon(c.ca, most)
 	if err != nil {
 		return nil, fmt.Errorf("certificates of the daemon's authorities: %w", err)
 	}

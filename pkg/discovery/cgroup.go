@@ -1,6 +1,8 @@
 package discovery
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,12 +30,12 @@ func CgroupV2Path(b []byte) string {
 // one in v2's path, else in systemd's, else in the first of the others; Unit and Slice are
 // from the same path, so that a container is not mistaken for the service of its runtime.
 //
-// The container is the innermost, which the host's runtime does not know under
-// docker-in-docker and kind; the pod is the closest around it. LXC and systemd-nspawn are
-// not containers here: their paths have a name and no id.
+// Names count only where the system wrote them: down to the first container, unit or
+// manager of a user. What runs there may make groups below, with any name. So the container
+// is the outermost, which the host's runtime knows under docker-in-docker and kind too.
+// LXC and systemd-nspawn are not containers here: their paths have a name and no id.
 //
-// Below user@UID.service the path is not trustworthy: the user can name a cgroup after any
-// container.
+// Of ids that cannot all be true none counts, and Conflict has them.
 func ParseCgroup(b []byte) gpreempt.Cgroup {
 	var v2, systemd string
 	var others []string
@@ -52,42 +54,155 @@ func ParseCgroup(b []byte) gpreempt.Cgroup {
 			others = append(others, path)
 		}
 	}
-	inOrder := append([]string{v2, systemd}, others...)
 	var c gpreempt.Cgroup
-	for _, path := range inOrder {
+	var all, own names // own are those in Path
+	for _, path := range append([]string{v2, systemd}, others...) {
+		n := namesIn(path)
 		if c.Path == "" || c.Path == "/" && path != "" {
-			c.Path = path
+			c.Path, own = path, n
+		}
+		all.merge(&n)
+	}
+	if all.id == "" {
+		all.unit, all.slice = own.unit, own.slice
+	}
+	if container := cmp.Or(all.id, all.pod); all.inManager && container != "" {
+		all.contradict("cgroups of container", container, "the manager of a user")
+	}
+	inV2 := slurmJobV2(v2)
+	c.SlurmJob = inV2
+	for _, path := range others {
+		switch job := slurmJobV1(path); {
+		case job == 0:
+		case c.SlurmJob != 0 && c.SlurmJob != job:
+			all.contradict("Slurm jobs", strconv.FormatUint(uint64(c.SlurmJob), 10), strconv.FormatUint(uint64(job), 10))
+		case c.SlurmJob == 0 || inV2 == 0 && len(path) > len(c.Path):
+			c.Path, c.SlurmJob = path, job
 		}
 	}
-	telling := c.Path
-	if c.SlurmJob = slurmJobV2(v2); c.SlurmJob == 0 {
-		for _, path := range others {
-			if job := slurmJobV1(path); job != 0 && (c.SlurmJob == 0 || job == c.SlurmJob && len(path) > len(c.Path)) {
-				c.Path, c.SlurmJob = path, job
-			}
-		}
+	c.Unit, c.Slice, c.UserUnit = all.unit, all.slice, own.userUnit
+	c.Runtime, c.ContainerID, c.ContainerPath, c.PodUID = all.runtime, all.id, all.container, all.pod
+	if all.conflict != "" {
+		c.Unit, c.Slice = own.unit, own.slice
+		c.Refuse(all.conflict)
 	}
-	for _, path := range inOrder {
-		if c.Runtime, c.ContainerID = container(path); c.ContainerID != "" {
-			telling = path
-			break
-		}
+	return c
+}
+
+// names are those in a path that the system wrote.
+type names struct {
+	unit, slice string
+	// inManager: it is below the service manager of a user, which wrote userUnit.
+	inManager bool
+	userUnit  string
+	// container is the path of the container's own group.
+	runtime, id, container, pod string
+	conflict                    string
+}
+
+// merge adds the ids of another hierarchy.
+func (n *names) merge(o *names) {
+	n.conflict = cmp.Or(n.conflict, o.conflict)
+	n.inManager = n.inManager || o.inManager
+	switch {
+	case o.id == "":
+	case n.id == "":
+		n.runtime, n.id, n.container, n.unit, n.slice = o.runtime, o.id, o.container, o.unit, o.slice
+	case n.id != o.id:
+		n.contradict("containers", n.id, o.id)
 	}
-	for name := range strings.SplitSeq(telling, "/") {
-		if uid := podUID(name); uid != "" {
-			c.PodUID = uid
-		}
+	n.addPod(o.pod)
+}
+
+func (n *names) addPod(uid string) {
+	if n.pod != "" && uid != "" && uid != n.pod {
+		n.contradict("pods", n.pod, uid)
+	}
+	n.pod = cmp.Or(n.pod, uid)
+}
+
+// contradict notes two names of which one is false.
+func (n *names) contradict(of, a, b string) {
+	n.conflict = cmp.Or(n.conflict, of+" "+shortID(a)+" and "+shortID(b))
+}
+
+func shortID(id string) string {
+	if isID(id) {
+		return id[:12]
+	}
+	return id
+}
+
+// runtimeServices are the services of containerd, which makes groups SLICE:PREFIX:ID below
+// its own where the kubelet has systemd manage them and containerd does not.
+var runtimeServices = []string{"containerd.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}
+
+// namesIn returns the names in a path that the system wrote: of slices of systemd and then
+// of a unit, or of groups that a runtime made by itself.
+func namesIn(path string) (n names) {
+	parent := ""
+	inSystemd, inKubepods := true, false
+	for end := 0; end < len(path) && n.id == ""; {
+		name, _, _ := strings.Cut(path[end+1:], "/")
+		end += 1 + len(name)
 		// systemd adds an underscore before the names of units that collide with files of
 		// the kernel, such as _cpu.service (cg_escape in src/basic/cgroup-util.c).
 		unit := strings.TrimPrefix(name, "_")
-		switch kind := name[strings.LastIndexByte(name, '.')+1:]; kind {
-		case "slice":
-			c.Slice = unit
-		case "service", "scope", "socket", "mount", "swap":
-			c.Unit = unit
+		runtime, id := containerName(parent, name)
+		makesPods := inSystemd || inKubepods
+		switch {
+		case n.unit != "":
+			// What runs in a unit may own the groups below. Podman's --cgroups=split has
+			// the container in the unit of its service.
+			makesPods = slices.Contains(runtimeServices, n.unit)
+			if id == "" || !makesPods && !strings.HasPrefix(name, "libpod-payload-") {
+				return n
+			}
+		case name == "..": // seen from another cgroup namespace, which may be in a pod
+			inKubepods = true
+			continue
+		case isUserManager(unit):
+			if n.inManager = true; inSystemd {
+				n.unit, n.userUnit = unit, namesIn(path[end:]).unit
+			}
+			return n
+		case inSystemd && strings.HasSuffix(name, ".slice"):
+			n.slice = unit
+		case inSystemd && isUnit(name):
+			n.unit = unit
+		case name == "lxc", strings.HasPrefix(name, "lxc."), path[:end] == "/user":
+			return n // of an LXC container, or of a login by pam_cgfs
+		case path[:end] == "/default/"+name && isIdentifier(name):
+			// containerd's own default is /NAMESPACE/ID (pkg/oci: populateDefaultUnixSpec),
+			// where any name may be the id (pkg/identifiers). Only those of its namespace
+			// "default" can be distinguished from other cgroups.
+			runtime, id = "containerd", name
+		default:
+			inSystemd, inKubepods = false, inKubepods || name == "kubepods"
 		}
+		if makesPods {
+			n.addPod(podUID(name))
+		}
+		if id != "" {
+			n.runtime, n.id, n.container = runtime, id, path[:end]
+		}
+		parent = name
 	}
-	return c
+	return n
+}
+
+// isUnit reports whether a name is that of a unit of systemd that can have processes.
+func isUnit(name string) bool {
+	switch name[strings.LastIndexByte(name, '.')+1:] {
+	case "service", "scope", "socket", "mount", "swap":
+		return strings.Contains(name, ".")
+	}
+	return false
+}
+
+// isUserManager reports whether a unit is the service manager of a user, user@UID.service.
+func isUserManager(unit string) bool {
+	return strings.HasPrefix(unit, "user@") && strings.HasSuffix(unit, ".service")
 }
 
 // slurmJobV2 returns the job in a path of Slurm's cgroup/v2, 0 without one:
@@ -137,30 +252,6 @@ func slurmJob(path string) uint32 {
 var runtimes = map[string]string{
 	"docker": "docker", "cri-containerd": "containerd", "nerdctl": "containerd", "crio": "cri-o",
 	"libpod": "podman", "libpod-payload": "podman",
-}
-
-// container returns the innermost container in a path, and its runtime where the path
-// contains it.
-func container(path string) (runtime, id string) {
-	parent := ""
-	for name := range strings.SplitSeq(path, "/") {
-		if r, i := containerName(parent, name); i != "" {
-			runtime, id = r, i
-		}
-		parent = name
-	}
-	// containerd's own default is /NAMESPACE/ID (pkg/oci: populateDefaultUnixSpec),
-	// where any name may be the id (pkg/identifiers). Only those of its namespace
-	// "default" can be distinguished from other cgroups.
-	if name, found := strings.CutPrefix(path, "/default/"); found && id == "" {
-		if name, _, _ = strings.Cut(name, "/"); isIdentifier(name) {
-			return "containerd", name
-		}
-	}
-	if runtime == "" && id != "" && strings.HasPrefix(path, "/default/"+id) {
-		runtime = "containerd"
-	}
-	return runtime, id
 }
 
 // containerName returns the container after which a cgroup is named, if any.

@@ -70,11 +70,11 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 		"hybrid, v2 has the root only": {v1("/batch") + "0::/\n", gpreempt.Cgroup{Path: "/batch"}},
 		"hybrid, the runtime knows v1 only": {
 			v1("/docker/"+inner) + "0::/system.slice/containerd.service\n",
-			gpreempt.Cgroup{Path: "/system.slice/containerd.service", Runtime: "docker", ContainerID: inner},
+			gpreempt.Cgroup{Path: "/system.slice/containerd.service", Runtime: "docker", ContainerID: inner, ContainerPath: "/docker/" + inner},
 		},
 		"v1, only some controllers are the container's": {
 			"3:memory:/docker/" + inner + "\n2:cpu:/\n1:name=systemd:/user.slice/user-0.slice/session-4.scope\n",
-			gpreempt.Cgroup{Path: "/user.slice/user-0.slice/session-4.scope", Runtime: "docker", ContainerID: inner},
+			gpreempt.Cgroup{Path: "/user.slice/user-0.slice/session-4.scope", Runtime: "docker", ContainerID: inner, ContainerPath: "/docker/" + inner},
 		},
 		"Slurm, v2": {
 			"0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_3\n",
@@ -90,7 +90,7 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 		},
 		"a user's cgroup with a name of Slurm": {
 			"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7\n",
-			gpreempt.Cgroup{Path: "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7", Unit: "slurmstepd.scope", Slice: "user-1000.slice"},
+			gpreempt.Cgroup{Path: "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7", Unit: "user@1000.service", Slice: "user-1000.slice", UserUnit: "slurmstepd.scope"},
 		},
 		"another's scope with a name like Slurm's": {
 			"0::/system.slice/myslurmstepd.scope/job_7\n",
@@ -151,8 +151,8 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 		"Docker, rootless": {
 			"0::" + user + "/user.slice/docker-" + inner + ".scope\n",
 			gpreempt.Cgroup{
-				Path: user + "/user.slice/docker-" + inner + ".scope", Unit: "docker-" + inner + ".scope", Slice: "user.slice",
-				Runtime: "docker", ContainerID: inner,
+				Path: user + "/user.slice/docker-" + inner + ".scope", Unit: "user@1000.service", Slice: "user-1000.slice",
+				UserUnit: "docker-" + inner + ".scope",
 			},
 		},
 		"Docker's own service": {
@@ -163,7 +163,7 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 			"0::/system.slice/docker-" + outer + ".scope/docker/" + inner + "\n",
 			gpreempt.Cgroup{
 				Path: "/system.slice/docker-" + outer + ".scope/docker/" + inner, Unit: "docker-" + outer + ".scope", Slice: "system.slice",
-				Runtime: "docker", ContainerID: inner,
+				Runtime: "docker", ContainerID: outer,
 			},
 		},
 
@@ -207,7 +207,7 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 		"Kubernetes, systemd in the container": {
 			"0::" + pods + "/cri-containerd-" + inner + ".scope/system.slice/sshd.service\n",
 			gpreempt.Cgroup{
-				Path: pods + "/cri-containerd-" + inner + ".scope/system.slice/sshd.service", Unit: "sshd.service", Slice: "system.slice",
+				Path: pods + "/cri-containerd-" + inner + ".scope/system.slice/sshd.service", Unit: "cri-containerd-" + inner + ".scope", Slice: podSlice,
 				Runtime: "containerd", ContainerID: inner, PodUID: pod,
 			},
 		},
@@ -215,34 +215,33 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 			"0::/system.slice/docker-" + outer + ".scope" + nodes + "/cri-containerd-" + inner + ".scope\n",
 			gpreempt.Cgroup{
 				Path: "/system.slice/docker-" + outer + ".scope" + nodes + "/cri-containerd-" + inner + ".scope",
-				Unit: "cri-containerd-" + inner + ".scope", Slice: "kubelet-" + podSlice,
-				Runtime: "containerd", ContainerID: inner, PodUID: pod,
+				Unit: "docker-" + outer + ".scope", Slice: "system.slice",
+				Runtime: "docker", ContainerID: outer,
 			},
 		},
 		"kind, cgroupfs": {
 			v1("/docker/" + outer + "/kubelet/kubepods/besteffort/pod" + pod + "/" + inner),
-			gpreempt.Cgroup{Path: "/docker/" + outer + "/kubelet/kubepods/besteffort/pod" + pod + "/" + inner, ContainerID: inner, PodUID: pod},
+			gpreempt.Cgroup{Path: "/docker/" + outer + "/kubelet/kubepods/besteffort/pod" + pod + "/" + inner, Runtime: "docker", ContainerID: outer},
 		},
 		"kind, a node's own service": {
 			"0::/system.slice/docker-" + outer + ".scope/system.slice/containerd.service\n",
 			gpreempt.Cgroup{
-				Path: "/system.slice/docker-" + outer + ".scope/system.slice/containerd.service", Unit: "containerd.service", Slice: "system.slice",
+				Path: "/system.slice/docker-" + outer + ".scope/system.slice/containerd.service", Unit: "docker-" + outer + ".scope", Slice: "system.slice",
 				Runtime: "docker", ContainerID: outer,
 			},
 		},
 		"kind in a pod": {
 			"0::/kubepods/pod" + outerPod + "/" + outer + nodes + "/cri-containerd-" + inner + ".scope\n",
 			gpreempt.Cgroup{
-				Path: "/kubepods/pod" + outerPod + "/" + outer + nodes + "/cri-containerd-" + inner + ".scope",
-				Unit: "cri-containerd-" + inner + ".scope", Slice: "kubelet-" + podSlice,
-				Runtime: "containerd", ContainerID: inner, PodUID: pod,
+				Path:        "/kubepods/pod" + outerPod + "/" + outer + nodes + "/cri-containerd-" + inner + ".scope",
+				ContainerID: outer, PodUID: outerPod,
 			},
 		},
 		"Docker in a pod": {
 			"0::" + pods + "/cri-containerd-" + outer + ".scope/docker/" + inner + "\n",
 			gpreempt.Cgroup{
 				Path: pods + "/cri-containerd-" + outer + ".scope/docker/" + inner, Unit: "cri-containerd-" + outer + ".scope", Slice: podSlice,
-				Runtime: "docker", ContainerID: inner, PodUID: pod,
+				Runtime: "containerd", ContainerID: outer, PodUID: pod,
 			},
 		},
 
@@ -271,8 +270,8 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 		},
 		"nerdctl, cgroupfs":        {"0::/default/" + inner + "\n", gpreempt.Cgroup{Path: "/default/" + inner, Runtime: "containerd", ContainerID: inner}},
 		"ctr":                      {"0::/default/redis-1\n", gpreempt.Cgroup{Path: "/default/redis-1", Runtime: "containerd", ContainerID: "redis-1"}},
-		"ctr, systemd in it":       {"0::/default/web/init.scope\n", gpreempt.Cgroup{Path: "/default/web/init.scope", Unit: "init.scope", Runtime: "containerd", ContainerID: "web"}},
-		"a slice below /default":   {"0::/default/a.slice\n", gpreempt.Cgroup{Path: "/default/a.slice", Slice: "a.slice"}},
+		"ctr, systemd in it":       {"0::/default/web/init.scope\n", gpreempt.Cgroup{Path: "/default/web/init.scope", Runtime: "containerd", ContainerID: "web"}},
+		"a slice below /default":   {"0::/default/a.slice\n", gpreempt.Cgroup{Path: "/default/a.slice"}},
 		"a name no runtime allows": {"0::/default/-a\n", gpreempt.Cgroup{Path: "/default/-a"}},
 
 		"Podman, systemd": {
@@ -301,8 +300,8 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 		"Podman, rootless": {
 			"0::" + user + "/user.slice/libpod-" + inner + ".scope/container\n",
 			gpreempt.Cgroup{
-				Path: user + "/user.slice/libpod-" + inner + ".scope/container", Unit: "libpod-" + inner + ".scope", Slice: "user.slice",
-				Runtime: "podman", ContainerID: inner,
+				Path: user + "/user.slice/libpod-" + inner + ".scope/container", Unit: "user@1000.service", Slice: "user-1000.slice",
+				UserUnit: "libpod-" + inner + ".scope",
 			},
 		},
 		"Podman, Quadlet": {
@@ -319,11 +318,11 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 
 		"LXC": {
 			"0::/lxc.payload.train/system.slice/ssh.service\n",
-			gpreempt.Cgroup{Path: "/lxc.payload.train/system.slice/ssh.service", Unit: "ssh.service", Slice: "system.slice"},
+			gpreempt.Cgroup{Path: "/lxc.payload.train/system.slice/ssh.service"},
 		},
 		"systemd-nspawn": {
 			"0::/machine.slice/systemd-nspawn@train.service/payload/init.scope\n",
-			gpreempt.Cgroup{Path: "/machine.slice/systemd-nspawn@train.service/payload/init.scope", Unit: "init.scope", Slice: "machine.slice"},
+			gpreempt.Cgroup{Path: "/machine.slice/systemd-nspawn@train.service/payload/init.scope", Unit: "systemd-nspawn@train.service", Slice: "machine.slice"},
 		},
 		"an id that is too short": {
 			"0::/system.slice/docker-" + inner[1:] + ".scope\n",
@@ -340,7 +339,12 @@ func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, discovery.ParseCgroup([]byte(test.text))); diff != "" {
+			want := test.want
+			if i := strings.Index(want.Path, want.ContainerID); want.ContainerID != "" && want.ContainerPath == "" {
+				name, _, _ := strings.Cut(want.Path[i:], "/")
+				want.ContainerPath = want.Path[:i+len(name)]
+			}
+			if diff := cmp.Diff(want, discovery.ParseCgroup([]byte(test.text))); diff != "" {
 				t.Errorf("%s(-want +got):\n%s", test.text, diff)
 			}
 		})
@@ -373,7 +377,7 @@ func FuzzParseCgroup(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := discovery.ParseCgroup(b)
 		text := strings.ToValidUTF8(string(b), "\uFFFD")
-		for what, s := range map[string]string{"path": c.Path, "unit": c.Unit, "slice": c.Slice, "container": c.ContainerID} {
+		for what, s := range map[string]string{"path": c.Path, "unit": c.Unit, "slice": c.Slice, "user's unit": c.UserUnit, "container": c.ContainerID} {
 			if !utf8.ValidString(s) || !strings.Contains(text, s) {
 				t.Errorf("%s %q is not in %q", what, s, b)
 			}
@@ -384,8 +388,11 @@ func FuzzParseCgroup(f *testing.F) {
 		if c.Path != "" && c.Path[0] != '/' {
 			t.Errorf("path %q of %q", c.Path, b)
 		}
-		if c.ContainerID == "" && c.Runtime != "" {
-			t.Errorf("runtime %q without a container, of %q", c.Runtime, b)
+		if c.ContainerID == "" && (c.Runtime != "" || c.ContainerPath != "") {
+			t.Errorf("%+v without a container, of %q", c, b)
+		}
+		if c.Conflict != "" && (c.ContainerID != "" || c.PodUID != "" || c.SlurmJob != 0) {
+			t.Errorf("%+v has ids in spite of a conflict, of %q", c, b)
 		}
 		if c.PodUID != "" && len(c.PodUID) != 32 && len(c.PodUID) != 36 {
 			t.Errorf("pod %q of %q", c.PodUID, b)
@@ -394,8 +401,17 @@ func FuzzParseCgroup(f *testing.F) {
 			t.Errorf("Slurm job %d, and path %q of %q", c.SlurmJob, c.Path, b)
 		}
 		// The path alone is sufficient, if it is the source.
-		if again := discovery.ParseCgroup([]byte("0::" + c.Path + "\n")); again.ContainerID != "" && c.ContainerID == "" {
+		if again := discovery.ParseCgroup([]byte("0::" + c.Path + "\n")); again.ContainerID != "" && c.ContainerID == "" && c.Conflict == "" {
 			t.Errorf("%q: %+v, its path alone %+v", b, c, again)
+		}
+		// Nothing below a delegation changes what is above.
+		name, _, _ := strings.Cut(text, "\n")
+		for where, at := range delegations {
+			got, want := discovery.ParseCgroup([]byte("0::"+at.path+"/"+name+"\n")), at.Cgroup
+			want.Path, want.UserUnit = got.Path, got.UserUnit
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%q below %s (-want +got):\n%s", name, where, diff)
+			}
 		}
 	})
 }

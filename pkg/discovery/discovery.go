@@ -100,8 +100,9 @@ type FS struct {
 	env    []string
 	memory memory
 	drm    drmState
-	// denied are warnings about topology nodes without permission.
-	denied []string
+	// omitted is the result of Omitted, gpusRead that of the topology.
+	omitted  []string
+	gpusRead []gpreempt.GPU
 	// buf receives files, entries directories.
 	buf     []byte
 	entries []entry
@@ -206,7 +207,7 @@ func (f *FS) Scan() (Snapshot, error) {
 	f.scans++
 	f.takeAnswers()
 	now := time.Now()
-	s := Snapshot{Warnings: slices.Clone(f.denied)}
+	var s Snapshot
 	found := make([]*known, 0, len(listed))
 	for _, e := range listed {
 		k, warnings, err := f.process(dirs{listed: dir, procs: procs}, e, now)

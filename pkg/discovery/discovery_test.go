@@ -241,28 +241,32 @@ func TestQueueSlotsAreThoseOfOneXCC(t *testing.T) {
 }
 
 func TestGPUDeniedByTheCgroupBecomesAWarning(t *testing.T) {
-	m := tree(t, "mi300x.txt")
-	maps.Copy(m, tree(t, "host.txt"))
-	f := newFS(failing(m, nodes+"2/gpu_id", syscall.EPERM))
+	f := newFS(failing(tree(t, "mi300x.txt"), nodes+"2/gpu_id", syscall.EPERM))
 	gpus, err := f.GPUs()
 	if err != nil || len(gpus) != 0 {
 		t.Errorf("GPUs: %v, %v; want none and no error", gpus, err)
 	}
-	want := []string{"KFD topology node 2 omitted: open " + nodes + "2/gpu_id: operation not permitted: allow the daemon its GPU in the devices cgroup"}
-	if diff := cmp.Diff(want, scan(t, f).Warnings); diff != "" {
-		t.Errorf("warnings (-want +got):\n%s", diff)
+	want := []string{"node 2: open " + nodes + "2/gpu_id: operation not permitted: allow the daemon its GPU in the devices cgroup"}
+	if diff := cmp.Diff(want, f.Omitted()); diff != "" {
+		t.Errorf("omitted (-want +got):\n%s", diff)
 	}
 }
 
-func TestTopologyErrorsNameFileAndLine(t *testing.T) {
+func TestOmittedNodeNamesFileAndLine(t *testing.T) {
 	m := tree(t, "mi300x.txt")
 	m[nodes+"2/properties"].Data = []byte("domain 0\nnum_xcc eight\n")
-	_, err := newFS(m).GPUs()
-	const want = "read the KFD topology: " + nodes + `2/properties:2: num_xcc is "eight", want a decimal number below 2^32`
-	if err == nil || err.Error() != want {
-		t.Errorf("error %v\nwant  %s", err, want)
+	f := newFS(m)
+	if gpus, err := f.GPUs(); err != nil || len(gpus) != 0 {
+		t.Errorf("GPUs: %v, %v; want none and no error", gpus, err)
+	}
+	want := []string{"node 2: " + nodes + `2/properties:2: num_xcc is "eight", want a decimal number below 2^32` + badNode}
+	if diff := cmp.Diff(want, f.Omitted()); diff != "" {
+		t.Errorf("omitted (-want +got):\n%s", diff)
 	}
 }
+
+// badNode ends the reason why a node is omitted.
+const badNode = ": see what the driver says of its GPU (dmesg | grep -i amdgpu), and compare with rocminfo"
 
 func TestVanishedNodeIsOmittedSilently(t *testing.T) {
 	for _, err := range []error{syscall.ENOENT, syscall.ENODEV} {

@@ -240,7 +240,7 @@ func TestFactsAgreeWithRocminfoOnARealHost(t *testing.T) {
 			t.Fatal(err)
 		}
 		node := nodes + fact("Internal Node ID")
-		m[node+"/gpu_id"] = &fstest.MapFile{Data: []byte("1\n")}
+		m[node+"/gpu_id"] = &fstest.MapFile{Data: []byte("1" + fact("Internal Node ID") + "\n")}
 		m[node+"/name"] = &fstest.MapFile{Data: []byte("ip discovery\n")}
 		m[node+"/properties"] = &fstest.MapFile{Data: fmt.Appendf(nil,
 			"simd_count %d\nsimd_per_cu %d\nlocation_id %s\ngfx_target_version 90402\n", cus*perCU, perCU, fact("BDFID"))}

@@ -98,7 +98,7 @@ func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
 		// (hive_id and unique_id do not fit and are not used.)
 		v, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32)
 		if err != nil {
-			return NodeProperties{}, &ParseError{Line: n, Problem: fmt.Sprintf("%s is %q, want a decimal number below 2^32", name, value)}
+			return NodeProperties{}, &ParseError{Line: n, Problem: fmt.Sprintf("%s is %.20q, want a decimal number below 2^32", name, value)}
 		}
 		*field = v
 	}
@@ -115,7 +115,7 @@ func ParseNumber(b []byte, bits int) (uint64, error) {
 	text := string(bytes.TrimSuffix(b, []byte("\n")))
 	v, err := strconv.ParseUint(text, 10, bits)
 	if err != nil {
-		return 0, &ParseError{Line: 1, Problem: fmt.Sprintf("%q is not a decimal number of %d bits", text, bits)}
+		return 0, &ParseError{Line: 1, Problem: fmt.Sprintf("%.40q is not a decimal number of %d bits", text, bits)}
 	}
 	return v, nil
 }

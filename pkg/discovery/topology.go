@@ -38,12 +38,29 @@ const mesGFX = 110000
 const mecQueues = 32
 
 // GPUs reads the topology and returns its GPU nodes, ascending by node number, without CPU
-// nodes. A node that the device cgroup hides is omitted with a warning in every Scan from
-// then on. An error names the file and the line, and does not change those warnings.
+// nodes. A node that cannot be read costs that node alone: it is as it was when it was read
+// last, or else omitted, and Omitted says why.
 func (f *FS) GPUs() ([]gpreempt.GPU, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.addGPUs(f.gpus())
+}
+
+// Omitted returns the nodes that the last GPUs could not read, each with the reason, which
+// names file and line, and the remedy.
+func (f *FS) Omitted() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.omitted)
+}
+
+// Generation returns a text that changes after the driver has added or removed a GPU, cut to
+// the size of other files.
+func (f *FS) Generation() (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, err := f.read("sys/class/kfd/kfd/topology/generation_id")
+	return string(b), err
 }
 
 // gpus is GPUs, under the lock.
@@ -53,26 +70,36 @@ func (f *FS) gpus() ([]gpreempt.GPU, error) {
 		return nil, fmt.Errorf("read the KFD topology: %w: check that the amdgpu driver is loaded and has a GPU", err)
 	}
 	var gpus []gpreempt.GPU
-	var denied []string
+	var omitted []string
+	var unread []int // nodes
 	for _, entry := range entries {
 		number, err := strconv.ParseUint(entry.Name(), 10, 31)
 		if err != nil {
 			continue
 		}
 		gpu, err := f.gpu(int(number))
+		if first := slices.IndexFunc(gpus, func(g gpreempt.GPU) bool { return g.ID == gpu.ID }); err == nil && gpu.ID != 0 && first >= 0 {
+			err = fmt.Errorf("gpu_id %d is that of node %d too", gpu.ID, gpus[first].Node)
+		}
 		switch {
 		case err == nil && gpu.ID != 0:
 			gpus = append(gpus, gpu)
 		case err == nil, vanished(err):
 		case errors.Is(err, fs.ErrPermission):
-			denied = append(denied, fmt.Sprintf("KFD topology node %d omitted: %v: allow the daemon its GPU in the devices cgroup", number, err))
+			omitted = append(omitted, fmt.Sprintf("node %d: %v: allow the daemon its GPU in the devices cgroup", number, err))
 		default:
-			return nil, fmt.Errorf("read the KFD topology: %w", err)
+			unread = append(unread, int(number))
+			omitted = append(omitted, fmt.Sprintf("node %d: %v: see what the driver says of its GPU (dmesg | grep -i amdgpu), and compare with rocminfo", number, err))
 		}
 	}
-	f.denied = denied
+	for _, gpu := range f.gpusRead {
+		if slices.Contains(unread, gpu.Node) && !slices.ContainsFunc(gpus, func(g gpreempt.GPU) bool { return g.ID == gpu.ID }) {
+			gpus = append(gpus, gpu)
+		}
+	}
 	slices.SortFunc(gpus, func(a, b gpreempt.GPU) int { return a.Node - b.Node })
-	return gpus, nil
+	f.omitted, f.gpusRead = omitted, gpus
+	return slices.Clone(gpus), nil
 }
 
 // gpu reads one node; the ID is 0 for a CPU.
@@ -94,6 +121,9 @@ func (f *FS) gpu(node int) (gpreempt.GPU, error) {
 	p, err := ParseNodeProperties(bytes.NewReader(b))
 	if err != nil {
 		return gpreempt.GPU{}, inFile(path, err)
+	}
+	if p == (NodeProperties{}) {
+		return gpreempt.GPU{}, fmt.Errorf("%s has no property of a GPU", path)
 	}
 	gpu := gpuOf(node, gpreempt.GPUID(id), name, p)
 	if product := f.product(gpu.RenderMinor); product != "" {

@@ -269,17 +269,29 @@ type Cgroup struct {
 	// of the systemd hierarchy, or of the first that is not the root. For a job of Slurm
 	// it is Slurm's in any case. "" is unknown.
 	Path string
-	// Unit and Slice are systemd's innermost, such as train.service and
-	// system.slice; "" without one.
+	// Unit is that of the system's systemd, such as train.service, and Slice the innermost
+	// that it is in, such as system.slice; "" without one.
 	Unit, Slice string
+	// UserUnit is the unit of a user's systemd where Unit is that, user@UID.service. The
+	// user chooses it; "" without one.
+	UserUnit string
 	// Runtime is docker, containerd, cri-o or podman; "" when the path has none of these.
 	Runtime string
-	// ContainerID is the full id of the innermost container; "" when in none.
-	ContainerID string
+	// ContainerID is the full id of the outermost container; "" when in none. ContainerPath
+	// is the path of its own group, in the hierarchy that names it.
+	ContainerID, ContainerPath string
 	// PodUID is the unique id of the Kubernetes pod, with dashes; "" when in none.
 	PodUID string
 	// SlurmJob is the number of the Slurm job; 0 when in none.
 	SlurmJob uint32
+	// Conflict has two ids of which one is false, such as "pods A and B": then container,
+	// pod and Slurm job are unknown. "" without one.
+	Conflict string
+}
+
+// Refuse removes the ids, which contradict each other or what is known otherwise.
+func (c *Cgroup) Refuse(conflict string) {
+	*c = Cgroup{Path: c.Path, Unit: c.Unit, Slice: c.Slice, UserUnit: c.UserUnit, Conflict: conflict}
 }
 
 // Container has the facts of a container that its runtime returns.
@@ -292,10 +304,13 @@ type Container struct {
 	Namespace, Pod string
 	PodLabels      map[string]string
 	PriorityClass  string
+	// Conflict is what the runtime's answer and the control group contradict each other in;
+	// then nothing else is set, and the ids in the control group are false. "" without one.
+	Conflict string
 }
 
 // Equal reports whether two containers have the same facts.
 func (c Container) Equal(o Container) bool {
 	return c.Name == o.Name && c.Image == o.Image && maps.Equal(c.Labels, o.Labels) &&
-		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass
+		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass && c.Conflict == o.Conflict
 }

@@ -61,6 +61,8 @@ var (
 		"read its messages about the GPU (dmesg | grep -i amdgpu); gpreemptd keeps looking")
 	WarnGPUsUnreadable = define("GPUS_UNREADABLE", SeverityError, "the list of GPUs cannot be read",
 		"gpreemptd needs to read /sys/class/kfd; it keeps trying")
+	WarnGPUOmitted = define("GPU_UNREADABLE", SeverityError, "the driver's description of a GPU cannot be read: without earlier facts the GPU is not served; the others are",
+		"see what the driver says of the GPU (dmesg | grep -i amdgpu), and let the daemon read its topology node; gpreemptd keeps trying")
 	WarnNoMechanism = define("NO_MECHANISM", SeverityError, "no usable mechanism: nothing can be suspended on this host",
 		"gpctl doctor shows what is missing; restart gpreemptd afterwards; kfdemu demo shows gpreempt on an emulated GPU")
 	WarnKFDClosed = define("KFD_CLOSED", SeverityError, "the driver cannot be opened: dbgtrap cannot be used",

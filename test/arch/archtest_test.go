@@ -28,6 +28,7 @@ var checks = []struct {
 	{"GpctlLinksNoKernelPackage", checkLinks},
 	{"TestsSleepInBubblesOnly", checkTestSleep},
 	{"LogLinesHaveConstantMessagesAndFieldsOfLog", checkLogs},
+	{"FilesThatUsersNameAreReadByRegular", checkReaders},
 }
 
 func TestTree(t *testing.T) {
@@ -266,6 +267,28 @@ func TestChecksFindWhatTheyAreFor(t *testing.T) {
 			check: checkImports,
 			files: map[string]string{"pkg/gpreempt/g.go": `package gpreempt; import _ "github.com/a/b"`},
 			want:  []string{"pkg/gpreempt/g.go imports github.com/a/b"},
+		},
+		{
+			name:  "a path that may be a FIFO",
+			check: checkReaders,
+			files: map[string]string{
+				"internal/config/c.go": `package config; import ("os"; pem "crypto/tls"; "fmt")
+var _, _ = os.ReadFile(path)
+var _, _ = pem.LoadX509KeyPair(path, path)
+var _ = os.DirFS(fmt.Sprint(path))
+var _, _ = os.Open(fmt.Sprintf("%s/x", path))
+var _, _ = os.ReadFile("/proc/self/maps")
+var _, _ = os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))`,
+				"internal/config/c_test.go":      `package config; import "os"; var _, _ = os.ReadFile(path)`,
+				"internal/config/o.go":           `package config; import os "example.com/os"; var _, _ = os.ReadFile(path)`,
+				"internal/mechanism/journal.go":  `package mechanism; import "os"; var _, _ = os.ReadFile(boot)`,
+				"internal/kfdtrace/functions.go": `package kfdtrace`,
+				"internal/regular/regular.go":    `package regular; import "os"; var _, _ = os.Open(path)`,
+			},
+			want: []string{
+				"internal/config/c.go:2:12: read the path", "internal/config/c.go:3:12: read the path", "internal/config/c.go:4:9: read the path",
+				"internal/config/c.go:5:12: read the path", "internal/kfdtrace/functions.go is in ownPaths", "internal/kfdtrace/tracefs.go is in ownPaths",
+			},
 		},
 		{
 			name:  "a scheduler that acts",

@@ -38,6 +38,9 @@ var table = []struct {
 	{"pkg/gpreempt", rule{stdOnly: true}},
 	{"internal/api", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
 
+	// Files that somebody names.
+	{"internal/regular", rule{stdOnly: true}},
+
 	// Decisions: pure, or with the filesystem as an argument.
 	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, unsafeTests: true}},
 	{"internal/log", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}}},
@@ -49,7 +52,7 @@ var table = []struct {
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
 	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
-	{"internal/auth", rule{imports: []string{apiV1, "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"internal/auth", rule{imports: []string{apiV1, "internal/proc", "internal/regular", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
 	// Another vendor's GPUs: what knows them is below the seams of discovery and mechanism.
 	{"pkg/nvrm", rule{imports: []string{"internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
@@ -71,29 +74,29 @@ var table = []struct {
 	{"internal/accept", rule{imports: []string{"internal/accept/workload", "internal/conformance", "internal/mechanism", "internal/mechanism/dbgtrap", "internal/mechanism/helper", "internal/proc", "internal/safety", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 
 	// The daemon.
-	{"internal/container", rule{imports: []string{"internal/log", "pkg/gpreempt"}}},
+	{"internal/container", rule{imports: []string{"internal/log", "internal/regular", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{"internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/regular", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/daemon", rule{imports: []string{apiV1, "internal/accept", "internal/accept/workload", "internal/conformance", "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.
-	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
+	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "internal/regular", "pkg/gpreempt"}}},
 
 	// Evidence: what gpreempt does to given work, simulated, emulated or on hardware.
-	{"internal/scenario", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
-	{"internal/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/stat"}}},
+	{"internal/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "pkg/gpreempt"}}},
+	{"internal/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/stat"}}},
 	{"internal/sim", rule{imports: []string{"internal/evidence", "internal/scenario", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
 	{"internal/report", rule{imports: []string{"internal/evidence", "internal/stat"}}},
-	{"internal/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/evidence", "internal/scenario", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/evidence", "internal/regular", "internal/scenario", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 
 	// The commands of gpctl.
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/fleet", rule{stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/fleet", "internal/kfdtrace", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/fleet", "internal/kfdtrace", "internal/regular", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has

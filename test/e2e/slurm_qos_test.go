@@ -74,12 +74,12 @@ func TestSlurmJobsAreClassifiedByQOS(t *testing.T) {
 	needsSlurm(t, slurmProgram{"slurmdbd", "slurmdbd"}, slurmProgram{"sacctmgr", "slurm-client"}, slurmProgram{"mariadbd", "mariadb-server"})
 	c := startSlurm(t, true)
 	d := c.m.start(slurmQOSRules)
-	check := func(qos string, class gpreemptv1.Class, by string) {
+	check := func(qos string, class gpreemptv1.Class, by string, more ...string) {
 		t.Helper()
-		j := c.srun(1, "--partition=batch", "--qos="+qos)
+		j := c.srun(1, append([]string{"--partition=batch", "--qos=" + qos}, more...)...)
 		d.eventually("the job is known", func() bool { return d.target(j.tasks[0]) != nil })
 		if target := d.target(j.tasks[0]); target.GetClass() != class || target.GetDecidedBy() != by {
-			t.Errorf("QOS %s: %v by %q, want %v by %q\n%s", qos, target.GetClass(), target.GetDecidedBy(), class, by,
+			t.Errorf("QOS %s %q: %v by %q, want %v by %q\n%s", qos, more, target.GetClass(), target.GetDecidedBy(), class, by,
 				d.ctl("target", "explain", strconv.Itoa(int(j.tasks[0]))).Out)
 		}
 		j.end()
@@ -87,11 +87,11 @@ func TestSlurmJobsAreClassifiedByQOS(t *testing.T) {
 	check("low", gpreemptv1.Class_CLASS_UNMANAGED, "rule urgent may match")
 	proved(t, "where the prolog does not ask for the QOS, no job is offline that a rule by QOS may protect")
 	setting := "/etc/default/gpreempt-slurm"
-	scontrol, err := exec.LookPath("scontrol")
+	squeue, err := exec.LookPath("squeue")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(setting, []byte("SCONTROL="+scontrol+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(setting, []byte("SQUEUE="+squeue+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -102,6 +102,23 @@ func TestSlurmJobsAreClassifiedByQOS(t *testing.T) {
 	check("high", gpreemptv1.Class_CLASS_ONLINE, "rule urgent")
 	check("low", gpreemptv1.Class_CLASS_OFFLINE, "rule preemptible")
 	check("normal", gpreemptv1.Class_CLASS_OFFLINE, "rule rest")
+	// What the owner of a job writes is no QOS, whatever its form.
+	const claim = " QOS=high thanks"
+	dir := filepath.Join(c.dir, "a"+claim)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, hostile := range [][]string{
+		{"--comment=please" + claim}, {"--comment=a\nQOS=high\nqos=high"}, {"--chdir=" + dir}, {"--job-name=a" + claim},
+	} {
+		check("low", gpreemptv1.Class_CLASS_OFFLINE, "rule preemptible", hostile...)
+	}
+	script := filepath.Join(dir, "job"+claim)
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec \"$@\"\n"), 0o755); err != nil { //nolint:gosec // G306: it is a program
+		t.Fatal(err)
+	}
+	check("low", gpreemptv1.Class_CLASS_OFFLINE, "rule preemptible", script)
+	proved(t, "comment, directory, name and script of a job with text like a QOS do not change its class")
 	c.checkNode()
 	proved(t, "jobs are online or offline by QOS, with slurmdbd and MariaDB, as slurmctld has it")
 }

@@ -9,6 +9,11 @@ from typing import Optional, Type
 from . import _http2, _proto
 
 
+def _printable(text: str) -> str:
+    """Return text of the daemon as one line without commands for a terminal or changes of direction: it is logged."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class Error(Exception):
     """An error with what happened and what to do.
 
@@ -16,6 +21,7 @@ class Error(Exception):
     """
 
     def __init__(self, reason: str, message: str, next: str = "", code: int = 0) -> None:
+        reason, message, next = _printable(reason), _printable(message), _printable(next)
         super().__init__(f"{message}: {next}" if next else message)
         self.reason = reason
         self.message = message

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List
 import pytest
 
 import gpreempt
-from gpreempt import _client
+from gpreempt import _client, _errors
 from conftest import HERE, Daemon, Silent, eventually
 
 Acquire = Callable[..., gpreempt.Lease]
@@ -100,6 +100,12 @@ def test_refused_work_runs_and_each_reason_is_logged_once(
     assert (e.value.reason, e.value.code, e.value.message, e.value.next) == (
         "UNKNOWN_GPU", 3, "GPU 1 is not on this host", "gpctl gpu list shows those that are",
     )  # fmt: skip
+
+
+def test_text_of_the_daemon_is_logged_as_one_line_without_commands_for_a_terminal() -> None:
+    error = _errors.of_status(8, "LIMIT\n", "a\x1b]0;PWN\x07\nb\u202e\x9b\ufeff é", "wait\x1b[31m")
+    assert str(error) == "a\\x1b]0;PWN\\x07\\nb\\u202e\\x9b\\ufeff é: wait\\x1b[31m"
+    assert (error.reason, error.message, error.next) == ("LIMIT\\n", "a\\x1b]0;PWN\\x07\\nb\\u202e\\x9b\\ufeff é", "wait\\x1b[31m")
 
 
 @both

@@ -42,6 +42,8 @@ type agent struct {
 	snapshotpb.UnimplementedSnapshotAgentServiceServer
 
 	admin gpreemptv1.AdminServiceClient
+	// namespace is that of the pods of its jobs.
+	namespace string
 	// background are the operations in progress.
 	background sync.WaitGroup
 
@@ -63,8 +65,8 @@ type operation struct {
 	err          error
 }
 
-func newAgent(admin gpreemptv1.AdminServiceClient) *agent {
-	return &agent{admin: admin, jobs: map[string]*job{}, operations: map[string]*operation{}}
+func newAgent(admin gpreemptv1.AdminServiceClient, namespace string) *agent {
+	return &agent{admin: admin, namespace: namespace, jobs: map[string]*job{}, operations: map[string]*operation{}}
 }
 
 // targets returns the processes with queues on the node, by job.
@@ -75,7 +77,8 @@ func (a *agent) targets(ctx context.Context) (map[string][]*gpreemptv1.Target, e
 	}
 	jobs := map[string][]*gpreemptv1.Target{}
 	for _, t := range list.GetTargets() {
-		if id := t.GetContainer().GetPodLabels()[jobLabel]; id != "" && t.GetState() != gpreemptv1.TargetState_TARGET_STATE_GONE {
+		pod := t.GetContainer()
+		if id := pod.GetPodLabels()[jobLabel]; id != "" && pod.GetNamespace() == a.namespace && t.GetState() != gpreemptv1.TargetState_TARGET_STATE_GONE {
 			jobs[id] = append(jobs[id], t)
 		}
 	}

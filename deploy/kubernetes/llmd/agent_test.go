@@ -46,7 +46,7 @@ type node struct {
 func (n *node) add(id, job string) {
 	n.targets = append(n.targets, &gpreemptv1.Target{
 		TargetId: id, State: gpreemptv1.TargetState_TARGET_STATE_RUNNING,
-		Container: &gpreemptv1.Container{PodLabels: map[string]string{jobLabel: job}},
+		Container: &gpreemptv1.Container{Namespace: "team", PodLabels: map[string]string{jobLabel: job}},
 	})
 }
 
@@ -104,8 +104,8 @@ func (n *node) off() []string {
 // connect serves an agent and returns it, and a connection to it.
 func connect(t *testing.T, n *node) (*agent, *grpc.ClientConn) {
 	t.Helper()
-	a := newAgent(n)
-	server, listener := newServer(a), bufconn.Listen(1<<16)
+	a := newAgent(n, "team")
+	server, listener := newServer(a, insecure.NewCredentials()), bufconn.Listen(1<<16)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	conn, err := grpc.NewClient("passthrough:///agent", grpc.WithTransportCredentials(insecure.NewCredentials()),

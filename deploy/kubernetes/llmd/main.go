@@ -10,7 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -18,6 +17,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
@@ -27,12 +27,18 @@ import (
 )
 
 func main() {
-	listen := flag.String("listen", "127.0.0.1:9001", "address of the agent; llm-d's orchestrator expects port 9001 of the node. There is no authentication: every client that reaches it can suspend jobs")
+	var l listening
+	flag.StringVar(&l.address, "listen", "unix:///run/gpreempt/llmd.sock", "address of the agent: a unix socket for its user alone, or HOST:PORT, where clients need a certificate")
+	flag.StringVar(&l.certificate, "certificate", "", "file with the certificate of the agent, for HOST:PORT")
+	flag.StringVar(&l.key, "key", "", "file with its private key")
+	flag.StringVar(&l.clientCA, "client-ca", "", "file with the authority that issues certificates to clients of the agent, and to nobody else")
+	flag.BoolVar(&l.insecure, "insecure", false, "serve HOST:PORT without certificates: every program that reaches it can suspend the jobs")
+	namespace := flag.String("namespace", "", "namespace of the jobs: pods of others are in none of them")
 	socket := flag.String("socket", "unix:///run/gpreempt/gpreemptd.sock", "address of gpreemptd, of which this program must be an admin")
 	renew := flag.Duration("renew", time.Second, "how often a saved job is suspended again; less than max_suspend")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	err := run(ctx, *listen, *socket, *renew)
+	err := run(ctx, l, *socket, *namespace, *renew)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gpreempt-llmd:", err)
@@ -41,20 +47,23 @@ func main() {
 }
 
 // run serves until ctx ends. What is suspended then runs again when its time has passed.
-func run(ctx context.Context, listen, socket string, renew time.Duration) error {
+func run(ctx context.Context, l listening, socket, namespace string, renew time.Duration) error {
 	if renew <= 0 {
 		return errors.New("--renew must be more than 0")
+	}
+	if namespace == "" {
+		return errors.New("--namespace is missing: every user of the cluster can label a pod with any job, so name the namespace of the jobs")
 	}
 	c, err := client.Dial(socket)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", listen)
+	listener, secure, err := l.listen(ctx)
 	if err != nil {
 		return err
 	}
-	a := newAgent(c.Admin())
+	a := newAgent(c.Admin(), namespace)
 	ticker := time.NewTicker(renew)
 	defer ticker.Stop()
 	kept := make(chan struct{})
@@ -62,7 +71,7 @@ func run(ctx context.Context, listen, socket string, renew time.Duration) error 
 		defer close(kept)
 		a.keep(ctx, ticker.C, func(job string, err error) { slog.Error("a saved job may run", "job", job, "err", err) })
 	}()
-	server := newServer(a)
+	server := newServer(a, secure)
 	stopped := context.AfterFunc(ctx, server.Stop)
 	defer stopped()
 	slog.Info("serving", "address", listener.Addr().String())
@@ -73,8 +82,8 @@ func run(ctx context.Context, listen, socket string, renew time.Duration) error 
 }
 
 // newServer returns a gRPC server of an agent, with the health service that llm-d's agent has.
-func newServer(a *agent) *grpc.Server {
-	server := grpc.NewServer()
+func newServer(a *agent, secure credentials.TransportCredentials) *grpc.Server {
+	server := grpc.NewServer(grpc.Creds(secure))
 	snapshotpb.RegisterSnapshotAgentServiceServer(server, a)
 	grpc_health_v1.RegisterHealthServer(server, health{admin: a.admin})
 	return server

@@ -1416,9 +1416,9 @@ type Target struct {
 	NamespacePids []int32 `protobuf:"varint,24,rep,packed,name=namespace_pids,json=namespacePids,proto3" json:"namespace_pids,omitempty"`
 	// Its container; absent without one.
 	Container *Container `protobuf:"bytes,25,opt,name=container,proto3" json:"container,omitempty"`
-	// systemd unit, such as train.service; "" without one.
+	// Unit of the system's systemd, such as train.service; "" without one.
 	Unit string `protobuf:"bytes,26,opt,name=unit,proto3" json:"unit,omitempty"`
-	// systemd slice, such as system.slice; "" without one.
+	// Slice of the system's systemd, such as system.slice; "" without one.
 	Slice string `protobuf:"bytes,27,opt,name=slice,proto3" json:"slice,omitempty"`
 	// Variables of its environment that rules and tags use.
 	Environment map[string]string `protobuf:"bytes,28,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -1426,7 +1426,13 @@ type Target struct {
 	Job *Job `protobuf:"bytes,29,opt,name=job,proto3" json:"job,omitempty"`
 	// Runlist cycles that attaching to it and releasing it caused on GPUs that it has no
 	// queue on, by the driver's rules.
-	AttachCycles  uint64 `protobuf:"varint,30,opt,name=attach_cycles,json=attachCycles,proto3" json:"attach_cycles,omitempty"`
+	AttachCycles uint64 `protobuf:"varint,30,opt,name=attach_cycles,json=attachCycles,proto3" json:"attach_cycles,omitempty"`
+	// Unit of a user's systemd, whose name the user chooses, where unit is that:
+	// user@UID.service; "" without one.
+	UserUnit string `protobuf:"bytes,31,opt,name=user_unit,json=userUnit,proto3" json:"user_unit,omitempty"`
+	// The ids of containers, pods or Slurm jobs of which one is false, where its control
+	// group, or the answer of its runtime, names several: then it has none. "" without.
+	IdConflict    string `protobuf:"bytes,32,opt,name=id_conflict,json=idConflict,proto3" json:"id_conflict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1669,6 +1675,20 @@ func (x *Target) GetAttachCycles() uint64 {
 		return x.AttachCycles
 	}
 	return 0
+}
+
+func (x *Target) GetUserUnit() string {
+	if x != nil {
+		return x.UserUnit
+	}
+	return ""
+}
+
+func (x *Target) GetIdConflict() string {
+	if x != nil {
+		return x.IdConflict
+	}
+	return ""
 }
 
 // Processes that belong together.
@@ -3263,7 +3283,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
 	"\x0ePodLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\t\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd6\t\n" +
 	"\x06Target\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x12\n" +
@@ -3298,7 +3318,10 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x05slice\x18\x1b \x01(\tR\x05slice\x12F\n" +
 	"\venvironment\x18\x1c \x03(\v2$.gpreempt.v1.Target.EnvironmentEntryR\venvironment\x12\"\n" +
 	"\x03job\x18\x1d \x01(\v2\x10.gpreempt.v1.JobR\x03job\x12#\n" +
-	"\rattach_cycles\x18\x1e \x01(\x04R\fattachCycles\x1a>\n" +
+	"\rattach_cycles\x18\x1e \x01(\x04R\fattachCycles\x12\x1b\n" +
+	"\tuser_unit\x18\x1f \x01(\tR\buserUnit\x12\x1f\n" +
+	"\vid_conflict\x18  \x01(\tR\n" +
+	"idConflict\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xca\x01\n" +
