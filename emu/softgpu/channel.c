@@ -9,12 +9,12 @@
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
+#include <linux/mmu_notifier.h>
 #include <linux/poll.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
 #include "softgpu.h"
-#include "kfd_debug.h"
 
 enum soft_kind { SOFT_MAP = 1, SOFT_UNMAP, SOFT_REMOVE };
 enum soft_answer { SOFT_ACK = 1, SOFT_INTERRUPT };
@@ -251,46 +251,45 @@ static ssize_t channel_read(struct file *file, char __user *buf, size_t size, lo
 
 /*
  * The program accesses the memory of processes, and may be the last to do so. Then
- * a process that ends is released in the program's name, and the driver waits there
- * until queues are unmapped. A program cannot acknowledge an unmap that it waits
- * for: while it is away, nobody waits for it.
+ * a process that ends is released in the program's name, and since 7.2 the driver
+ * waits there until the queues of the process are unmapped. A program cannot
+ * acknowledge an unmap while it waits in the driver, so nobody waits for it then.
  */
 static atomic_t away = ATOMIC_INIT(0);
+static const struct mmu_notifier_ops *driver_ops;
+static struct mmu_notifier_ops ops;
 
 bool soft_channel_away(void)
 {
 	return atomic_read(&away) > 0;
 }
 
-static bool go_away(void)
+static void release(struct mmu_notifier *mn, struct mm_struct *mm)
 {
+	bool mine = READ_ONCE(channel.open) && READ_ONCE(channel.program) == current->tgid;
 	int i;
 
-	if (!READ_ONCE(channel.open) || READ_ONCE(channel.program) != current->tgid)
-		return false;
-	atomic_inc(&away);
-	for (i = 0; i < SOFT_MAX_NODES && soft_devs[i]; i++)
-		wake_up_all(&soft_devs[i]->hws.wait);
-	return true;
-}
-
-SOFT_WRAP(void, kfd_process_dequeue_from_all_devices, struct kfd_process *p)
-{
-	bool gone = go_away();
-
-	__real_kfd_process_dequeue_from_all_devices(p);
-	if (gone)
+	if (mine) {
+		atomic_inc(&away);
+		for (i = 0; i < SOFT_MAX_NODES && soft_devs[i]; i++)
+			wake_up_all(&soft_devs[i]->hws.wait);
+	}
+	driver_ops->release(mn, mm);
+	if (mine)
 		atomic_dec(&away);
 }
 
-SOFT_WRAP(int, kfd_dbg_trap_disable, struct kfd_process *target)
+/* soft_channel_watch puts release() in the place of the driver's function for a process. */
+void soft_channel_watch(struct kfd_process *p)
 {
-	bool gone = go_away();
-	int err = __real_kfd_dbg_trap_disable(target);
-
-	if (gone)
-		atomic_dec(&away);
-	return err;
+	spin_lock(&channel.lock);
+	if (!driver_ops) {
+		driver_ops = p->mmu_notifier.ops;
+		ops = *driver_ops;
+		ops.release = release;
+	}
+	p->mmu_notifier.ops = &ops;
+	spin_unlock(&channel.lock);
 }
 
 static int acknowledge(struct soft_dev *s, u64 seq)

@@ -174,6 +174,7 @@ struct kfd_process *soft_process(pid_t pid);
 void soft_channel_init(void);
 int soft_channel_register(void);
 bool soft_channel_away(void);
+void soft_channel_watch(struct kfd_process *p);
 void soft_channel_unregister(void);
 /* These are called with soft_hws.lock held. */
 void soft_channel_map(struct soft_dev *s, struct soft_queue *q);

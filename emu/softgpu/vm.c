@@ -167,14 +167,14 @@ static struct amdgpu_amdkfd_fence *fence_create(const struct amdkfd_process_info
 #endif
 }
 
-static struct amdkfd_process_info *process_info_create(void **process_info)
+static struct amdkfd_process_info *process_info_create(struct kfd_process *p)
 {
 	struct amdkfd_process_info *info = kzalloc(sizeof(*info), GFP_KERNEL);
 
 	if (!info)
 		return NULL;
 #if SOFT_SINCE(7, 2)
-	info->context_id = container_of(process_info, struct kfd_process, kgd_process_info)->context_id;
+	info->context_id = p->context_id;
 #endif
 	info->eviction_fence = fence_create(info, dma_fence_context_alloc(1), current->mm);
 	if (!info->eviction_fence) {
@@ -196,6 +196,7 @@ static struct amdkfd_process_info *process_info_create(void **process_info)
 SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_acquire_process_vm, struct amdgpu_device *adev,
 	  struct amdgpu_vm *vm, void **process_info, struct dma_fence **ef)
 {
+	struct kfd_process *p = container_of(process_info, struct kfd_process, kgd_process_info);
 	struct amdkfd_process_info *info = *process_info;
 
 	if (!soft_of(adev))
@@ -203,10 +204,11 @@ SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_acquire_process_vm, struct amdgpu_device *ade
 	if (vm->process_info)
 		return -EINVAL;
 	if (!info) {
-		info = process_info_create(process_info);
+		info = process_info_create(p);
 		if (!info)
 			return -ENOMEM;
 		*process_info = info;
+		soft_channel_watch(p);
 	}
 	mutex_lock(&info->lock);
 	vm->process_info = info;

@@ -274,7 +274,7 @@ func (t driverTree) copy() error {
 		case err != nil:
 			return err
 		case name == "/include":
-			if err := os.Symlink(path, to); err != nil && !errors.Is(err, fs.ErrExist) {
+			if err := os.Symlink(path, to); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // sources
 				return err
 			}
 			return fs.SkipDir
