@@ -1,8 +1,10 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -216,6 +218,47 @@ func TestReloadOfWhatIsNoFileIsAnswered(t *testing.T) {
 			t.Errorf("%s: %d lines %q", step.what, lines, message)
 		}
 		logs.TakeAll()
+	}
+}
+
+func TestEachStageOfAShutdownHasItsOwnTime(t *testing.T) {
+	slow := errors.New("2 targets still being resumed")
+	broken := errors.New("some targets are not released yet")
+	for name, tc := range map[string]struct {
+		resumes, detaches error // at the end of their times; nil is success at once
+		late              error // of the second look
+		want              []error
+		took              time.Duration
+	}{
+		"quick":                        {nil, nil, nil, nil, callsTime},
+		"late, and released":           {slow, nil, nil, nil, resumeAllTime + callsTime},
+		"late, released and suspended": {slow, nil, slow, []error{slow}, resumeAllTime + callsTime},
+		"late, and not released":       {slow, broken, nil, []error{slow, broken}, resumeAllTime + callsTime + detachTime},
+		"not released":                 {nil, broken, nil, []error{broken}, callsTime + detachTime},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			wait := func(ctx context.Context, failure error) error {
+				if failure != nil {
+					<-ctx.Done()
+				}
+				return failure
+			}
+			looks, start := 0, time.Now()
+			err := inStages(t.Context(), func(ctx context.Context) error {
+				if looks++; looks > 1 {
+					return tc.late
+				}
+				return wait(ctx, tc.resumes)
+			}, func(ctx context.Context) { <-ctx.Done() }, func(ctx context.Context) error { return wait(ctx, tc.detaches) })
+			for _, want := range []error{slow, broken} {
+				if errors.Is(err, want) != slices.Contains(tc.want, want) {
+					t.Errorf("%s: %v, want %v", name, err, tc.want)
+				}
+			}
+			if took := time.Since(start); took != tc.took {
+				t.Errorf("%s: after %v, want %v", name, took, tc.took)
+			}
+		})
 	}
 }
 

@@ -141,25 +141,28 @@ func (p *parts) Wait(atMost time.Duration) (left []string) {
 }
 
 // shutdown resumes everything, then ends calls, then detaches from the targets. Detaching
-// resumes a target that an action in flight still suspends. A stage that takes all of its time
-// leaves the next ones theirs.
+// resumes a target that an action in flight still suspends.
 func (d *daemon) shutdown(ctx context.Context) error {
-	stage := func(atMost time.Duration, do func(context.Context) error) error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), atMost)
-		defer cancel()
-		return do(ctx)
-	}
 	d.runner.Stop()
-	err := stage(resumeAllTime, d.awaitAllRunning)
-	calls, end := context.WithTimeout(context.WithoutCancel(ctx), callsTime)
-	d.server.Shutdown(calls)
-	end()
-	err = stage(detachTime, func(ctx context.Context) error {
-		if detached := d.sessions.Close(ctx); detached != nil || err == nil {
-			return errors.Join(err, detached)
-		}
-		return d.awaitAllRunning(ctx) // those that were late have been resumed since
-	})
+	return inStages(context.WithoutCancel(ctx), d.awaitAllRunning, d.server.Shutdown, d.sessions.Close)
+}
+
+// inStages runs the stages of a shutdown. One that takes all of its time leaves the next ones
+// theirs.
+func inStages(ctx context.Context, running func(context.Context) error, endCalls func(context.Context), detach func(context.Context) error) error {
+	resume, cancel := context.WithTimeout(ctx, resumeAllTime)
+	err := running(resume)
+	cancel()
+	calls, cancel := context.WithTimeout(ctx, callsTime)
+	endCalls(calls)
+	cancel()
+	last, cancel := context.WithTimeout(ctx, detachTime)
+	defer cancel()
+	if detached := detach(last); detached != nil {
+		err = errors.Join(err, detached)
+	} else if err != nil {
+		err = running(last) // those that were late have been resumed since
+	}
 	if err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
