@@ -3,6 +3,9 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,20 +24,22 @@ const queueReset = gpreemptv1.QuiesceReason_QUIESCE_REASON_QUEUE_RESET
 
 // alike starts a job whose memory is at the addresses at which any other run has it
 // (ADDR_NO_RANDOMIZE).
+func alike(t *testing.T, cmd *exec.Cmd) *worker {
+	t.Helper()
+	const addrNoRandomize = 0x40000
+	runtime.LockOSThread() // the personality is the thread's, and that of what it starts
+	defer runtime.UnlockOSThread()
+	before, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0)
+	if errno != 0 {
+		t.Skipf("the personality cannot be changed here: %v", errno)
+	}
+	defer func() { _, _, _ = syscall.RawSyscall(syscall.SYS_PERSONALITY, before, 0, 0) }()
+	return spawn(t, cmd)
+}
+
 func (m *emulated) alike(args ...string) *worker {
 	m.t.Helper()
-	const addrNoRandomize = 0x40000
-	cmd := m.Command(context.Background(), trainBinary, append([]string{"work"}, args...)...)
-	w := func() *worker {
-		runtime.LockOSThread() // the personality is the thread's, and that of what it starts
-		defer runtime.UnlockOSThread()
-		before, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0)
-		if errno != 0 {
-			m.t.Skipf("the personality cannot be changed here: %v", errno)
-		}
-		defer func() { _, _, _ = syscall.RawSyscall(syscall.SYS_PERSONALITY, before, 0, 0) }()
-		return m.spawn(cmd)
-	}()
+	w := alike(m.t, m.Command(context.Background(), trainBinary, append([]string{"work"}, args...)...))
 	w.await("ready")
 	return w
 }
@@ -159,13 +164,22 @@ func (m *emulated) resetOnce(d *daemon, gpu gpreempt.GPUID, w *worker, sdma bool
 		Reset: &driver.QueueOf{PID: w.PID, ID: id},
 	})
 	defer fault.Remove()
+	tally := resetDuring(d, gpu, w)
+	tally.injected = fault.Hits()
+	d.eventually("the job runs", func() bool { return m.allOn(w) })
+	return tally
+}
+
+// resetDuring announces work on a GPU, of which a queue of a job does not leave it.
+func resetDuring(d *daemon, gpu gpreempt.GPUID, w *worker) (tally resetTally) {
+	d.t.Helper()
 	since := d.revision()
 	lease, answer := d.ask(10*time.Second, gpu)
-	tally := resetTally{injected: fault.Hits()}
+	tally.injected = 1
 	if answer.Quiesced {
 		tally.quiet++
 	} else if answer.Reason != queueReset {
-		m.t.Errorf("the answer is %+v, want the reason %v", answer, queueReset)
+		d.t.Errorf("the answer is %+v, want the reason %v", answer, queueReset)
 	}
 	e := d.events.await("the reset", since, func(e *gpreemptv1.Event) bool {
 		return e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_RESET && e.GetGpuId() == uint32(gpu)
@@ -178,22 +192,59 @@ func (m *emulated) resetOnce(d *daemon, gpu gpreempt.GPUID, w *worker, sdma bool
 		}
 	}
 	d.awaitTarget(w.PID, since, quarantined)
-	d.eventually("the job runs", func() bool { return m.allOn(w) })
-	explained := d.ctl("target", "explain", fmt.Sprint(w.PID))
-	if !strings.Contains(explained.Out, "the driver reset a queue") {
+	if explained := d.ctl("target", "explain", fmt.Sprint(w.PID)); !strings.Contains(explained.Out, "the driver reset a queue") {
 		tally.missed++
 	}
 	if !d.breaker(gpu) {
-		m.t.Errorf("the breaker of GPU %v is closed", gpu)
+		d.t.Errorf("the breaker of GPU %v is closed", gpu)
 	}
 	d.complete(lease)
 	events, _, _ := d.events.after(e.GetRevision())
 	for _, again := range events {
 		if again.GetKind() == gpreemptv1.EventKind_EVENT_KIND_RESET && again.GetGpuId() == uint32(gpu) {
-			m.t.Errorf("the reset is reported again: %v", again)
+			d.t.Errorf("the reset is reported again: %v", again)
 		}
 	}
 	return tally
+}
+
+// The same on the real driver: TestQueueThatTheDriverResetsIsNoticed.
+func TestSoftGPUQueueThatTheDriverResetsIsNoticed(t *testing.T) {
+	m := onSoftGPU(t)
+	var hit, others []*worker
+	for g := range m.gpus {
+		for _, jobs := range []*[]*worker{&hit, &others} {
+			w := alike(t, exec.Command(trainBinary, "work", "--duration", "2000", "--rate", "20", "--runtime", "--gpus", m.gpu(g)))
+			w.await("ready")
+			*jobs = append(*jobs, w)
+		}
+	}
+	rounds := m.times(10, 2)
+	var got resetTally
+	for range rounds {
+		d := m.start(atOnce)
+		for g := range m.gpus {
+			d.offlineTarget(hit[g], 1)
+			d.offlineTarget(others[g], 1)
+		}
+		for g, gpu := range m.gpus {
+			command := fmt.Sprintf("refuse %d %d:0", gpu, hit[g].PID)
+			if err := os.WriteFile(filepath.Join(softGPUDir, "control"), []byte(command), 0); err != nil {
+				t.Fatal(err)
+			}
+			got.add(resetDuring(d, gpu, hit[g]))
+			m.awaitEach(hit[g], 1, softOn)
+		}
+		d.stop()
+	}
+	t.Logf("%+v", got)
+	got.misnamed = 0 // the addresses may differ
+	if want := (resetTally{injected: rounds * len(m.gpus), noticed: rounds * len(m.gpus)}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	for _, w := range append(hit, others...) {
+		w.stop()
+	}
 }
 
 // MES does not answer REMOVE_QUEUE, and the driver returns success: in 7.2 the queue still runs, in 7.3 it
