@@ -236,11 +236,6 @@ func (l *lease) fire(c *Core) {
 	} // else settle answers, and arms it
 }
 
-// covers reports whether the lease asks that targets leave the GPU.
-func (l *lease) covers(u *gpu) bool {
-	return slices.Contains(l.gpus, u) || l.target != nil && slices.Contains(l.target.gang.gpus, u)
-}
-
 // coverage is the state of the gangs that a lease outranks on its GPUs.
 type coverage struct {
 	// quiet: all of them are suspended; waiting: some will be, by actions in flight.
@@ -457,17 +452,6 @@ func remove(leases []*lease, l *lease) []*lease {
 		return slices.Delete(leases, i, i+1)
 	}
 	return leases
-}
-
-// learnWork learns how long a lease of the client needs on quiet GPUs, from a lease whose
-// GPUs were quiet for all of its work and that was completed or became idle.
-func (c *Core) learnWork(l *lease, end LeaseEnd) {
-	if (end != EndCompleted && end != EndIdle) || !l.quiet || l.target != nil {
-		return
-	}
-	if begin := max(l.heldAt, l.created+l.req.ETA); begin <= c.now && l.heldAt <= max(l.created+l.req.ETA, l.created+l.answer.Waited) {
-		l.client.work.learn(c.now - begin)
-	}
 }
 
 // remember keeps an ended lease, and forgets the oldest one.

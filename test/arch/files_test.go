@@ -26,7 +26,6 @@ var ownPaths = map[string]string{
 	"internal/mechanism/freezer/owncgroup.go": "procfs below the root of the host",
 	"internal/mechanism/journal.go":           "the boot id",
 	"internal/proc/proc.go":                   "procfs",
-	"internal/safety/kernellog.go":            "the kernel log",
 	"pkg/discovery/host.go":                   "the root of the host",
 	"pkg/nvrm/sys.go":                         "devices",
 }
