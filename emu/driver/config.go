@@ -231,9 +231,10 @@ type profile struct {
 
 // Profiles returns the names that New knows except KmapProfile: those of package kfd, and two
 // that callers of that package cannot tell from another. 6.12.117 is a later
-// release of the line of 6.12.103 with three more fixes, and one crash: ENABLE that fails
+// release of the line of 6.12.103 with four more fixes, and one crash: ENABLE that fails
 // with EFAULT undoes itself, so does an interrupted DESTROY_QUEUE, repeated CRIU_OP
-// PROCESS_INFO pauses once, and SUSPEND_QUEUES may find no VM where it flushes a TLB.
+// PROCESS_INFO pauses once, memory faults are reported to those who may see the process, and
+// SUSPEND_QUEUES may find no VM where it flushes a TLB.
 // 7.3 has the interface version of 7.2.
 func Profiles() []string {
 	return []string{"6.5", "6.12", "6.12.103", "6.12.117", "amd-dkms", "7.2", "7.3"}

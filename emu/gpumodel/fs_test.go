@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -214,7 +215,7 @@ func TestPropertiesAreTheKernelsInItsOrder(t *testing.T) {
 	}
 	want := map[string]string{
 		"simd_count": "320", "array_count": "16", "gfx_target_version": "90402", "vendor_id": "4098", "device_id": "29858",
-		"location_id": "32768", "domain": "0", "drm_render_minor": "129", "num_cp_queues": "96", "num_xcc": "4",
+		"location_id": "32768", "domain": "0", "drm_render_minor": "129", "num_cp_queues": "24", "num_xcc": "4",
 		"num_sdma_engines": "2", "num_sdma_xgmi_engines": "6", "cwsr_size": "12214272", "ctl_stack_size": "8192",
 		"max_engine_clk_fcompute": "1420",
 	}
@@ -274,9 +275,52 @@ func TestResetsOfQueuesAreAnnounced(t *testing.T) {
 	}
 	want := map[string]bits{
 		"7.2 mi300x": {true, true}, "7.2 mi308x": {true, true}, "7.2 mi250x": {true, false}, "7.2 mi210": {true, false}, "7.2 mi100": {true, false},
-		"7.3 mi300x": {true, true}, "7.3 mi308x": {true, true}, "7.3 rx7900xtx": {true, false},
+		"7.2 mi325x": {true, true}, "7.2 mi350x": {true, true}, "7.2 mi355x": {true, true},
+		"7.3 mi300x": {true, true}, "7.3 mi308x": {true, true}, "7.3 mi325x": {true, true}, "7.3 mi350x": {true, true}, "7.3 mi355x": {true, true},
+		"7.3 rx7900xtx": {true, false}, "7.3 gfx1201": {true, false},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestMI350XHasTheCapturedTopology compares the preset with the properties of a real node. What
+// is of the host and not of the GPU differs.
+func TestMI350XHasTheCapturedTopology(t *testing.T) {
+	const captured = "../../../shared/findings/inputs/k14-mi350x-node-properties.txt"
+	text, err := os.ReadFile(captured)
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("the capture is not here: ", captured)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := PresetByName("mi350x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, spec, 1)
+	r.SetKernel(Linux73)
+	modelled, err := fs.ReadFile(r.FS(), "sys/class/kfd/kfd/topology/nodes/2/properties")
+	r.ok(err)
+	values := func(text []byte) map[string]string {
+		all := map[string]string{}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+			all[name] = value
+		}
+		for _, name := range []string{
+			"caches_count", "io_links_count", "p2p_links_count", "simd_id_base", "location_id", "unique_id", "max_engine_clk_ccompute",
+		} {
+			delete(all, name)
+		}
+		return all
+	}
+	want, got := values(text), values(modelled)
+	for _, added := range []string{"cwsr_size", "ctl_stack_size"} { // later than the capture
+		delete(got, added)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-captured +modelled):\n%s", diff)
 	}
 }

@@ -92,6 +92,15 @@ func (k Kernel) xccs(s *Spec) int {
 	return s.XCCs
 }
 
+// cpQueues is num_cp_queues: the slots of one XCC (get_cp_queues_num), and in AMD's own driver,
+// as a host with MI308X showed, of all.
+func (k Kernel) cpQueues(s *Spec) int {
+	if k == DKMS {
+		return s.Slots * s.XCCs
+	}
+	return s.Slots
+}
+
 // sysfsType is the number a queue's file type shows (enum kfd_queue_type).
 func (k Kernel) sysfsType(t gpreempt.QueueType) int {
 	switch t {

@@ -72,6 +72,7 @@ type topology struct {
 	clockMHz                                  int
 	firmware, sdmaFirmware                    int
 	capability, debugProp                     uint32
+	ldsKB                                     int // 0 means 64
 	contextBytesPerCU, controlStackBytePerWav int
 	// ids and buses are those of a known host; other hosts have invented ones.
 	ids   []gpreempt.GPUID
@@ -82,6 +83,7 @@ type topology struct {
 // registers, as the kernel sizes the save area.
 const (
 	contextPerCUCDNA  = (512 + 16 + 64 + 4) << 10
+	contextPerCUCDNA4 = (512 + 16 + 160 + 4) << 10
 	contextPerCURDNA3 = (384 + 16 + 64 + 4) << 10
 )
 
@@ -99,6 +101,11 @@ const (
 
 	capabilityCDNA = 0x08000000 | capabilityDebugFirmware | 0x40000 | 0x20000 | 0x10000 | 0x8000 | 0x2000 | 2<<8 | 0x80
 	capabilityRDNA = capabilityCDNA &^ 0x40000
+
+	// In addition: errors of memory are counted and reported (MI350X), and precise exceptions of
+	// the ALU (gfx12).
+	capabilityCDNA4 = capabilityCDNA | 0x04300000
+	capabilityRDNA4 = capabilityRDNA | 0x40000000
 )
 
 // Presets returns the kinds of GPU the model knows. A node is a whole GPU, except
@@ -137,6 +144,24 @@ func Presets() []Spec {
 	mi308x.topology.ids = []gpreempt.GPUID{0xf7bc, 0xf05b, 0xeb40, 0xc66d, 0xf220, 0xf5c7, 0xeedc, 0xc3f1}
 	mi308x.topology.buses = []uint8{0x0a, 0x80, 0xa4, 0xc8, 0x0b, 0x81, 0xa5, 0xc9}
 
+	// As MI300X; its memory is faster, 6 TB/s (AMD's data sheet of MI325X). The firmware is that
+	// of ROCm/aiter#3139.
+	mi325x := mi300x
+	mi325x.Name, mi325x.topology.deviceID, mi325x.topology.firmware = "mi325x", 0x74a5, 186
+
+	// The topology that AMD captured of an MI350X (ROCm/rocm-systems#10274). MI355X has another
+	// device and clock (AMD's data sheet, libdrm's amdgpu.ids), and is assumed to be the same
+	// otherwise.
+	mi350x := mi300x
+	mi350x.Name, mi350x.GFX, mi350x.CUs = "mi350x", 90500, 256
+	mi350x.topology.deviceID, mi350x.topology.cusPerArray, mi350x.topology.clockMHz = 0x75a0, 9, 2200
+	mi350x.topology.firmware, mi350x.topology.sdmaFirmware, mi350x.topology.ldsKB = 30, 20, 160
+	mi350x.topology.capability, mi350x.topology.debugProp = capabilityCDNA4, 1494
+	mi350x.topology.contextBytesPerCU = contextPerCUCDNA4
+
+	mi355x := mi350x
+	mi355x.Name, mi355x.topology.deviceID, mi355x.topology.clockMHz = "mi355x", 0x75a3, 2400
+
 	mi250x := cdna3
 	mi250x.Name, mi250x.GFX, mi250x.XCCs, mi250x.CUs, mi250x.XGMIEngines = "mi250x", 90010, 1, 110, 3
 	mi250x.CopyRate, mi250x.LinkRate = 25e9, 32e9
@@ -166,8 +191,25 @@ func Presets() []Spec {
 		contextBytesPerCU: contextPerCURDNA3, controlStackBytePerWav: 12,
 	}
 
-	peak := map[string]float64{"mi300x": 5.3e12, "mi308x": 5.3e12, "mi250x": 1.6e12, "mi210": 1.6e12, "mi100": 1.2e12, "rx7900xtx": 0.96e12}
-	presets := []Spec{mi300x, mi308x, mi250x, mi210, mi100, rx}
+	// Strix Halo with 40 compute units (rocminfo in ROCm/TheRock#1881), whose memory is the
+	// host's: LPDDR5X-8000, 256 bits. The number of SDMA engines and the versions of firmware are assumed.
+	halo := rx
+	halo.Name, halo.GFX, halo.CUs, halo.SDMAEngines, halo.XGMIEngines = "gfx1151", 110501, 40, 1, 0
+	halo.topology.deviceID, halo.topology.arrays, halo.topology.cusPerArray, halo.topology.clockMHz = 0x1586, 4, 10, 2900
+	halo.topology.firmware = 31
+
+	// RX 9070 XT (rocminfo in ROCm/legacy-rocm-build#5849, firmware of #6625). The slots are those
+	// of its pipes (gfx_v12_0_sw_init).
+	rdna4 := rx
+	rdna4.Name, rdna4.GFX, rdna4.CUs = "gfx1201", 120001, 64
+	rdna4.topology.deviceID, rdna4.topology.arrays, rdna4.topology.clockMHz = 0x7550, 8, 2570
+	rdna4.topology.firmware, rdna4.topology.sdmaFirmware, rdna4.topology.capability = 358, 662, capabilityRDNA4
+
+	peak := map[string]float64{
+		"mi300x": 5.3e12, "mi308x": 5.3e12, "mi250x": 1.6e12, "mi210": 1.6e12, "mi100": 1.2e12, "rx7900xtx": 0.96e12,
+		"mi325x": 6e12, "mi350x": 8e12, "mi355x": 8e12, "gfx1151": 0.256e12, "gfx1201": 0.64e12,
+	}
+	presets := []Spec{mi300x, mi308x, mi250x, mi210, mi100, rx, mi325x, mi350x, mi355x, halo, rdna4}
 	for i := range presets {
 		s := &presets[i]
 		s.ContextBytes = int64(s.CUs) * int64(s.topology.contextBytesPerCU)

@@ -28,6 +28,11 @@ func TestPresets(t *testing.T) {
 		"mi210":     {90010, 1, 104, 24, false, 60.5, 104*596<<10 + 0x9000},
 		"mi100":     {90008, 1, 120, 24, false, 69.8, 120*596<<10 + 0x9000},
 		"rx7900xtx": {110000, 1, 96, 8, true, 43.9, 96*468<<10 + 0xa000},
+		"mi325x":    {90402, 8, 304, 24, false, 176.9, 38*596<<10 + 0x3000},
+		"mi350x":    {90500, 8, 256, 24, false, 173.0, 32*692<<10 + 0x3000},
+		"mi355x":    {90500, 8, 256, 24, false, 173.0, 32*692<<10 + 0x3000},
+		"gfx1151":   {110501, 1, 40, 8, true, 18.3, 40*468<<10 + 0x4000},
+		"gfx1201":   {120001, 1, 64, 8, true, 29.3, 64*468<<10 + 0x7000},
 	}
 	got := map[string]facts{}
 	for _, s := range Presets() {
@@ -51,7 +56,7 @@ func TestPresetByNameTellsTheNames(t *testing.T) {
 		t.Errorf("PresetByName = %q, %v", s.Name, err)
 	}
 	_, err = PresetByName("mi9000")
-	if err == nil || !strings.Contains(err.Error(), "mi300x, mi308x, mi250x, mi210, mi100, rx7900xtx") {
+	if err == nil || !strings.Contains(err.Error(), "mi300x, mi308x, mi250x, mi210, mi100, rx7900xtx, mi325x, mi350x, mi355x, gfx1151, gfx1201") {
 		t.Errorf("error %v does not name the presets", err)
 	}
 }

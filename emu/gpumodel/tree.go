@@ -1,6 +1,7 @@
 package gpumodel
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -113,7 +114,7 @@ func (m *Machine) gpuProperties(index int) *node {
 		"p2p_links_count":            uint64(len(m.gpus) - 1),
 		"simd_id_base":               uint64(0x80001000 + index*0x1000),
 		"max_waves_per_simd":         uint64(t.wavesPerSIMD),
-		"lds_size_in_kb":             64,
+		"lds_size_in_kb":             uint64(cmp.Or(t.ldsKB, 64)),
 		"num_gws":                    64,
 		"wave_front_size":            uint64(t.waveSize),
 		"array_count":                uint64(t.arrays),
@@ -129,7 +130,7 @@ func (m *Machine) gpuProperties(index int) *node {
 		"num_sdma_engines":           uint64(s.SDMAEngines),
 		"num_sdma_xgmi_engines":      uint64(s.XGMIEngines),
 		"num_sdma_queues_per_engine": uint64(s.SDMAQueuesPerEngine),
-		"num_cp_queues":              uint64(s.Slots * s.XCCs),
+		"num_cp_queues":              uint64(m.kernel.cpQueues(&s)),
 		"cwsr_size":                  uint64(area.Bytes),
 		"ctl_stack_size":             uint64(area.Stack),
 		"max_engine_clk_fcompute":    uint64(t.clockMHz),

@@ -62,7 +62,7 @@ func Exec(socket, program string, args, env []string) error {
 		}
 	}
 	// With ErrAlready it is on the machine, because its parent is.
-	if err := seccomp.Enter(socket, seccomp.Filter(ioctlTypes...)); err != nil && !errors.Is(err, seccomp.ErrAlready) {
+	if err := seccomp.Enter(socket, seccomp.FilterWithUnmaps(ioctlTypes...)); err != nil && !errors.Is(err, seccomp.ErrAlready) {
 		return err
 	}
 	if outside && os.Geteuid() != 0 {

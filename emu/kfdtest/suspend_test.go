@@ -186,7 +186,7 @@ func TestGraceOfZeroByKernelAndFirmware(t *testing.T) {
 			t.Fatalf("%q: %v", line, err)
 		}
 		rows++
-		want := uint32(driver.DefaultGrace)
+		want := driver.DefaultGrace
 		if written != "unchanged" {
 			_, err = fmt.Sscan(written, &want)
 		}

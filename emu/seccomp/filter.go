@@ -16,12 +16,27 @@ const (
 //     terminal's 0x4Bxx) are rare;
 //   - open and openat for reading and writing (O_RDWR), and every openat2, whose flags a
 //     filter cannot read;
-//   - fstat, and newfstatat and statx of a descriptor (AT_EMPTY_PATH);
-//   - munmap and mremap. An mmap that replaces memory (MAP_FIXED) is not selected: Go's runtime
-//     makes it with the lock of its heap held, also in the process that is to answer.
+//   - fstat, and newfstatat and statx of a descriptor (AT_EMPTY_PATH).
 //
 // All other calls are allowed, including those of other architectures.
 func Filter(ioctlTypes ...byte) []unix.SockFilter {
+	return append(filter(ioctlTypes), ret(unix.SECCOMP_RET_ALLOW))
+}
+
+// FilterWithUnmaps is Filter with munmap and mremap. A runtime makes these calls by itself,
+// possibly with a lock held: the process that answers must be another. An mmap that replaces
+// memory (MAP_FIXED) is not selected: for Go's runtime that is the allocation of memory, which
+// Enter needs before its calls are answered.
+func FilterWithUnmaps(ioctlTypes ...byte) []unix.SockFilter {
+	p := filter(ioctlTypes)
+	for _, number := range []uint32{unix.SYS_MUNMAP, unix.SYS_MREMAP} {
+		p = append(p, jump(unix.BPF_JEQ, number, 0, 1), ret(unix.SECCOMP_RET_USER_NOTIF))
+	}
+	return append(p, ret(unix.SECCOMP_RET_ALLOW))
+}
+
+// filter returns the program without the verdict on the calls that it does not select.
+func filter(ioctlTypes []byte) []unix.SockFilter {
 	p := []unix.SockFilter{
 		load(dataArch),
 		jump(unix.BPF_JEQ, arch, 1, 0),
@@ -41,9 +56,7 @@ func Filter(ioctlTypes ...byte) []unix.SockFilter {
 	on(unix.SYS_FSTAT, ret(unix.SECCOMP_RET_USER_NOTIF))
 	on(SysNewfstatat, bitSet(3, unix.AT_EMPTY_PATH)...)
 	on(unix.SYS_STATX, bitSet(2, unix.AT_EMPTY_PATH)...)
-	on(unix.SYS_MUNMAP, ret(unix.SECCOMP_RET_USER_NOTIF))
-	on(unix.SYS_MREMAP, ret(unix.SECCOMP_RET_USER_NOTIF))
-	return append(p, ret(unix.SECCOMP_RET_ALLOW))
+	return p
 }
 
 // ioctls returns the action for the request in the second argument.

@@ -57,7 +57,7 @@ func handedOver(types []byte, nr uint32, args [6]uint64) bool {
 		return slices.Contains(types, byte(args[1]>>8))
 	case unix.SYS_OPENAT:
 		return readWrite(args[2])
-	case unix.SYS_OPENAT2, unix.SYS_FSTAT, unix.SYS_MUNMAP, unix.SYS_MREMAP:
+	case unix.SYS_OPENAT2, unix.SYS_FSTAT:
 		return true
 	case SysNewfstatat:
 		return args[3]&unix.AT_EMPTY_PATH != 0
@@ -94,9 +94,6 @@ func TestFilterSelectsCalls(t *testing.T) {
 		"fstat":                   {unix.SYS_FSTAT, [6]uint64{3}, unix.SECCOMP_RET_USER_NOTIF},
 		"newfstatat of a path":    {SysNewfstatat, [6]uint64{cwd, 1, 2, unix.AT_SYMLINK_NOFOLLOW}, unix.SECCOMP_RET_ALLOW},
 		"newfstatat of a file":    {SysNewfstatat, [6]uint64{3, 1, 2, unix.AT_EMPTY_PATH}, unix.SECCOMP_RET_USER_NOTIF},
-		"munmap":                  {unix.SYS_MUNMAP, [6]uint64{4096, 4096}, unix.SECCOMP_RET_USER_NOTIF},
-		"mremap":                  {unix.SYS_MREMAP, [6]uint64{4096, 4096, 8192}, unix.SECCOMP_RET_USER_NOTIF},
-		"mmap over memory":        {unix.SYS_MMAP, [6]uint64{4096, 4096, 3, unix.MAP_PRIVATE | unix.MAP_FIXED}, unix.SECCOMP_RET_ALLOW},
 		"statx of a path":         {unix.SYS_STATX, [6]uint64{cwd, 1, 0, unix.STATX_ALL}, unix.SECCOMP_RET_ALLOW},
 		"statx of a file":         {unix.SYS_STATX, [6]uint64{3, 1, unix.AT_EMPTY_PATH, unix.STATX_ALL}, unix.SECCOMP_RET_USER_NOTIF},
 	} {
@@ -105,6 +102,21 @@ func TestFilterSelectsCalls(t *testing.T) {
 		}
 		if got := run(t, filter, unix.AUDIT_ARCH_I386, tc.nr, tc.args); got != unix.SECCOMP_RET_ALLOW {
 			t.Errorf("%s from a 32-bit program: got %#x, want it allowed", name, got)
+		}
+	}
+}
+
+func TestFilterWithUnmapsSelectsThemToo(t *testing.T) {
+	for nr, want := range map[uint32][2]uint32{
+		unix.SYS_MUNMAP: {unix.SECCOMP_RET_ALLOW, unix.SECCOMP_RET_USER_NOTIF},
+		unix.SYS_MREMAP: {unix.SECCOMP_RET_ALLOW, unix.SECCOMP_RET_USER_NOTIF},
+		unix.SYS_MMAP:   {unix.SECCOMP_RET_ALLOW, unix.SECCOMP_RET_ALLOW},
+		unix.SYS_FSTAT:  {unix.SECCOMP_RET_USER_NOTIF, unix.SECCOMP_RET_USER_NOTIF},
+	} {
+		args := [6]uint64{4096, 4096, 3, unix.MAP_PRIVATE | unix.MAP_FIXED}
+		got := [2]uint32{run(t, Filter('X'), arch, nr, args), run(t, FilterWithUnmaps('X'), arch, nr, args)}
+		if got != want {
+			t.Errorf("call %d, without and with: got %#x, want %#x", nr, got, want)
 		}
 	}
 }

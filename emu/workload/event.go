@@ -25,7 +25,7 @@ type event struct {
 const eventPageBytes = 8 * kfd.SignalEventLimit
 
 // createEvent creates an event. If it is raised while no goroutine waits, the next wait
-// returns at once. The first one gives the driver the page of events, as ROCm's runtime does:
+// returns at once. The first one provides the page of events, as ROCm's runtime does:
 // from 7.3 on the driver has none of its own. A replacement of the driver whose GPUs have no
 // address space has one.
 func (d *device) createEvent() (*event, error) {

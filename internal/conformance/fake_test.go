@@ -46,6 +46,11 @@ var machines = []machine{
 		holds: []string{"gpu", "queues", "hws", "per-vmid"},
 	},
 	{
+		name:  "gfx950",
+		nodes: []driver.Node{{ID: firstGPU, GFX: 90500, XCCs: 8}},
+		holds: []string{"gpu", "queues", "hws"},
+	},
+	{
 		name:  "gfx908",
 		nodes: []driver.Node{{ID: firstGPU, GFX: 90008, XCCs: 1}},
 		holds: []string{"gpu", "queues", "hws", "one-vmid"},
@@ -99,6 +104,9 @@ func (m machine) tags(profile string) tags {
 	holds["fake"], holds["faults"] = true, true
 	for _, name := range m.holds {
 		holds[name] = true
+	}
+	if m.name == "gfx950" { // it is newer than some drivers
+		holds["per-vmid"], holds["one-vmid"] = holds["7.2"], !holds["7.2"]
 	}
 	if profile == driver.KmapProfile { // the rest is 6.12
 		holds["only"] = true

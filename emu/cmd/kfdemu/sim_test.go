@@ -229,7 +229,7 @@ func TestMachineThatCannotBeIsRefused(t *testing.T) {
 	}
 	want := []string{
 		"simulated machine: a simulated machine has 1 to 64 GPUs, not 65",
-		`simulated machine: no driver profile "5.4"; there are ["6.5" "6.12" "6.12.103" "6.12.117" "amd-dkms" "7.2"]`,
+		`simulated machine: no driver profile "5.4"; there are ["6.5" "6.12" "6.12.103" "6.12.117" "amd-dkms" "7.2" "7.3"]`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
