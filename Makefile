@@ -170,7 +170,7 @@ vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skip
 
 # apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
 # Each in a guest of its own, two at a time: a guest has one CPU. The longest is the first.
-SOFTGPU_PACKAGES ?= './test/e2e=^TestSoftGPUAcceptance' ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU!Acceptance'
+SOFTGPU_PACKAGES ?= './test/e2e=^TestSoftGPUAcceptance' ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU!^TestSoftGPUAcceptance'
 SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time; skips without QEMU or gcc
 	printf '%s\n' $(SOFTGPU_PACKAGES) | xargs -P 2 -I TESTS \
