@@ -162,7 +162,7 @@ clib-test: ## Test the C library on a simulated GPU, also under valgrind and fro
 e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is not installed
 	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -tags rocm -count=1 -timeout 10m -v -run '^TestROCm' ./test/e2e
 
-# Package, or package=pattern of its tests.
+# Package, package=pattern of its tests, or package=pattern!pattern of tests to leave out.
 VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
 	./internal/kfdtrace=TestRealTracefs
 # A series of Debian's kernels, such as 7.3, or the path of a built kernel with a slash.
@@ -173,10 +173,12 @@ vm-kfd: ## Test on the real driver of Debian's kernel in QEMU, without a GPU (KE
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' $(VM_NODE) -limit 20m $(VM_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
-SOFTGPU_PACKAGES ?= ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU'
+# Each in a guest of its own, two at a time: a guest has one CPU. The longest is the first.
+SOFTGPU_PACKAGES ?= './test/e2e=^TestSoftGPUAcceptance' ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU!^TestSoftGPUAcceptance'
 SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time (KERNEL=6.12|7.2|7.3|PATH/); skips without QEMU or gcc
-	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 15m $(SOFTGPU_PACKAGES)
+	printf '%s\n' $(SOFTGPU_PACKAGES) | xargs -P 2 -I TESTS \
+		$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 20m TESTS
 
 KERNEL_PATCH = deploy/kernel/kfd_kmap.patch
 # apt-get install -y --no-install-recommends gcc-12 libc6-dev make xz-utils patch perl

@@ -2,10 +2,10 @@
 // kernel and its drivers. Nothing is installed, and root is not needed:
 //
 //	go run ./emu/vm [-systemd [-deb FILE] | -softgpu PARAMETERS [-patch FILE]] [-kernel 6.12|PATH/] [-module amdgpu]
-//		[-need /dev/kfd] [-append WORDS] [-clean] [-with COMMANDS] [-limit 5m] PACKAGE[=TESTS]...
+//		[-need /dev/kfd] [-append WORDS] [-clean] [-with COMMANDS] [-limit 5m] PACKAGE[=TESTS[!OTHERS]]...
 //	go run ./emu/vm -check -patch FILE
 //
-// TESTS is a pattern for -test.run. With -systemd the guest is a Debian with systemd as
+// TESTS is a pattern for -test.run, OTHERS one for -test.skip. With -systemd the guest is a Debian with systemd as
 // its first process, our units and binaries installed, and the driver's modules ready to
 // be loaded (debian.go); with -deb only the package file is present, not installed. With
 // -softgpu the driver is built from Debian's source with the folder emu/softgpu and loaded
@@ -306,6 +306,7 @@ func (o options) pack(ctx context.Context, dir, initramfs string, m *Manifest, c
 // test adds the test binary of a package, and its testdata.
 func (o options) test(ctx context.Context, a *Archive, bin, spec string) (Program, error) {
 	pkg, tests, _ := strings.Cut(spec, "=")
+	tests, others, _ := strings.Cut(tests, "!")
 	if err := build(ctx, "test", bin, pkg); err != nil {
 		return Program{}, err
 	}
@@ -332,6 +333,9 @@ func (o options) test(ctx context.Context, a *Archive, bin, spec string) (Progra
 	}
 	if tests != "" {
 		p.Args = append(p.Args, "-test.run="+tests)
+	}
+	if others != "" {
+		p.Args = append(p.Args, "-test.skip="+others)
 	}
 	if err := add(a, above+p.Path, bin); err != nil {
 		return Program{}, err

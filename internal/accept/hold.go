@@ -25,7 +25,7 @@ import (
 // helpers returns the daemon's mechanism, whose calls are made by helper processes.
 func helpers(device *kfd.Device, root fs.FS, gpus []gpreempt.GPU) *helper.Mechanism {
 	return helper.New(helper.Config{
-		Pool:  helper.NewPool(zap.NewNop(), nil),
+		Pool:  helper.NewPool(zap.NewNop(), nil, nil),
 		Local: dbgtrap.New(dbgtrap.Config{Device: device, Files: root}),
 		Safe:  func() []gpreempt.GPUID { return safeGPUs(root, gpus) },
 	})

@@ -84,12 +84,12 @@ func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) 
 
 // openBackend opens the host's KFD and the mechanisms over it. A part that cannot be
 // opened is a warning: the daemon observes and classifies without it.
-func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool, helperEnded func(), log *zap.Logger) *backend {
+func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool, helperEnded func(), calm func() time.Duration, log *zap.Logger) *backend {
 	root := h.files()
 	b := &backend{
 		name: "simulated " + h.Simulated, simulated: h.Simulated,
 		root: root, fs: discovery.NewFS(root), backlogs: h.Backlogs, mechanisms: h.Mechanisms,
-		helpers: helper.NewPool(log.Named("helper"), helperEnded),
+		helpers: helper.NewPool(log.Named("helper"), helperEnded, calm),
 	}
 	if h.Attach == nil {
 		b.fs.Omit(b.owns)

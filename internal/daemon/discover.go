@@ -189,6 +189,12 @@ func (d *daemon) helperEnded() {
 	}
 }
 
+// calm returns for how long every breaker has been closed, negative while one is open.
+func (d *daemon) calm() (t time.Duration) {
+	d.runner.View(func(c *scheduler.Core) { t = d.runner.Now() - c.BreakersClose() })
+	return t
+}
+
 // busy reports whether the queues of a process have work. It is known if one has, or if
 // all could be read.
 func (d *daemon) busy(ctx context.Context, key gpreempt.ProcessKey) (busy, known bool) {

@@ -180,7 +180,7 @@ func (p *pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 // runs it does nothing. It writes the result to w. Helper processes make the calls of the
 // driver: one that does not return keeps its helper, and not the program.
 func cleanUp(ctx context.Context, w io.Writer, h Host) (err error) {
-	helpers := helper.NewPool(zap.NewNop(), nil)
+	helpers := helper.NewPool(zap.NewNop(), nil, nil)
 	defer func() { err = errors.Join(err, helpers.Close()) }()
 	p, unreadable, err := readPauses(h, helpers, zap.NewNop())
 	switch {

@@ -35,6 +35,10 @@ var ErrReplaced = errors.New("the process has replaced its program")
 // returned wraps it and names the process.
 var ErrDebugged = errors.New("another debugger holds the process on the GPU")
 
+// ErrWaiting reports that a call of the driver for the process, which was given up, has not
+// returned: nothing else has failed, and the process can be attached to as soon as it returns.
+var ErrWaiting = errors.New("a call of the driver for the process has not returned")
+
 // HardwareError reports that GPUs failed to do what the mechanism asked: the
 // GPU may be hung or in reset, and must be left alone.
 type HardwareError struct {

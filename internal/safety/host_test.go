@@ -99,6 +99,12 @@ func (h *fakeHost) thread(tid, pid int, comm string) {
 	h.write(fmt.Sprintf("proc/%d/status", tid), processStatus(comm, pid, 0, 0, 0))
 }
 
+// helper writes the files of a helper process of the daemon.
+func (h *fakeHost) helper(pid, daemon int) {
+	h.write(fmt.Sprintf("proc/%d/stat", pid), fmt.Sprintf("%d (gpreempt-helper) S %d 1 1 0 -1 4194304 10 0 0 0 5 6 0 0 20 0 1 0 %d 1000 20 0\n", pid, daemon, pid*10))
+	h.thread(pid, pid, "gpreempt-helper")
+}
+
 func processStatus(comm string, pid, tracer, uid int, caps uint64) string {
 	return fmt.Sprintf("Name:\t%s\nTgid:\t%d\nPid:\t%[2]d\nTracerPid:\t%d\nUid:\t%d\t%[4]d\t%[4]d\t%[4]d\nGid:\t%[4]d\t%[4]d\t%[4]d\t%[4]d\nCapEff:\t%016x\n", comm, pid, tracer, uid, caps)
 }
@@ -163,7 +169,7 @@ func mi300x() *fakeHost {
 	h.process(4242, "python3", "python3 train.py", 101, gpuA, gpuB, gpuB)
 	h.process(5001, "tritonserver", "tritonserver", 0, gpuA, gpuA)
 	h.write("sys/class/kfd/kfd/proc/5001/queues/1/type", "1") // SDMA: takes no compute slot
-	h.thread(101, 100, "gpreemptd")
+	h.helper(101, 100)
 	h.lock(100, true)
 	return h
 }

@@ -94,7 +94,7 @@ func (h *host) debuggers() finding {
 		switch {
 		case err != nil:
 			found = append(found, fmt.Sprintf("%s is traced by thread %d", what, status.Tracer))
-		case h.selfErr == nil && tracer.Process == h.self.Process, tracer.Process == daemon:
+		case h.isDaemon(tracer.Process, daemon), h.isDaemon(h.parent(tracer.Process), daemon): // its helpers trace
 		default:
 			found = append(found, fmt.Sprintf("%s is traced by %s (pid %d)", what, tracer.Name, tracer.Process))
 		}
@@ -103,6 +103,24 @@ func (h *host) debuggers() finding {
 		return ok("none on a process of the driver")
 	}
 	return warn("end the debugger; dbgtrap and criu cannot attach to its process, which keeps running", "%s", strings.Join(found, "; "))
+}
+
+// isDaemon reports whether pid is this process, or that of the daemon if it is not 0.
+func (h *host) isDaemon(pid, daemon int32) bool {
+	return pid != 0 && (pid == daemon || h.selfErr == nil && pid == h.self.Process)
+}
+
+// parent returns the parent of a process, 0 if it is not known.
+func (h *host) parent(pid int32) int32 {
+	text, err := h.read(fmt.Sprintf("proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	stat, err := discovery.ParseProcStat(text)
+	if err != nil {
+		return 0
+	}
+	return stat.Parent
 }
 
 func (h *host) processes() finding {

@@ -146,8 +146,8 @@ func (h *history) free(name string, target gpreempt.ProcessKey, gpus []gpreempt.
 }
 
 // fail counts a failure of a mechanism on a target, which is then not tried for a time
-// that grows. It does not grow while another debugger has the process: the mechanism can
-// be used as soon as that one ends. Nothing is known of a new program, which has failed
+// that grows. It does not grow while another debugger has the process, or a call waits for it: the
+// mechanism can be used as soon as that one ends. Nothing is known of a new program, which has failed
 // nothing yet.
 func (h *history) fail(now time.Duration, name string, target gpreempt.ProcessKey, err error) {
 	if errors.Is(err, mechanism.ErrReplaced) {
@@ -160,7 +160,7 @@ func (h *history) fail(now time.Duration, name string, target gpreempt.ProcessKe
 		h.failures[u] = f
 	}
 	f.err = err
-	if errors.Is(err, mechanism.ErrDebugged) {
+	if errors.Is(err, mechanism.ErrDebugged) || errors.Is(err, mechanism.ErrWaiting) {
 		f.backoff.Again(now, scheduler.RetryMechanism)
 	} else {
 		f.backoff.Fail(now, scheduler.RetryMechanism)

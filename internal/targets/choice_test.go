@@ -174,12 +174,14 @@ func TestFailureKeepsAMechanismAwayForATimeThatDoublesUpToAnHour(t *testing.T) {
 	}
 }
 
-func TestWaitDoesNotGrowWhileADebuggerIsThere(t *testing.T) {
-	h, now := newHistory(), time.Duration(0)
-	for range 80 {
-		h.fail(now, "best", job, fmt.Errorf("process 100: %w", mechanism.ErrDebugged))
-		if now += 10 * time.Second; !rejects(&h, now-1, job) || rejects(&h, now, job) {
-			t.Fatalf("at %v it is not tried again after 10 s", now)
+func TestWaitDoesNotGrowWhileADebuggerOrACallIsThere(t *testing.T) {
+	for _, err := range []error{mechanism.ErrDebugged, mechanism.ErrWaiting} {
+		h, now := newHistory(), time.Duration(0)
+		for range 80 {
+			h.fail(now, "best", job, fmt.Errorf("process 100: %w", err))
+			if now += 10 * time.Second; !rejects(&h, now-1, job) || rejects(&h, now, job) {
+				t.Fatalf("%v: at %v it is not tried again after 10 s", err, now)
+			}
 		}
 	}
 }

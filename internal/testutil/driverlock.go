@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -31,41 +32,55 @@ type (
 // releases the lock (since 6.12.117, kfd_dbg_trap_enable), and returns then.
 // It needs a userfaultfd that also stops the kernel, which root may have.
 func HoldDriverLock(fd int) (release func() error, err error) {
+	var events [2]int
+	if err := unix.Pipe2(events[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, err
+	}
+	end := func() error { return errors.Join(unix.Close(events[0]), unix.Close(events[1])) }
+	sys, pid := kfd.Kernel(), uint32(os.Getpid())
+	refuse, err := stop(func(memory []byte) error {
+		args := kfd.TrapEnableArgs{PID: pid, Op: kfd.TrapEnable, RinfoPtr: kfd.PointerToSlice(memory), RinfoSize: 16, DbgFD: uint32(events[1])}
+		_, err := sys.Ioctl(fd, kfd.ReqDbgTrap, kfd.PointerTo(&args))
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, end())
+	}
+	return func() error { return errors.Join(refuse(), end()) }, nil
+}
+
+// stop has a call of the kernel wait for the page of memory that it is to write to, until refuse
+// has the write fail. Without refuse it waits for as long as the process lives.
+func stop(call func(memory []byte) error) (refuse func() error, err error) {
 	page, err := newUnfilled()
 	if err != nil {
 		return nil, err
 	}
-	var events [2]int
-	if err := unix.Pipe2(events[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return nil, errors.Join(err, page.close())
-	}
-	end := func() error { return errors.Join(page.close(), unix.Close(events[0]), unix.Close(events[1])) }
-	sys, pid := kfd.Kernel(), uint32(os.Getpid())
-	enabled, accessed := make(chan error, 1), make(chan error, 1)
+	called, accessed := make(chan error, 1), make(chan error, 1)
 	go func() {
-		args := kfd.TrapEnableArgs{PID: pid, Op: kfd.TrapEnable, RinfoPtr: kfd.PointerToSlice(page.memory), RinfoSize: 16, DbgFD: uint32(events[1])}
-		_, err := sys.Ioctl(fd, kfd.ReqDbgTrap, kfd.PointerTo(&args))
-		enabled <- err
+		err := call(page.memory)
+		runtime.KeepAlive(page) // the kernel fills the page of a userfaultfd that was collected and closed
+		called <- err
 	}()
 	go func() { accessed <- page.awaitAccess() }()
 	select {
 	case err = <-accessed:
-	case err = <-enabled:
-		enabled <- err // for release
-		err = fmt.Errorf("the driver did not access the page: ENABLE: %w", err)
+	case err = <-called:
+		called <- err // for refuse
+		err = fmt.Errorf("the kernel did not access the page: %w", err)
 	}
-	release = func() error {
+	refuse = func() error {
 		refusing := page.refuse()
-		enabling := <-enabled
-		if errors.Is(enabling, unix.EFAULT) {
-			enabling = nil
+		calling := <-called
+		if errors.Is(calling, unix.EFAULT) {
+			calling = nil
 		}
-		return errors.Join(refusing, enabling, end())
+		return errors.Join(refusing, calling, page.close())
 	}
 	if err != nil {
-		return nil, errors.Join(err, release())
+		return nil, errors.Join(err, refuse())
 	}
-	return release, nil
+	return refuse, nil
 }
 
 // unfilled is a page of memory that nobody fills: who accesses it waits, also in the kernel.

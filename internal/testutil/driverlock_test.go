@@ -2,6 +2,11 @@ package testutil
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +54,64 @@ func TestCallThatWritesToAnUnfilledPageFailsWhenItIsRefused(t *testing.T) {
 	if err := page.close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// The program that holds a lock may forget how to release it.
+func TestCallWaitsForAPageThatNobodyKnows(t *testing.T) {
+	if os.Getenv(waiterEnv) != "" {
+		fmt.Println(waitUnknown(t))
+		os.Exit(0) // which ends the call
+	}
+	page, err := newUnfilled()
+	skipWithoutUserfaultfd(t, err)
+	if err := page.close(); err != nil {
+		t.Error(err)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), waiterEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil || string(out) != "1\n" {
+		t.Errorf("%q, %v: want 1 page for which the call waits", out, err)
+	}
+}
+
+// waiterEnv makes the test the process that has a call wait.
+const waiterEnv = "GPREEMPT_TEST_WAITER"
+
+// waitUnknown has a call wait for a page, forgets it, and returns how many such pages there are
+// once nothing is left to collect.
+func waitUnknown(t *testing.T) (pages int) {
+	var p [2]int
+	if err := unix.Pipe(p[:]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(p[1], []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stop(func(memory []byte) error { _, err := unix.Read(p[0], memory); return err }); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // what is found in one collection is closed before what is found in the next
+		collect()
+	}
+	open, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range open {
+		if to, err := os.Readlink(fd); err == nil && to == "anon_inode:[userfaultfd]" {
+			pages++
+		}
+	}
+	return pages
+}
+
+// collect returns after a collection that has found something.
+func collect() {
+	found := make(chan struct{})
+	runtime.SetFinalizer(&struct{ _ [64]byte }{}, func(any) { close(found) })
+	runtime.GC()
+	<-found
 }
 
 func skipWithoutUserfaultfd(t *testing.T, err error) {

@@ -15,9 +15,10 @@
 //     suspended are suspended too.
 //  5. No announcement waits longer than its max_wait.
 //  6. The end of the last overlapping lease resumes; calls are idempotent by request id.
-//  7. Failures quarantine the target, as does an action that waits for the target itself.
-//     Hardware errors, and actions that do not return for another reason, open the GPU's
-//     breaker: everything resumes and nothing more is suspended there until it closes.
+//  7. Failures quarantine the target, as does an action that waits for the target itself; the
+//     latter only until the breakers close, if one is open. Hardware errors, and actions that
+//     do not return for another reason, open the GPU's breaker: everything resumes and nothing
+//     more is suspended there until it closes.
 //  8. After a drain or a change of policy, only what the policy permits is suspended.
 package scheduler
 
@@ -382,6 +383,14 @@ func (c *Core) openBreaker(g *gpu, cause Cause) {
 	g.breakerOpen = true
 	c.record(Record{Kind: RecordBreaker, GPU: g.id, On: true, Cause: cause})
 	c.markGPU(g)
+}
+
+// BreakersClose returns when the last breaker closes or has closed, 0 when none has been open.
+func (c *Core) BreakersClose() (at Time) {
+	for _, g := range c.gpuOrder {
+		at = max(at, g.breakerUntil)
+	}
+	return at
 }
 
 // fire closes the breaker.

@@ -86,7 +86,9 @@ func (x *explored) answerInspect(i int, stuck bool) error {
 	ev := Inspected{Target: procKey(uint8(i) + 1), Seq: p.inspect, Stuck: stuck}
 	x.passTime() // what is due comes before the answer
 	if x.inspected(i) {
-		if stuck {
+		if closes := slices.Max(x.breakers[:]); stuck && x.now < closes {
+			x.quarantined[i] = max(x.quarantined[i], closes)
+		} else if stuck {
 			x.quarantined[i] = x.now + QuarantineTime
 		} else {
 			x.openBreakers(i)

@@ -98,7 +98,7 @@ func (o *Observer) takeInspect(a scheduler.Action, t *seenTarget) error {
 func (o *Observer) takeInspected(t *seenTarget, stuck bool) {
 	t.asked = 0
 	if stuck {
-		t.askAt, t.quarantinedUntil = o.now+scheduler.StuckAfter, o.now+scheduler.QuarantineTime
+		t.askAt, t.quarantinedUntil = o.now+scheduler.StuckAfter, max(t.quarantinedUntil, o.stuckUntil())
 		o.Counts["Stuck"]++
 		return
 	}
@@ -107,6 +107,19 @@ func (o *Observer) takeInspected(t *seenTarget, stuck bool) {
 	for _, id := range t.GPUs {
 		o.breaker[id] = o.now + scheduler.BreakerTime
 	}
+}
+
+// stuckUntil returns until when a target is quarantined that an action waits for: no longer than a
+// breaker is open, if one is.
+func (o *Observer) stuckUntil() scheduler.Time {
+	var closes scheduler.Time
+	for _, until := range o.breaker {
+		closes = max(closes, until)
+	}
+	if closes > o.now {
+		return closes
+	}
+	return o.now + scheduler.QuarantineTime
 }
 
 func (o *Observer) takeRecord(r scheduler.Record) error {

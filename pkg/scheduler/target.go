@@ -221,7 +221,7 @@ func (c *Core) inspected(t *target, stuck bool) {
 	first := stuck && !t.stuck
 	t.stuck, t.hung = stuck, !stuck
 	if stuck {
-		c.quarantine(t, CauseStuck)
+		c.quarantineStuck(t)
 		if first {
 			c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseStuck, Took: c.now - t.since})
 		}
@@ -325,6 +325,20 @@ func failureCause(o Outcome) Cause {
 
 func (c *Core) quarantine(t *target, cause Cause) {
 	t.quarantinedUntil, t.quarantineCause = c.now+QuarantineTime, cause
+}
+
+// quarantineStuck quarantines a target that an action waits for. While a breaker is open, it lasts
+// until that closes: when a GPU resets, the driver lets processes wait for the end of the reset
+// with their lock held, also those with no queue there (kfd_process_wait_gpu_reset_complete,
+// Linux 7.3).
+func (c *Core) quarantineStuck(t *target) {
+	closes := c.BreakersClose()
+	switch {
+	case closes <= c.now:
+		c.quarantine(t, CauseStuck)
+	case closes > t.quarantinedUntil:
+		t.quarantinedUntil, t.quarantineCause = closes, CauseStuck
+	}
 }
 
 func (c *Core) quarantineFailed(t *target, o Outcome, gpus []gpreempt.GPUID) {

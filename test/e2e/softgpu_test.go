@@ -54,22 +54,19 @@ func TestSoftGPUEachSuspensionIsSeenInTheDriversRunlist(t *testing.T) {
 
 func TestSoftGPUPacketsRunOnceWhileTheJobIsSuspendedAndResumed(t *testing.T) {
 	m := onSoftGPU(t)
-	packets := m.times(100_000, 4_000)
-	queues := 2 * len(m.gpus)
+	packets := uint64(m.times(100_000, 4_000))
 	// As many a second as an emulated CPU executes beside all else.
-	job := m.work("--queues", "2", "--duration", "50", "--rate", "200", "--depth", "64", "--wait", "poll", "--packets", fmt.Sprint(packets/queues))
+	job := m.work("--queues", "2", "--duration", "50", "--rate", "200", "--depth", "64", "--wait", "poll")
 	d := m.start(atOnce)
-	d.offlineTarget(job, queues)
+	d.offlineTarget(job, 2*len(m.gpus))
 	leases := 0
-	for ; d.target(job.PID) != nil; leases++ {
+	for ; leases < 10 || job.count() < packets; leases++ {
 		d.complete(m.announce(d))
 	}
+	job.tell("stop")
 	report := job.finish()
-	if want := uint64(packets / queues * queues); report.Packets != want || report.Count != want {
-		t.Errorf("the job says %s, want %d packets, each run once", report.Line, want)
-	}
-	if leases < 10 {
-		t.Errorf("the job was suspended %d times", leases)
+	if report.Packets != report.Count || report.Count < packets {
+		t.Errorf("the job says %s, want at least %d packets, each run once", report.Line, packets)
 	}
 	t.Logf("%d packets across %d leases: each ran once and in order", report.Count, leases)
 }

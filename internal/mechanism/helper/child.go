@@ -33,8 +33,10 @@ type child struct {
 	took  time.Duration
 
 	results chan result
-	// ended is closed when the helper has closed its socket: the kernel has released its
-	// memory before, and with it what it held (do_exit).
+	// wait returns at the end of the process. ended is closed then: the kernel has released its
+	// memory, and with it what it held, before it closed the socket, and its traces after that
+	// (do_exit).
+	wait  func()
 	ended chan struct{}
 	// attached: it was asked to attach to something.
 	attached atomic.Bool
@@ -45,6 +47,7 @@ type child struct {
 // listen takes the messages of the helper, until it ends.
 func (c *child) listen() {
 	defer close(c.ended)
+	defer c.wait()
 	defer c.file.Close()
 	for {
 		var m message
@@ -86,8 +89,8 @@ func (c *child) hasEnded() bool {
 }
 
 // newChild returns the daemon's side of a helper.
-func newChild(file *os.File, pid int, kill func(), logger *zap.Logger) *child {
-	c := &child{codec: newCodec(file), file: file, pid: pid, kill: kill, log: logger, results: make(chan result, 1), ended: make(chan struct{})}
+func newChild(file *os.File, pid int, kill, wait func(), logger *zap.Logger) *child {
+	c := &child{codec: newCodec(file), file: file, pid: pid, kill: kill, wait: wait, log: logger, results: make(chan result, 1), ended: make(chan struct{})}
 	go c.listen()
 	return c
 }
@@ -138,9 +141,9 @@ func (s *starter) start(logger *zap.Logger) (*child, error) {
 		return nil, fmt.Errorf("start a helper process: %w", r.err)
 	}
 	process := r.cmd.Process
-	c := newChild(r.file, process.Pid, func() { _ = process.Kill() }, logger) // it may have ended
-	go func() { _ = r.cmd.Wait() }()                                          // how it ended is known by its socket
-	return c, nil
+	kill := func() { _ = process.Kill() } // it may have ended
+	wait := func() { _ = r.cmd.Wait() }   // how it ended is known by its socket
+	return newChild(r.file, process.Pid, kill, wait, logger), nil
 }
 
 func (s *starter) close() { s.once.Do(func() { close(s.stop) }) }

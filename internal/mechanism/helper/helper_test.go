@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -223,8 +224,8 @@ func TestTargetThatHoldsItsLockKeepsItsHelperOnly(t *testing.T) {
 			t.Error("a target is released by a helper that has not ended")
 		}
 		f.sessions.Remove(s.target, s)
-		if _, err := f.Attach(t.Context(), job.Key()); err == nil {
-			t.Error("a second helper waits for the same lock")
+		if _, err := f.Attach(t.Context(), job.Key()); !errors.Is(err, mechanism.ErrWaiting) {
+			t.Errorf("an attach while a helper waits for the lock returns %v", err)
 		}
 		f.wantSuspended(other, 1)
 		f.must("resume the other", o.Resume(t.Context()))
@@ -234,6 +235,58 @@ func TestTargetThatHoldsItsLockKeepsItsHelperOnly(t *testing.T) {
 		<-s.child.ended
 		f.must("close", s.Close())
 		f.wantSuspended(job, 0)
+	})
+}
+
+// The kernel releases what a helper has suspended, closes its socket, and only then ends its traces:
+// until then nobody else can attach, and our own helper would pass for another debugger.
+func TestHelperThatStillTracesItsTargetHasNotEnded(t *testing.T) {
+	f := newFixture(t, "6.5")
+	job := f.job()
+	s := f.attach(job)
+	f.must("suspend", s.Suspend(t.Context()))
+	dying := make(chan struct{})
+	die := sync.OnceFunc(func() { close(dying) })
+	t.Cleanup(die)
+	f.mu.Lock()
+	f.dying = dying
+	f.mu.Unlock()
+	s.child.kill()
+	f.await("the target runs", func() bool { return len(job.Suspended()) == 0 })
+	<-s.Events() // it has closed its socket
+	if err := s.Close(); err == nil {
+		t.Fatal("a target is released that a helper traces")
+	}
+	die()
+	<-s.child.ended
+	f.must("close", s.Close())
+	again := f.attach(job)
+	f.must("suspend again", again.Suspend(t.Context()))
+	f.must("close again", again.Close())
+}
+
+// While a GPU resets, the driver lets its processes wait with their lock held.
+func TestTargetThatWaitsForAResetKeepsItsHelper(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		job := f.job()
+		s := f.attach(job)
+		release := sync.OnceFunc(job.HoldMutex())
+		t.Cleanup(release)
+		f.callTime = time.Millisecond
+		asked := 0
+		f.calm = func() time.Duration {
+			if asked++; asked == 3 {
+				release()
+			}
+			return 0
+		}
+		f.must("suspend", s.Suspend(t.Context()))
+		if asked < 3 {
+			t.Errorf("the reset was asked for %d times", asked)
+		}
+		f.callTime = callTime
+		f.wantSuspended(job, 1)
+		f.must("close", s.Close())
 	})
 }
 

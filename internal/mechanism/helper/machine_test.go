@@ -43,6 +43,7 @@ type fixture struct {
 	jobs      map[gpreempt.ProcessKey]*kfdtest.Process
 	processes map[int]*helperProcess // the helpers by pid
 	killed    *child                 // the last one of killServing
+	dying     <-chan struct{}        // if not nil, helpers end after their memory was released not before it is closed
 
 	ended chan struct{} // of the pool
 }
@@ -104,8 +105,14 @@ func (f *fixture) start() (*child, error) {
 			h.die()
 			// It may wait for a lock that no signal ends.
 			_ = f.machine.Await(context.Background(), p.Dead)
-			h.endTraces()
 			theirs.Close()
+			f.mu.Lock()
+			dying := f.dying
+			f.mu.Unlock()
+			if dying != nil {
+				<-dying
+			}
+			h.endTraces()
 			close(h.over)
 		})
 	})
@@ -116,7 +123,7 @@ func (f *fixture) start() (*child, error) {
 	f.mu.Lock()
 	f.processes[int(p.PID())] = h
 	f.mu.Unlock()
-	return newChild(ours, int(p.PID()), exit, f.log), nil
+	return newChild(ours, int(p.PID()), exit, func() { <-h.over }, f.log), nil
 }
 
 // killServing kills the helper that serves a target, if one does, as SIGKILL does in a call.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/proc"
@@ -39,6 +41,9 @@ type Pool struct {
 	// ended is called at the end of a helper that had attached to something, and so was a
 	// process of the driver; not after Close.
 	ended func()
+	// calm returns for how long no GPU has been failing, negative while one is. The time of a call
+	// begins anew with it: when a GPU resets, the driver lets processes wait with their lock held.
+	calm func() time.Duration
 	// start starts a helper.
 	start   func() (*child, error)
 	starter *starter // nil in tests that set start
@@ -58,11 +63,16 @@ type Pool struct {
 var _ criu.Calls = (*Pool)(nil)
 
 // NewPool returns a pool, which starts helpers when they are needed. ended is called at the end
-// of each helper that was a process of the driver, until the pool is closed. It may be nil.
-func NewPool(logger *zap.Logger, ended func()) *Pool {
+// of each helper that was a process of the driver, until the pool is closed. calm returns for how
+// long no GPU has been failing, negative while one is: until then a call may wait for any time.
+// Both may be nil.
+func NewPool(logger *zap.Logger, ended func(), calm func() time.Duration) *Pool {
 	p := newPool(logger)
 	if ended != nil {
 		p.ended = ended
+	}
+	if calm != nil {
+		p.calm = calm
 	}
 	p.starter = newStarter()
 	p.start = func() (*child, error) { return p.starter.start(p.log) }
@@ -71,7 +81,8 @@ func NewPool(logger *zap.Logger, ended func()) *Pool {
 
 func newPool(logger *zap.Logger) *Pool {
 	return &Pool{
-		log: logger, callTime: callTime, most: maxHelpers, ended: func() {}, all: map[*child]bool{},
+		log: logger, callTime: callTime, most: maxHelpers, ended: func() {},
+		calm: func() time.Duration { return math.MaxInt64 }, all: map[*child]bool{},
 		serving: map[gpreempt.ProcessKey]*child{}, abandoned: map[gpreempt.ProcessKey]*child{},
 	}
 }
@@ -99,7 +110,7 @@ func (p *Pool) take(target gpreempt.ProcessKey) (*child, error) {
 	p.mu.Lock()
 	if c := p.abandoned[target]; c != nil {
 		p.mu.Unlock()
-		return nil, fmt.Errorf("process %d: helper process %d, which was killed, still waits in the driver for it: end the process", target.PID, c.pid)
+		return nil, fmt.Errorf("process %d: %w: helper process %d, which was killed, waits for it: end the process", target.PID, mechanism.ErrWaiting, c.pid)
 	}
 	var c *child
 	for c == nil && len(p.spares) > 0 {
@@ -231,25 +242,36 @@ func (p *Pool) call(target gpreempt.ProcessKey, c *child, req request) (result, 
 	}
 	timer := time.NewTimer(p.callTime)
 	defer timer.Stop()
-	select {
-	case r := <-c.results:
-		return r, nil
-	case <-c.ended:
+	for {
 		select {
-		case r := <-c.results: // it ended after that
+		case r := <-c.results:
 			return r, nil
-		default:
+		case <-c.ended:
+			select {
+			case r := <-c.results: // it ended after that
+				return r, nil
+			default:
+			}
+			return result{}, fmt.Errorf("process %d: its helper process %d has ended", target.PID, c.pid)
+		case <-timer.C:
+			if calm := p.calm(); calm < p.callTime {
+				timer.Reset(p.callTime - calm)
+				continue
+			}
+			return result{}, p.abandon(target, c)
 		}
-		return result{}, fmt.Errorf("process %d: its helper process %d has ended", target.PID, c.pid)
-	case <-timer.C:
-		p.mu.Lock()
-		if p.all[c] {
-			p.abandoned[target] = c
-		}
-		p.mu.Unlock()
-		c.kill()
-		return result{}, fmt.Errorf("process %d: helper process %d has not come back from the driver for %v and is killed: it ends when the call returns", target.PID, c.pid, p.callTime)
 	}
+}
+
+// abandon kills a helper that has not come back from a call, and returns the error of the call.
+func (p *Pool) abandon(target gpreempt.ProcessKey, c *child) error {
+	p.mu.Lock()
+	if p.all[c] {
+		p.abandoned[target] = c
+	}
+	p.mu.Unlock()
+	c.kill()
+	return fmt.Errorf("process %d: helper process %d has not come back from the driver for %v and is killed: it ends when the call returns", target.PID, c.pid, p.callTime)
 }
 
 // Pause implements criu.Calls. The kernel does not undo what a helper has done that is lost:
