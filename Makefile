@@ -174,7 +174,7 @@ vm-kfd: ## Test on the real driver of Debian's kernel in QEMU, without a GPU (KE
 
 # apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
 # Each in a guest of its own, two at a time: a guest has one CPU. The longest is the first.
-SOFTGPU_PACKAGES ?= './test/e2e=^TestSoftGPUAcceptance' ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU!Acceptance'
+SOFTGPU_PACKAGES ?= './test/e2e=^TestSoftGPUAcceptance' ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU!^TestSoftGPUAcceptance'
 SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time (KERNEL=6.12|7.2|7.3|PATH/); skips without QEMU or gcc
 	printf '%s\n' $(SOFTGPU_PACKAGES) | xargs -P 2 -I TESTS \
