@@ -131,8 +131,8 @@ func asUser(t *testing.T, uid int, f func()) {
 	t.Helper()
 	done := make(chan syscall.Errno)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		_, _, err := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0))
+		runtime.LockOSThread()                                                                         // and never unlocked: the thread ends with the goroutine
+		_, _, err := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)) //nolint:forbidigo // of this thread alone, which is locked
 		if err == 0 {
 			f()
 		}

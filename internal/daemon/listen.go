@@ -137,13 +137,12 @@ const hostLock = "/proc/1/root/run/gpreemptd.lock"
 // lockHost takes the lock of the host, where there is a driver whose jobs two daemons would
 // contend for. The lock is held until release is called. warning says why it could not be tried.
 func (h Host) lockHost() (release func(), warning, err error) {
-	if h.Lock == "" || h.Simulated != "" || discovery.Backend(h.files()) != "kfd" {
-		return func() {}, nil, nil
+	exists := func(path string) bool {
+		_, err := fs.Stat(h.files(), path)
+		return err == nil
 	}
-	if _, err := fs.Stat(h.files(), "sys/class/kfd"); err != nil {
-		if _, err := fs.Stat(h.files(), "proc/driver/nvidia"); err != nil {
-			return func() {}, nil, nil
-		}
+	if h.Lock == "" || h.Simulated != "" || discovery.Backend(h.files()) != "kfd" || !exists("sys/class/kfd") && !exists("proc/driver/nvidia") {
+		return func() {}, nil, nil
 	}
 	lock, err := takeLock(h.Lock)
 	if _, second := errors.AsType[*gpreempt.Error](err); second {

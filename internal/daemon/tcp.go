@@ -52,15 +52,6 @@ func (d *daemon) listenTCP(ctx context.Context, t config.TCP) (net.Listener, err
 	return l, nil
 }
 
-// closeAll closes listeners that were not served.
-func closeAll(listeners []net.Listener) error {
-	var errs []error
-	for _, l := range listeners {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(errs...)
-}
-
 // identified returns the connections of a listener with the identity of their peers. They
 // may use three quarters of the file descriptors, two each: the daemon itself needs some,
 // for example to resume a process.
