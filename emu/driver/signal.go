@@ -230,8 +230,8 @@ func (p *process) signalFault(data kfd.MemoryEventData) {
 }
 
 // signalReset is kfd_signal_reset_event after a hang: every process that uses the GPU
-// has lost the content of its memory. After the reset of a queue (detect_hang_count) it is
-// each with a reset queue, which is told the same.
+// has lost the content of its memory. After the reset of a queue (detect_hang_count) each
+// with a reset queue gets the same event.
 func (d *Driver) signalReset(g *gpu, ofQueue bool) {
 	data := kfd.HWEventData{MemoryLost: 1, GPUID: uint32(g.ID)} // of the whole GPU, because of a hang
 	for _, p := range d.procs {

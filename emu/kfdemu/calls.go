@@ -294,35 +294,6 @@ func (e *Emulator) before(c *served, op driver.Op, caller, target int32) (f *Fau
 	return f, f.Errno, f.Errno != 0
 }
 
-func victim(f *Fault, caller, target int32) int32 {
-	switch {
-	case f.Kill == KillTarget:
-		return target
-	case f.Caller != 0:
-		return f.Caller
-	}
-	return caller
-}
-
-// kill ends a process and waits until it has ended, at most a second: a process that
-// waits for this call's answer may be its own debugger.
-func kill(pid int32) error {
-	fd, err := unix.PidfdOpen(int(pid), 0)
-	if err != nil {
-		return err
-	}
-	err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-	for end := time.Now().Add(time.Second); err == nil; {
-		left := max(time.Until(end), 0)
-		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds()))
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-		err = nil
-	}
-	return errors.Join(err, unix.Close(fd))
-}
-
 // open answers an open of an emulated file.
 func (e *Emulator) open(c *served) error {
 	at, name, flags := int32(c.Args[0]), c.Args[1], c.Args[2]

@@ -278,3 +278,32 @@ func calls(want, pid int32) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	return err == nil && strings.Contains(string(status), fmt.Sprintf("\nPPid:\t%d\n", want))
 }
+
+func victim(f *Fault, caller, target int32) int32 {
+	switch {
+	case f.Kill == KillTarget:
+		return target
+	case f.Caller != 0:
+		return f.Caller
+	}
+	return caller
+}
+
+// kill ends a process and waits until it has ended, at most a second: a process that
+// waits for this call's answer may be its own debugger.
+func kill(pid int32) error {
+	fd, err := unix.PidfdOpen(int(pid), 0)
+	if err != nil {
+		return err
+	}
+	err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	for end := time.Now().Add(time.Second); err == nil; {
+		left := max(time.Until(end), 0)
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+		err = nil
+	}
+	return errors.Join(err, unix.Close(fd))
+}

@@ -27,7 +27,7 @@ func TestLinesAboutResetQueuesAreParsed(t *testing.T) {
 	}
 }
 
-// Each queue and process is told once, however many compute dies repeat the line.
+// Each queue of each process is one alarm, although every compute die repeats the line.
 func TestEachResetQueueIsAnAlarmOfItsOwn(t *testing.T) {
 	var got []Reset
 	w := newWatcher("", machine, func(a Alarm) {

@@ -116,7 +116,7 @@ func (x *explored) takeResult(i int, kind ActionKind, result Outcome) {
 	}
 }
 
-// doubt notes an alarm of a GPU: what a suspend there in flight returns is not believed.
+// doubt notes an alarm of a GPU: what a suspend there in flight returns is not trusted.
 func (x *explored) doubt(gpu uint8) {
 	for i := range x.places {
 		if p := &x.processes[i]; p.flight == ActSuspend && slices.Contains(x.places[i].gpus, gpreempt.GPUID(gpu)+1) {

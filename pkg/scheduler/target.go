@@ -274,19 +274,6 @@ func (c *Core) suspended(ev Suspended) {
 	c.mark(t.gang)
 }
 
-// disbelieve has a suspend fail that the mechanism calls good: its GPUs raised an alarm.
-func (c *Core) disbelieve(t *target) {
-	cause := CauseReset
-	if t.quarantinedUntil <= c.now || t.quarantineCause != CauseReset {
-		cause = CauseHardware
-		c.quarantine(t, CauseQuarantine)
-	}
-	c.openBreakers(OutcomeHardware, t.doubted, t)
-	c.failAttachment(t.attachment, OutcomeHardware)
-	c.resumeTarget(t, cause)
-	c.mark(t.gang)
-}
-
 func (c *Core) resumed(ev Resumed) {
 	t := c.targets[ev.Target]
 	if t == nil {
