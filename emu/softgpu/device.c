@@ -104,6 +104,27 @@ static void pci_release(struct device *dev)
 	kfree(pdev);
 }
 
+#define SOFT_DEVFN(index) PCI_DEVFN(0x10 + (index), 0)
+
+/*
+ * The platform devices are named after the addresses of their PCI devices and bound to a
+ * driver with amdgpu's name, so that dev_err() prints the prefix that amdgpu has.
+ */
+static struct platform_device_id soft_ids[SOFT_MAX_NODES + 1];
+static struct platform_driver soft_driver = {
+	.driver = { .name = "amdgpu" },
+	.id_table = soft_ids,
+};
+
+static int soft_driver_register(void)
+{
+	int i;
+
+	for (i = 0; i < SOFT_MAX_NODES; i++)
+		snprintf(soft_ids[i].name, sizeof(soft_ids[i].name), "0000:00:%02x.0", PCI_SLOT(SOFT_DEVFN(i)));
+	return platform_driver_register(&soft_driver);
+}
+
 /* The topology needs a PCI device's numbers; nothing accesses its registers. */
 static struct pci_dev *pci_create(int index)
 {
@@ -117,7 +138,7 @@ static struct pci_dev *pci_create(int index)
 		return ERR_PTR(-ENOMEM);
 	get_device(&bus->dev);
 	pdev->bus = bus;
-	pdev->devfn = PCI_DEVFN(0x10 + index, 0);
+	pdev->devfn = SOFT_DEVFN(index);
 	pdev->vendor = PCI_VENDOR_ID_ATI;
 	pdev->device = model->device;
 	pdev->subsystem_vendor = PCI_VENDOR_ID_ATI;
@@ -264,7 +285,7 @@ static int add_node(int index)
 	err = PTR_ERR_OR_ZERO(s->pdev);
 	if (err)
 		goto fail;
-	s->plat = platform_device_register_simple("softgpu", index, NULL, 0);
+	s->plat = platform_device_register_simple(soft_ids[index].name, PLATFORM_DEVID_NONE, NULL, 0);
 	err = PTR_ERR_OR_ZERO(s->plat);
 	if (err)
 		goto fail;
@@ -328,6 +349,7 @@ static void remove_nodes(void)
 	for (i = SOFT_MAX_NODES - 1; i >= 0; i--)
 		if (soft_devs[i])
 			remove_node(soft_devs[i]);
+	platform_driver_unregister(&soft_driver);	/* it would drop the adevs */
 }
 
 SOFT_WRAP(int, amdgpu_amdkfd_init, void)
@@ -342,6 +364,11 @@ SOFT_WRAP(int, amdgpu_amdkfd_init, void)
 	    !model || softgpu_xcc > model->max_xcc) {
 		pr_err("softgpu: no nodes: softgpu=%u softgpu_xcc=%u softgpu_gfx=%s is not possible\n",
 		       softgpu, softgpu_xcc, softgpu_gfx);
+		return 0;
+	}
+	err = soft_driver_register();
+	if (err) {
+		pr_err("softgpu: no nodes: the platform driver: error %d\n", err);
 		return 0;
 	}
 	soft_channel_init();

@@ -164,17 +164,19 @@ func (m *emulated) resetOnce(d *daemon, gpu gpreempt.GPUID, w *worker, sdma bool
 		Reset: &driver.QueueOf{PID: w.PID, ID: id},
 	})
 	defer fault.Remove()
-	tally := resetDuring(d, gpu, w)
+	tally := resetDuring(d, gpu, w, func() {})
 	tally.injected = fault.Hits()
 	d.eventually("the job runs", func() bool { return m.allOn(w) })
 	return tally
 }
 
-// resetDuring announces work on a GPU, of which a queue of a job does not leave it.
-func resetDuring(d *daemon, gpu gpreempt.GPUID, w *worker) (tally resetTally) {
+// resetDuring announces work on a GPU, of which a queue of a job does not leave it until answered is
+// called.
+func resetDuring(d *daemon, gpu gpreempt.GPUID, w *worker, answered func()) (tally resetTally) {
 	d.t.Helper()
 	since := d.revision()
 	lease, answer := d.ask(10*time.Second, gpu)
+	answered()
 	tally.injected = 1
 	if answer.Quiesced {
 		tally.quiet++
@@ -228,11 +230,14 @@ func TestSoftGPUQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 			d.offlineTarget(others[g], 1)
 		}
 		for g, gpu := range m.gpus {
-			command := fmt.Sprintf("refuse %d %d:0", gpu, hit[g].PID)
-			if err := os.WriteFile(filepath.Join(softGPUDir, "control"), []byte(command), 0); err != nil {
-				t.Fatal(err)
+			control := func(command string) {
+				text := fmt.Sprintf("%s %d %d:0", command, gpu, hit[g].PID)
+				if err := os.WriteFile(filepath.Join(softGPUDir, "control"), []byte(text), 0); err != nil {
+					t.Fatal(err)
+				}
 			}
-			got.add(resetDuring(d, gpu, hit[g]))
+			control("refuse")
+			got.add(resetDuring(d, gpu, hit[g], func() { control("release") }))
 			m.awaitEach(hit[g], 1, softOn)
 		}
 		d.stop()
