@@ -246,7 +246,11 @@ func TestSoftGPUQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 			got.add(resetDuring(d, gpu, hit[g], func() { control("release") }))
 			m.awaitEach(hit[g], 1, softOn)
 		}
-		d.stop()
+		d.kill() // the next one knows nothing of breakers and quarantines
+		for g := range m.gpus {
+			m.awaitEach(hit[g], 1, softOn)
+			m.awaitEach(others[g], 1, softOn)
+		}
 	}
 	t.Logf("%+v", got)
 	got.misnamed = 0 // the addresses may differ
