@@ -22,6 +22,10 @@ import (
 
 const queueReset = gpreemptv1.QuiesceReason_QUIESCE_REASON_QUEUE_RESET
 
+// resetsEnv has TestQueueThatTheDriverResetsIsNoticed inject 200 resets and not 24: the breaker of a
+// GPU is open for 30 s, so that each eight need a daemon of their own.
+const resetsEnv = "GPREEMPT_E2E_RESETS"
+
 // alike starts a job whose memory is at the addresses at which any other run has it
 // (ADDR_NO_RANDOMIZE).
 func alike(t *testing.T, cmd *exec.Cmd) *worker {
@@ -89,7 +93,7 @@ func TestQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 	for _, tc := range []struct {
 		profile string
 		sdma    bool
-		rounds  int
+		rounds  int // with resetsEnv=full
 	}{
 		{"6.12.117", false, 9},
 		{"7.3", false, 8},
@@ -97,7 +101,7 @@ func TestQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/sdma %v", tc.profile, tc.sdma), func(t *testing.T) {
 			rounds := tc.rounds
-			if testing.Short() {
+			if os.Getenv(resetsEnv) != "full" {
 				rounds = 1
 			}
 			m := emulate(t, kfdemu.Config{Profile: tc.profile, GPUs: gpus})
@@ -164,9 +168,17 @@ func (m *emulated) resetOnce(d *daemon, gpu gpreempt.GPUID, w *worker, sdma bool
 		Reset: &driver.QueueOf{PID: w.PID, ID: id},
 	})
 	defer fault.Remove()
+	since := d.revision()
 	tally := resetDuring(d, gpu, w, func() {})
 	tally.injected = fault.Hits()
 	d.eventually("the job runs", func() bool { return m.allOn(w) })
+	events, _, _ := d.events.after(since)
+	tally.noticed = 0
+	for _, e := range events {
+		if e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_RESET && e.GetGpuId() == uint32(gpu) {
+			tally.noticed++
+		}
+	}
 	return tally
 }
 
@@ -201,12 +213,6 @@ func resetDuring(d *daemon, gpu gpreempt.GPUID, w *worker, answered func()) (tal
 		d.t.Errorf("the breaker of GPU %v is closed", gpu)
 	}
 	d.complete(lease)
-	events, _, _ := d.events.after(e.GetRevision())
-	for _, again := range events {
-		if again.GetKind() == gpreemptv1.EventKind_EVENT_KIND_RESET && again.GetGpuId() == uint32(gpu) {
-			d.t.Errorf("the reset is reported again: %v", again)
-		}
-	}
 	return tally
 }
 
@@ -240,7 +246,11 @@ func TestSoftGPUQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 			got.add(resetDuring(d, gpu, hit[g], func() { control("release") }))
 			m.awaitEach(hit[g], 1, softOn)
 		}
-		d.stop()
+		d.kill() // the next one knows nothing of breakers and quarantines
+		for g := range m.gpus {
+			m.awaitEach(hit[g], 1, softOn)
+			m.awaitEach(others[g], 1, softOn)
+		}
 	}
 	t.Logf("%+v", got)
 	got.misnamed = 0 // the addresses may differ
