@@ -33,11 +33,11 @@ func alike(t *testing.T, cmd *exec.Cmd) *worker {
 	const addrNoRandomize = 0x40000
 	runtime.LockOSThread() // the personality is the thread's, and that of what it starts
 	defer runtime.UnlockOSThread()
-	before, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0)
+	before, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0) //nolint:forbidigo // no package has the call
 	if errno != 0 {
 		t.Skipf("the personality cannot be changed here: %v", errno)
 	}
-	defer func() { _, _, _ = syscall.RawSyscall(syscall.SYS_PERSONALITY, before, 0, 0) }()
+	defer func() { _, _, _ = syscall.RawSyscall(syscall.SYS_PERSONALITY, before, 0, 0) }() //nolint:forbidigo // as above
 	return spawn(t, cmd)
 }
 

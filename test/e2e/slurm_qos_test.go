@@ -114,7 +114,7 @@ func TestSlurmJobsAreClassifiedByQOS(t *testing.T) {
 		check("low", gpreemptv1.Class_CLASS_OFFLINE, "rule preemptible", hostile...)
 	}
 	script := filepath.Join(dir, "job"+claim)
-	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec \"$@\"\n"), 0o755); err != nil { //nolint:gosec // G306: it is a program
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec \"$@\"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	check("low", gpreemptv1.Class_CLASS_OFFLINE, "rule preemptible", script)
