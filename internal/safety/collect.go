@@ -30,6 +30,8 @@ type host struct {
 	loaded  bool
 	gpus    []gpu
 	gpusErr error
+	// omitted are the nodes of GPUs that cannot be read, each with the reason and the remedy.
+	omitted []string
 	// pci are the addresses of the AMD GPUs on the PCI bus, in order.
 	pci []string
 	// seen are the processes of the driver without this one, and seenErr is why they are
@@ -58,6 +60,7 @@ func collect(ctx context.Context, cfg Config) *host {
 	files.SetEnv(timeoutEnv)
 	var nodes []gpreempt.GPU
 	nodes, h.gpusErr = files.GPUs()
+	h.omitted = files.Omitted()
 	h.scan(files)
 	if len(nodes) == 0 {
 		return h
@@ -173,14 +176,16 @@ func (h *host) present() (f finding, none bool) {
 	switch {
 	case len(h.gpus) > 0 && h.cfg.Simulated != "":
 		return ok("simulated: %s", h.inventory()), false
+	case len(h.gpus) > 0 && len(h.omitted) > 0:
+		return warn("the other GPUs are used; gpreemptd reads this one again every 10 s", "%s; not read: %s", h.inventory(), strings.Join(h.omitted, "; ")), false
 	case len(h.gpus) > 0:
 		return ok("%s", h.inventory()), false
 	case h.loaded && h.gpusErr != nil:
 		return fail("retry when amdgpu is loaded; if the error stays, report it with the name of the file",
 			"%v", h.gpusErr).blocking(byDbgtrap, byCRIU, byFreezer), false
-	case h.loaded && len(h.unseen) > 0:
-		return fail("allow the GPUs to this process: DeviceAllow of its systemd unit, or the devices of its container",
-			"the driver shows this process no GPU: %s", h.unseen[0]).blocking(byDbgtrap, byCRIU, byFreezer), false
+	case len(h.omitted) > 0:
+		return fail("allow the GPUs to this process: DeviceAllow of its systemd unit, or the devices of its container; for another reason, see dmesg | grep -i amdgpu",
+			"no GPU can be read: %s", strings.Join(h.omitted, "; ")).blocking(byDbgtrap, byCRIU, byFreezer), false
 	case len(h.pci) > 0 && h.loaded:
 		return fail("see dmesg | grep -i kfd; a GPU that belongs to a virtual machine (vfio-pci) or is unsupported has no node",
 			"the amdgpu driver is loaded and has no compute node for %s", strings.Join(h.pci, ", ")).blocking(byDbgtrap, byCRIU, byFreezer), false
