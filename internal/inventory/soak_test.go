@@ -363,6 +363,7 @@ func (s *soak) compareProcesses() {
 		for _, p := range s.v.Processes() {
 			got = append(got, p.Process)
 			all = all && whole(p.Process)
+			got[len(got)-1].Ancestors = nil // those of the test; package discovery tests them
 		}
 		if all || scans == 100 {
 			if diff := cmp.Diff(want, got); diff != "" {
