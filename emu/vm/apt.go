@@ -29,7 +29,6 @@ var (
 
 const (
 	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-	mirror  = "http://deb.debian.org/debian"
 	// Lists of packages that are older are read again.
 	listsAge = 24 * time.Hour
 )
@@ -76,20 +75,36 @@ func (s source) refresh(ctx context.Context) error {
 			return err
 		}
 	}
+	archive, err := hostArchive(ctx)
+	if err != nil {
+		return err
+	}
 	var list strings.Builder
 	for _, suite := range newerSuites {
-		fmt.Fprintf(&list, "deb [signed-by=%s] %s %s main\n", keyring, mirror, suite)
+		fmt.Fprintf(&list, "deb [signed-by=%s] %s %s main\n", keyring, archive, suite)
 	}
 	if err := update(filepath.Join(apt, "sources.list"), []byte(list.String())); err != nil {
 		return err
 	}
 	if text, err := s.command(ctx, "apt-get", "update").CombinedOutput(); err != nil || bytes.Contains(text, []byte("\nW: Failed to fetch")) {
 		return &MissingError{
-			What:   fmt.Sprintf("the packages of %s %s could not be listed (%v: %s)", mirror, newerSuites[0], err, lastLine(text)),
+			What:   fmt.Sprintf("the packages of Debian %s could not be listed (%v: %s)", newerSuites[0], err, lastLine(text)),
 			Remedy: "check the network",
 		}
 	}
 	return os.WriteFile(stamp, nil, 0o644) //nolint:gosec // as above
+}
+
+// hostArchive returns the address of the archive from which the host's apt has Debian's packages: it
+// has the other suites, too.
+func hostArchive(ctx context.Context) (string, error) {
+	text, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)",
+		"Created-By: Packages", "Origin: Debian", "Label: Debian").Output()
+	archives := strings.Fields(string(text))
+	if err != nil || len(archives) == 0 {
+		return "", &MissingError{What: fmt.Sprintf("apt knows no archive of Debian's packages (%v)", err), Remedy: "apt-get update, on Debian"}
+	}
+	return archives[0], nil
 }
 
 // show returns the newest version of a package that the source knows, and the packages it depends on.

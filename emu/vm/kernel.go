@@ -136,7 +136,7 @@ func (s source) offered(ctx context.Context, series string) ([]string, error) {
 	case len(releases) > 0:
 		return releases, nil
 	case s.root != "":
-		return nil, &MissingError{What: fmt.Sprintf("%s %s have no package %s", mirror, strings.Join(newerSuites, ", "), name), Remedy: "test another series"}
+		return nil, &MissingError{What: fmt.Sprintf("Debian's %s have no package %s", strings.Join(newerSuites, ", "), name), Remedy: "test another series"}
 	default:
 		return nil, &MissingError{What: "apt knows no package " + name, Remedy: "apt-get update, with the suites of Debian 12 or later"}
 	}

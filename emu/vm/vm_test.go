@@ -306,6 +306,7 @@ esac`,
 		"apt-get": `#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 [ "$1" = update ] && exit
+[ "$1" = indextargets ] && echo http://debian.example/debian/ && exit
 shift
 for package; do echo "$package" >"$package.deb"; done`,
 		"dpkg": `#!/bin/sh

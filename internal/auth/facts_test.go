@@ -24,7 +24,7 @@ func TestReadingsThatHangAreBounded(t *testing.T) {
 		<-factReadings
 	}
 	if known || facts.Comm != "" {
-		t.Errorf("%+v, %v while no more may be read", facts, known)
+		t.Errorf("facts at the limit of concurrent reads: %+v, %v", facts, known)
 	}
 	p.Start++
 	if facts, known := p.Facts(nil); known {

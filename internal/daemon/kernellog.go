@@ -137,9 +137,9 @@ func (d *daemon) resetWarning() []gpreempt.Warning {
 	return []gpreempt.Warning{gpreempt.WarnQueueReset.Warn("the driver has reset " + strings.Join(texts, "; "))}
 }
 
-// post hands the result of an action to the scheduler. What the driver printed during a suspend
-// comes first, because its result does not tell of a queue that was reset, or that MES did not
-// remove.
+// post sends the result of an action to the scheduler. Before a good result of a suspend it reads
+// what the driver printed meanwhile: the driver returns success also when it has reset a queue, or
+// when MES has not removed one.
 func (d *daemon) post(ev scheduler.Event) {
 	if s, ok := ev.(scheduler.Suspended); ok && s.Result == scheduler.OutcomeOK {
 		d.kernelLog.CatchUp()
