@@ -141,29 +141,43 @@ func Read(path string, most int64) ([]byte, error) {
 // milliseconds.
 const readTime = 10 * time.Second
 
-// pending are the paths whose reading has not returned.
-var pending sync.Map
+// late counts, for each path, the calls of ReadSoon that gave up on a read that has not returned.
+var late = struct {
+	sync.Mutex
+	reads map[string]int
+}{reads: make(map[string]int)}
 
 // ReadSoon is Read that gives up after ten seconds, with an error that wraps
 // os.ErrDeadlineExceeded: no flag makes the kernel return from a network file system whose
-// server does not answer. The call remains until the kernel returns, and while it does others
-// for its path fail at once.
+// server does not answer. The read remains until the kernel returns, and while one does others of
+// its path fail at once. It is safe for concurrent use.
 func ReadSoon(path string, most int64) ([]byte, error) { return soon(path, most, readTime, Read) }
 
 func soon(path string, most int64, readTime time.Duration, read func(string, int64) ([]byte, error)) ([]byte, error) {
-	late := &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("%w: its file system does not answer", os.ErrDeadlineExceeded)}
-	if _, hangs := pending.LoadOrStore(path, true); hangs {
-		return nil, late
+	hangs := &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("%w: its file system does not answer", os.ErrDeadlineExceeded)}
+	late.Lock()
+	others := late.reads[path]
+	late.Unlock()
+	if others > 0 {
+		return nil, hangs
 	}
 	type result struct {
 		data []byte
 		err  error
 	}
 	done := make(chan result, 1)
+	gaveUp := false // guarded by late
 	go func() {
 		data, err := read(path, most)
-		pending.Delete(path)
+		late.Lock()
+		defer late.Unlock()
 		done <- result{data, err}
+		if !gaveUp {
+			return
+		}
+		if late.reads[path]--; late.reads[path] == 0 {
+			delete(late.reads, path)
+		}
 	}()
 	timer := time.NewTimer(readTime)
 	defer timer.Stop()
@@ -171,8 +185,17 @@ func soon(path string, most int64, readTime time.Duration, read func(string, int
 	case r := <-done:
 		return r.data, r.err
 	case <-timer.C:
-		return nil, late
 	}
+	late.Lock()
+	defer late.Unlock()
+	select {
+	case r := <-done:
+		return r.data, r.err
+	default:
+	}
+	gaveUp = true
+	late.reads[path]++
+	return nil, hangs
 }
 
 // DirFS is os.DirFS for regular files of at most most bytes: Open refuses others.

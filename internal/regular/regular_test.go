@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -127,6 +128,31 @@ func TestFileThatHangsIsAnErrorAndReadAgainLater(t *testing.T) {
 		got = append(got, try())
 		if diff := cmp.Diff([]string{" true", " true", " true", "text false"}, got); diff != "" || took != readTime || reads != 2 {
 			t.Errorf("%d reads, %v (-want +got):\n%s", reads, took, diff)
+		}
+	})
+}
+
+// The certificate of an admin is read for each host of a fleet at the same time.
+func TestFileIsReadByManyAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		read := func(string, int64) ([]byte, error) {
+			<-release
+			return []byte("text"), nil
+		}
+		got := make([]string, 3)
+		var readers sync.WaitGroup
+		for i := range got {
+			readers.Go(func() {
+				data, err := soon("/etc/cert.pem", 4, readTime, read)
+				got[i] = fmt.Sprintf("%s %v", data, err)
+			})
+		}
+		synctest.Wait()
+		close(release)
+		readers.Wait()
+		if diff := cmp.Diff([]string{"text <nil>", "text <nil>", "text <nil>"}, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
 }
