@@ -34,7 +34,7 @@ type Backlog struct {
 
 // ErrMemoryBusy reports that earlier readings of the process, or of too many others,
 // have not ended.
-var ErrMemoryBusy = errors.New("an earlier read of its memory has not ended: the memory may be backed by a file system that does not answer")
+var ErrMemoryBusy = errors.New("an earlier read of its memory has not ended: a file system behind the memory does not answer, or the process ends and its queues do not leave the GPU")
 
 const (
 	// readTimeout is how long Read waits for memory that does not answer.
@@ -67,9 +67,10 @@ func NewBacklogReader() *BacklogReader {
 // Read returns the backlogs of queues of one process, index by index. The error is
 // proc.ErrGone, ErrMemoryBusy, one of the kernel, or the cause of ctx.
 //
-// The memory may be backed by a file system of the owner, which need not answer: Read
-// gives up after a while, and reads from that process again only when the earlier read
-// has ended.
+// The memory may be backed by a file system of the owner, which need not answer, and since Linux
+// 7.2 the reader of a process that ends may have to wait until its queues have left the GPU
+// (exit_mmap, kfd_process_notifier_release): Read gives up after a while, and reads from that
+// process again only when the earlier read has ended.
 func (r *BacklogReader) Read(ctx context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) ([]Backlog, error) {
 	var addresses []uint64
 	for _, q := range queues {
