@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
 func TestSoftGPUProgramsProveTheirPackets(t *testing.T) {
@@ -223,26 +224,29 @@ func TestSoftGPUAnnouncementForOneGPUSuspendsOnlyTheJobsThere(t *testing.T) {
 	second.stop()
 }
 
-func TestSoftGPUSecondDaemonTakesOver(t *testing.T) {
+// One daemon serves a host, whatever its runtime directory. The next one takes over when it is dead.
+func TestSoftGPUSecondDaemonIsRefused(t *testing.T) {
 	m := onSoftGPU(t)
 	job := m.work("--queues", "2")
 	queues := 2 * len(m.gpus)
 	first := m.start(atOnce)
 	first.offlineTarget(job, queues)
-	second := m.start(atOnce)
-	second.eventually("the second daemon says that it cannot suspend the job", func() bool { return second.target(job.PID).GetAttachError() != "" })
-	second.check(0, "another debugger holds the process on the GPU", "target", "explain", fmt.Sprint(job.PID))
-	taken, answer := second.ask(longest)
-	checkSaid(t, "by the second daemon", said{false, unsafeNow, 0}, answer)
-	lease := m.announce(first)
+	m.announce(first)
+	dir := testutil.TempSocketDir(t)
+	second := prepare(t, dir, atOnce, onHost)
+	second.process.Env = environment("RUNTIME_DIRECTORY=" + dir)
+	second.run()
+	second.checkExit(1)
+	says(t, second.log.String(), fmt.Sprintf("another gpreemptd (pid %d)", first.process.Process.Pid), "/proc/1/root/run/gpreemptd.lock", "stop that one first")
 	m.checkEach(job, queues, softOff)
-	first.complete(lease)
-	m.awaitEach(job, queues, softOn)
 
 	first.kill()
-	second.awaitTarget(job.PID, 0, suspended) // it has a lease
+	m.awaitEach(job, queues, softOn)
+	next := m.start(atOnce)
+	next.offlineTarget(job, queues)
+	lease := m.announce(next)
 	m.checkEach(job, queues, softOff)
-	second.complete(taken)
+	next.complete(lease)
 	m.awaitEach(job, queues, softOn)
 	m.awaitProgress(job)
 	job.stop()
