@@ -118,7 +118,9 @@ enum gpreempt_reason {
 	GPREEMPT_REASON_DRAINING = 9,
 	GPREEMPT_REASON_ENDED = 10,
 	GPREEMPT_REASON_HOLD = 11,
-	GPREEMPT_REASON_STUCK = 12
+	GPREEMPT_REASON_STUCK = 12,
+	GPREEMPT_REASON_DRM_QUEUES = 13,
+	GPREEMPT_REASON_QUEUE_RESET = 14
 };
 
 /* A lease. The caller provides the memory; the library keeps no pointer to it. A lease
@@ -132,6 +134,9 @@ typedef struct gpreempt_lease {
 	int32_t reason;
 	/* Processes that were suspended for it. */
 	uint32_t suspended;
+	/* 1 when a rule makes the caller, or its workers on these GPUs, offline: this lease does
+	 * not suspend them, those of others do. See the warning OWNER_OFFLINE. */
+	int32_t owner_offline;
 	/* Of the library. */
 	int32_t owner;
 	/* Granted time to live. */

@@ -130,6 +130,7 @@ int gpreempt_notify_online(const gpreempt_request_t *request, gpreempt_lease_t *
 	lease->quiet = answer.quiesced;
 	lease->reason = (int32_t)answer.reason;
 	lease->suspended = answer.suspended_targets;
+	lease->owner_offline = answer.owner_offline;
 	lease->ttl_us = gp_microseconds(&answer.ttl);
 	lease->owner = getpid();
 	lease->connection = call.connection;

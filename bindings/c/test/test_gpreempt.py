@@ -34,6 +34,7 @@ class Lease(ctypes.Structure):
         ("quiet", ctypes.c_int32),
         ("reason", ctypes.c_int32),
         ("suspended", ctypes.c_uint32),
+        ("owner_offline", ctypes.c_int32),
         ("owner", ctypes.c_int32),
         ("ttl_us", ctypes.c_int64),
         ("connection", ctypes.c_uint64),
@@ -98,7 +99,7 @@ class Library(unittest.TestCase):
     def test_announce_and_complete(self):
         request, lease = Request(label=b"python", max_wait_us=10_000_000, ttl_us=20_000_000), Lease()
         self.assertEqual(notify(request, lease), 0)
-        self.assertEqual((lease.quiet, lease.reason, lease.suspended, lease.ttl_us), (1, 1, 1, 20_000_000))
+        self.assertEqual((lease.quiet, lease.reason, lease.suspended, lease.owner_offline, lease.ttl_us), (1, 1, 1, 0, 20_000_000))
         self.assertEqual(queues(), [(0, 0), (1, 0)])
         self.assertEqual(complete(lease), 0)
         self.assertEqual(lease.id, b"")
