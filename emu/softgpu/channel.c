@@ -11,7 +11,10 @@
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/poll.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
+#include <linux/stacktrace.h>
+#include <linux/task_work.h>
 #include <linux/uaccess.h>
 
 #include "softgpu.h"
@@ -251,11 +254,14 @@ static ssize_t channel_read(struct file *file, char __user *buf, size_t size, lo
 
 /*
  * The program accesses the memory of processes, and may be the last to do so. Then
- * a process that ends is released in the program's name, and since 7.2 the driver
- * waits there until the queues of the process are unmapped. A program cannot
- * acknowledge an unmap while it waits in the driver, so nobody waits for it then.
+ * a process that ends is released in the program's name. Since 7.2 the driver waits
+ * there until the queues of the process are unmapped, and then the kernel waits for
+ * all such releases in progress (__mmu_notifier_release). A program cannot acknowledge
+ * an unmap while it waits in the kernel, so nobody waits for it then. Nor while a process
+ * executes another program, once its memory is released: it holds a lock without which
+ * nobody gets access to the memory of a process (exec_update_lock).
  */
-static atomic_t away = ATOMIC_INIT(0);
+static atomic_t away = ATOMIC_INIT(0);	/* threads that have not returned to user mode */
 static const struct mmu_notifier_ops *driver_ops;
 static struct mmu_notifier_ops ops;
 
@@ -264,19 +270,31 @@ bool soft_channel_away(void)
 	return atomic_read(&away) > 0;
 }
 
+static void back(struct callback_head *work)
+{
+	atomic_dec(&away);
+	kfree(work);
+}
+
 static void release(struct mmu_notifier *mn, struct mm_struct *mm)
 {
-	bool mine = READ_ONCE(channel.open) && READ_ONCE(channel.program) == current->tgid;
-	int i;
+	struct callback_head *work;
+	int i, err;
 
-	if (mine) {
-		atomic_inc(&away);
-		for (i = 0; i < SOFT_MAX_NODES && soft_devs[i]; i++)
-			wake_up_all(&soft_devs[i]->hws.wait);
+	if (!READ_ONCE(channel.open) ||
+	    (READ_ONCE(channel.program) != current->tgid && !current->in_execve)) {
+		driver_ops->release(mn, mm);
+		return;
 	}
+	work = kmalloc(sizeof(*work), GFP_KERNEL | __GFP_NOFAIL);
+	init_task_work(work, back);
+	atomic_inc(&away);
+	for (i = 0; i < SOFT_MAX_NODES && soft_devs[i]; i++)
+		wake_up_all(&soft_devs[i]->hws.wait);
+	err = task_work_add(current, work, TWA_RESUME);
 	driver_ops->release(mn, mm);
-	if (mine)
-		atomic_dec(&away);
+	if (err)	/* the thread ends */
+		back(work);
 }
 
 /* soft_channel_watch puts release() in the place of the driver's function for a process. */
@@ -290,6 +308,47 @@ void soft_channel_watch(struct kfd_process *p)
 	}
 	p->mmu_notifier.ops = &ops;
 	spin_unlock(&channel.lock);
+}
+
+/* show prints where a thread is, as an error: a guest's console shows no less. */
+static void show(struct task_struct *t)
+{
+	unsigned long at[32];
+	unsigned int i, n = stack_trace_save_tsk(t, at, ARRAY_SIZE(at), 0);
+
+	pr_err("softgpu: thread %d of %s (%d), state %c:\n", t->pid, t->group_leader->comm,
+	       t->tgid, task_state_to_char(t));
+	for (i = 0; i < n; i++)
+		pr_err("softgpu:   %pS\n", (void *)at[i]);
+}
+
+/*
+ * soft_channel_late says why an unmap takes long, unless that was asked for: the queues that the
+ * program has not stopped, and where it and all threads are that run, or wait uninterruptibly.
+ */
+void soft_channel_late(struct soft_dev *s)
+{
+	struct task_struct *g, *t;
+	struct soft_queue *q;
+	bool late = false;
+
+	spin_lock(&s->hws.lock);
+	list_for_each_entry(q, &s->hws.queues, list)
+		if (q->leaves && q->wait_seq) {
+			late = true;
+			dev_err(s->adev->dev, "softgpu: a queue of process %d has not stopped: record %llu, doorbell %#x\n",
+				q->pid, q->wait_seq, q->doorbell);
+		}
+	spin_unlock(&s->hws.lock);
+	if (!late)
+		return;
+	pr_err("softgpu: records %llu, %s\n", READ_ONCE(channel.seq),
+	       unread() ? "not all read" : "all read");
+	rcu_read_lock();
+	for_each_process_thread(g, t)
+		if (g->tgid == READ_ONCE(channel.program) || strchr("RD", task_state_to_char(t)))
+			show(t);
+	rcu_read_unlock();
 }
 
 static int acknowledge(struct soft_dev *s, u64 seq)

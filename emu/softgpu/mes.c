@@ -135,8 +135,10 @@ static int remove_hw_queue(struct amdgpu_mes *mes, struct mes_remove_queue_input
 	if (!q || err)
 		return err;
 	wait_event_timeout(h->wait, !soft_hws_holds(h, false), MES_TIMEOUT);
-	if (soft_hws_holds(h, false))
+	if (soft_hws_holds(h, false)) {
+		soft_channel_late(s);
 		err = -ETIMEDOUT;
+	}
 	spin_lock(&h->lock);
 	q->leaves = false;
 	q->wait_seq = 0;

@@ -250,7 +250,8 @@ static int unmap_marked(struct soft_dev *s, bool reset, struct soft_unmap *u)
 	spin_unlock(&h->lock);
 	if (slow)
 		wait_event_hrtimeout(h->wait, stopped(h), ns_to_ktime((u64)slow * NSEC_PER_USEC));
-	wait_event(h->wait, stopped(h) || !soft_hws_holds(h, reset));
+	while (!wait_event_timeout(h->wait, stopped(h) || !soft_hws_holds(h, reset), SOFT_LATE))
+		soft_channel_late(s);
 	if (stopped(h))
 		return -EINTR;
 

@@ -24,6 +24,7 @@
 #define SOFT_MAX_NODES		8
 #define SOFT_DOORBELL_ORDER	9	/* 2 MiB of doorbells, as on the hardware */
 #define SOFT_DOORBELL_BYTES	(PAGE_SIZE << SOFT_DOORBELL_ORDER)
+#define SOFT_LATE		(5 * HZ)	/* the driver waits for 9 s */
 #define SOFT_UNMAPS		64	/* as many unmaps of a node are remembered */
 
 /*
@@ -174,6 +175,7 @@ struct kfd_process *soft_process(pid_t pid);
 void soft_channel_init(void);
 int soft_channel_register(void);
 bool soft_channel_away(void);
+void soft_channel_late(struct soft_dev *s);
 void soft_channel_watch(struct kfd_process *p);
 void soft_channel_unregister(void);
 /* These are called with soft_hws.lock held. */

@@ -118,10 +118,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	m := Manifest{Nonce: rand.Text(), Need: []string{o.need}, Limit: o.limit}
 	initramfs := filepath.Join(dir, "initramfs")
 	// kfdemu accesses VRAM that its owner has mapped without rights, by /proc/PID/mem. Debian's kernels
-	// allow that since 7.2 to debuggers only.
+	// allow that since 7.2 to debuggers only. khugepaged has the lowest priority: on one busy CPU it may keep
+	// the memory of a process locked for longer than the driver waits for the GPU, which kfdemu plays.
 	guest := Guest{
 		Kernel: kernel.Image(), Initramfs: initramfs, MemoryMiB: 1024,
-		Append: strings.TrimSpace("rdinit=/init oops=panic proc_mem.force_override=always " + o.words()), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
+		Append: strings.TrimSpace("rdinit=/init oops=panic proc_mem.force_override=always transparent_hugepage=never " + o.words()), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
 	}
 	nodes := "no GPU"
 	if o.softgpu != "" {

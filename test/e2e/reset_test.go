@@ -227,14 +227,29 @@ func TestSoftGPUQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 			*jobs = append(*jobs, w)
 		}
 	}
+	jobs := slices.Concat(hit, others)
+	// begin starts a daemon, which knows nothing of breakers and quarantines. The driver leaves a queue off that it
+	// resets, or takes for the one that it resets, while that is not suspended; the next resume maps it
+	// (set_queue_as_reset, resume_single_queue).
+	begin := func() *daemon {
+		d := m.start(atOnce)
+		for _, w := range jobs {
+			d.offlineTarget(w, 1)
+		}
+		lease := m.announce(d)
+		for _, w := range jobs {
+			m.checkEach(w, 1, softOff)
+		}
+		d.complete(lease)
+		for _, w := range jobs {
+			m.awaitEach(w, 1, softOn)
+		}
+		return d
+	}
 	rounds := m.times(10, 2)
 	var got resetTally
 	for range rounds {
-		d := m.start(atOnce)
-		for g := range m.gpus {
-			d.offlineTarget(hit[g], 1)
-			d.offlineTarget(others[g], 1)
-		}
+		d := begin()
 		for g, gpu := range m.gpus {
 			control := func(command string) {
 				text := fmt.Sprintf("%s %d %d:0", command, gpu, hit[g].PID)
@@ -244,21 +259,25 @@ func TestSoftGPUQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 			}
 			control("refuse")
 			got.add(resetDuring(d, gpu, hit[g], func() { control("release") }))
-			m.awaitEach(hit[g], 1, softOn)
 		}
-		d.kill() // the next one knows nothing of breakers and quarantines
-		// The queue of the other job may stay off: an unmap before the release has the driver name it
-		// while it is not suspended, and nothing maps it again before the next resume.
-		for g := range m.gpus {
-			m.awaitEach(hit[g], 1, softOn)
+		d.stop()
+		for _, q := range m.lines("queues") {
+			if q["suspended"] != "0" || q["running"] != q["active"] {
+				t.Errorf("without a daemon a queue is %v", q)
+			}
 		}
 	}
+	d := begin()
+	for _, w := range jobs {
+		m.awaitProgress(w)
+	}
+	d.stop()
 	t.Logf("%+v", got)
 	got.misnamed = 0 // the addresses may differ
 	if want := (resetTally{injected: rounds * len(m.gpus), noticed: rounds * len(m.gpus)}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	for _, w := range append(hit, others...) {
+	for _, w := range jobs {
 		w.kill()
 	}
 }
@@ -275,24 +294,58 @@ func TestQueueThatMESDoesNotRemoveIsNotCalledSuspended(t *testing.T) {
 			fault := m.Inject(kfdemu.Fault{
 				Step: driver.StepRemove, Op: driver.TrapOp(kfd.TrapSuspendQueues), Target: job.PID, Nth: 1, Errno: syscall.ETIME,
 			})
-			since := d.revision()
-			lease, answer := d.ask(10 * time.Second)
-			if answer.Quiesced || fault.Hits() != 1 {
-				t.Errorf("MES failed to remove a queue %d times: answer %+v, want not quiet", fault.Hits(), answer)
-			}
-			d.awaitTarget(job.PID, since, quarantined)
-			events, _, _ := d.events.after(since)
-			if slices.ContainsFunc(events, func(e *gpreemptv1.Event) bool {
-				return e.GetToTarget() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
-			}) {
-				t.Errorf("the job was called suspended: %v", events)
-			}
-			if !d.breaker(m.GPUs()[0].ID) {
-				t.Error("the breaker is closed")
+			lease := askInVain(d, m.GPUs()[0].ID, job)
+			if fault.Hits() != 1 {
+				t.Errorf("MES failed to remove a queue %d times, want 1", fault.Hits())
 			}
 			d.eventually("the job runs", func() bool { return m.allOn(job) })
 			d.complete(lease)
 			job.stop()
 		})
+	}
+}
+
+// askInVain announces work on a GPU on which MES does not remove a job's queue.
+func askInVain(d *daemon, gpu gpreempt.GPUID, job *worker) (lease string) {
+	d.t.Helper()
+	since := d.revision()
+	lease, answer := d.ask(10*time.Second, gpu)
+	if answer.Quiesced {
+		d.t.Errorf("the answer is %+v, want not quiet", answer)
+	}
+	d.awaitTarget(job.PID, since, quarantined)
+	events, _, _ := d.events.after(since)
+	if slices.ContainsFunc(events, func(e *gpreemptv1.Event) bool {
+		return e.GetToTarget() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
+	}) {
+		d.t.Errorf("the job was called suspended: %v", events)
+	}
+	if !d.breaker(gpu) {
+		d.t.Error("the breaker is closed")
+	}
+	return lease
+}
+
+// The same on the real driver, on nodes with MES: SOFTGPU='softgpu=2 softgpu_gfx=1100'.
+func TestSoftGPUQueueThatMESDoesNotRemoveIsNotCalledSuspended(t *testing.T) {
+	m := onSoftGPU(t)
+	if gfx, err := os.ReadFile("/sys/module/amdgpu/parameters/softgpu_gfx"); err != nil || strings.TrimSpace(string(gfx)) != "1100" {
+		t.Skipf("it needs nodes with MES: %s, %v", gfx, err)
+	}
+	gpu := m.gpus[0]
+	control := func(format string, args ...any) {
+		if err := os.WriteFile(filepath.Join(softGPUDir, "control"), fmt.Appendf(nil, format, args...), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range m.times(20, 2) {
+		job := m.work("--gpus", m.gpu(0)) // the driver of 6.12 resets the GPU: a job from before never runs again
+		d := m.start(atOnceRDNA)
+		d.offlineTarget(job, 1)
+		control("firmware %d 140", gpu) // it can reset queues
+		control("refuse %d %d:0", gpu, job.PID)
+		d.complete(askInVain(d, gpu, job))
+		job.kill()
+		d.stop()
 	}
 }

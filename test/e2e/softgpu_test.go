@@ -202,6 +202,35 @@ func TestSoftGPUJobKilledWhileSuspendedIsForgotten(t *testing.T) {
 	other.stop()
 }
 
+// Since 7.2 the driver unmaps the queues of a job where its memory is released: in the job, or in the packet
+// processor, which the unmap waits for (emu/softgpu/channel.c).
+func TestSoftGPUJobsThatDieTogetherResetNoGPU(t *testing.T) {
+	m := onSoftGPU(t)
+	resets := func() (all []string) {
+		for _, node := range m.lines("nodes") {
+			all = append(all, node["resets"])
+		}
+		return all
+	}
+	before := resets()
+	for range m.times(100, 5) {
+		var jobs []*worker
+		for range 4 {
+			jobs = append(jobs, m.work("--rate", "200"))
+		}
+		for _, w := range jobs {
+			w.signal(syscall.SIGKILL)
+		}
+		for _, w := range jobs {
+			w.kill()
+			m.awaitEach(w, 0, softState{})
+		}
+		if diff := cmp.Diff(before, resets()); diff != "" {
+			t.Fatalf("the driver has reset a GPU (-before +after):\n%s", diff)
+		}
+	}
+}
+
 func TestSoftGPUAnnouncementForOneGPUSuspendsOnlyTheJobsThere(t *testing.T) {
 	m := onSoftGPU(t)
 	if len(m.gpus) < 2 {
@@ -224,29 +253,31 @@ func TestSoftGPUAnnouncementForOneGPUSuspendsOnlyTheJobsThere(t *testing.T) {
 	second.stop()
 }
 
-// One daemon serves a host, whatever its runtime directory. The next one takes over when it is dead.
-func TestSoftGPUSecondDaemonIsRefused(t *testing.T) {
+// A second daemon, of whatever runtime directory, is refused and changes nothing. When the first one is dead,
+// it takes over.
+func TestSoftGPUSecondDaemonTakesOver(t *testing.T) {
 	m := onSoftGPU(t)
 	job := m.work("--queues", "2")
 	queues := 2 * len(m.gpus)
 	first := m.start(atOnce)
 	first.offlineTarget(job, queues)
-	m.announce(first)
+	lease := m.announce(first)
 	dir := testutil.TempSocketDir(t)
 	second := prepare(t, dir, atOnce, onHost)
 	second.process.Env = environment("RUNTIME_DIRECTORY=" + dir)
 	second.run()
 	second.checkExit(1)
-	says(t, second.log.String(), fmt.Sprintf("another gpreemptd (pid %d)", first.process.Process.Pid), "/proc/1/root/run/gpreemptd.lock", "stop that one first")
+	says(t, second.log.String(), fmt.Sprintf("another gpreemptd (pid %d) holds /proc/1/root/run/gpreemptd.lock", first.process.Process.Pid), "stop that one first")
 	m.checkEach(job, queues, softOff)
+	first.complete(lease)
+	m.awaitEach(job, queues, softOn)
 
 	first.kill()
-	m.awaitEach(job, queues, softOn)
-	next := m.start(atOnce)
-	next.offlineTarget(job, queues)
-	lease := m.announce(next)
+	second = m.startIn(dir, atOnce)
+	second.offlineTarget(job, queues)
+	lease = m.announce(second)
 	m.checkEach(job, queues, softOff)
-	next.complete(lease)
+	second.complete(lease)
 	m.awaitEach(job, queues, softOn)
 	m.awaitProgress(job)
 	job.stop()
