@@ -148,14 +148,7 @@ func (a *actor) hold(h *holding) {
 }
 
 // reassess ends the use of a mechanism that was ruled out while it was attached.
-func (a *actor) reassess() {
-	a.s.Invalidate(a.target, func(name string) *mechanism.Evidence {
-		if e := a.s.cfg.Assess(name, a.target).Evidence; !e.OK {
-			return &e
-		}
-		return nil
-	})
-}
+func (a *actor) reassess() { a.s.reassess(a.target) }
 
 func (a *actor) postAttached() {
 	a.s.cfg.Post(scheduler.Attached{Target: a.target, ReportsBirths: a.held.watcher != nil})
