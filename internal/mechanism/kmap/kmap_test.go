@@ -13,6 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -378,4 +379,38 @@ func TestHandleDoesNotOutliveTheDaemon(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A call for the processes of one GPU does not return: those of another are suspended, resumed and kept
+// suspended, also by a batch with one of the first.
+func TestACallThatHangsHoldsUpTheProcessesOfItsGPUsOnly(t *testing.T) {
+	inWorld(t, driver.KmapProfile, hws, func(w *world) {
+		hung, first, second := w.job(gpuB), w.job(gpuA), w.job(gpuA)
+		w.gpus = map[gpreempt.ProcessKey][]gpreempt.GPU{hung.Key(): {{ID: gpuB}}}
+		sessions := w.attach(hung, first, second)
+		w.wantErrors(w.SuspendAll(w.Context(), sessions), nil, nil, nil)
+		hangs, release := make(chan struct{}), make(chan struct{})
+		w.before = func(targets int) {
+			if targets == 1 {
+				close(hangs)
+				<-release
+			}
+		}
+		results := make([]chan error, 3)
+		for i := range results {
+			results[i] = make(chan error, 1)
+		}
+		go w.ResumeEach(w.Context(), sessions, func(i int, err error) { results[i] <- err })
+		testutil.Receive(t, hangs, "the call")
+		for i := range 2 {
+			w.must(testutil.Receive(t, results[i+1], "the result for a process of the other GPU"))
+		}
+		w.wantHeld(false, first, second)
+		w.wantErrors(w.SuspendAll(w.Context(), sessions[1:]), nil, nil)
+		w.beats(2 * Lease)
+		w.wantHeld(true, first, second)
+		close(release)
+		w.must(testutil.Receive(t, results[0], "the end of the call"))
+		w.wantHeld(false, hung)
+	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
@@ -168,9 +169,7 @@ func TestAChildThatOutlivesItsSuspendedParentIsResumed(t *testing.T) {
 	must(t, errors.Join(w.m.SuspendAll(t.Context(), sessions[:1])...))
 	p.Kill()
 	w.examine(sessions[0])
-	if got := stateOf(child); got != (state{0, 8, 0}) {
-		t.Errorf("after the parent's end: %v", got)
-	}
+	testutil.Until(t, "the end of the parent resumes it", func() bool { return stateOf(child) == state{0, 8, 0} })
 	must(t, sessions[1].Suspend(t.Context()))
 	w.nothingIsOff(sessions...)
 }
@@ -195,10 +194,10 @@ func TestAFileThatIsClosedMeanwhileDoesNotResumeTheProcess(t *testing.T) {
 	must(t, s.Suspend(t.Context()))
 	p.CloseFile(number)
 	enables := countSets(w.machine, 0, nil)
-	w.m.calls.Lock()
+	free := w.stand()
 	s.(*session).full = time.Now()
 	s.(*session).examine()
-	w.m.calls.Unlock()
+	free()
 	w.examine(s)
 	must(t, s.Suspend(t.Context()))
 	w.machine.Before(nil)

@@ -276,10 +276,10 @@ func TestASuspendedProcessIsResumedAlsoWithoutFreeDescriptors(t *testing.T) {
 	must(t, s.Suspend(t.Context()))
 	w.daemon.full.Store(true)
 	inner := s.(*session)
-	w.m.calls.Lock()
+	free := w.stand()
 	inner.full = time.Time{}
 	inner.examine()
-	w.m.calls.Unlock()
+	free()
 	if err := s.Resume(t.Context()); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("Resume without descriptors: %v", err)
 	}
@@ -370,8 +370,7 @@ func TestAnyHistory(t *testing.T) {
 		// The look for newborn channels may be what a fault strikes. It then has the owner suspend
 		// the process again.
 		check := func(errs []error, which []int, off bool) {
-			w.m.calls.Lock()
-			defer w.m.calls.Unlock()
+			defer w.stand()()
 			for n, i := range which {
 				s := sessions[i].(*session)
 				s.examine() // as it follows a Suspend at once
