@@ -113,6 +113,21 @@ type Session interface {
 	Close() error
 }
 
+// Running is why a queue of a suspended target runs.
+type Running uint8
+
+// The reasons.
+const (
+	// NotRunning: none does, or the target is not suspended.
+	NotRunning Running = iota
+	// NewQueue: it was born since.
+	NewQueue
+	// ResumedByAnother: another program has resumed the process.
+	ResumedByAnother
+	// Lapsed: what resumes everything when the daemon hangs has done so.
+	Lapsed
+)
+
 // Watcher is a Session that is notified by the driver.
 type Watcher interface {
 	Session
@@ -121,11 +136,10 @@ type Watcher interface {
 	SuspendThen(ctx context.Context, done func()) error
 	// Events returns a channel that is readable when Handle must be called.
 	Events() <-chan struct{}
-	// Handle takes in what the driver has reported. It reports whether a queue of a
-	// suspended target runs, so that another Suspend is needed: it was born since, or
-	// the driver has resumed it. An error means that the session can no longer suspend and
-	// is to be closed; ErrGone, that the process has exited.
-	Handle(ctx context.Context) (running bool, err error)
+	// Handle takes in what the driver has reported. It reports why a queue of a suspended
+	// target runs, if one does, so that another Suspend is needed. An error means that the
+	// session can no longer suspend and is to be closed; ErrGone, that the process has exited.
+	Handle(ctx context.Context) (Running, error)
 	// Changed reports whether queues were born, or the target's runtime started or ended,
 	// since the last call.
 	Changed() bool

@@ -4,7 +4,8 @@
 //
 // Registry has the classification. Sessions has one goroutine for each target with a
 // mechanism: the goroutine owns the mechanism's session and carries out the scheduler's
-// actions, so that a call that hangs in the driver holds up its own target only.
+// actions, so that a call that hangs in the driver holds up its own target only, or with a
+// Batcher the targets that the call is for.
 package targets
 
 import (

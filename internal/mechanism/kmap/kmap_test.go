@@ -84,15 +84,15 @@ func TestLeaseEndsWithTheBeats(t *testing.T) {
 		w.wantHeld(false, p, q)
 		w.Beat()
 		synctest.Wait()
-		for i, want := range []bool{true, true, false} {
+		for i, want := range []mechanism.Running{mechanism.Lapsed, mechanism.Lapsed, mechanism.NotRunning} {
 			s := sessions[i].(*session)
-			if len(s.Events()) > 0 != want {
+			if len(s.Events()) > 0 != (want == mechanism.Lapsed) {
 				t.Errorf("session %d has %d events", i, len(s.Events()))
 			}
 			if running, err := s.Handle(w.Context()); running != want || err != nil {
 				t.Errorf("session %d: running %v, error %v", i, running, err)
 			}
-			if running, err := s.Handle(w.Context()); running || err != nil {
+			if running, err := s.Handle(w.Context()); running != mechanism.NotRunning || err != nil {
 				t.Errorf("session %d reports it twice: %v, %v", i, running, err)
 			}
 		}
@@ -102,7 +102,7 @@ func TestLeaseEndsWithTheBeats(t *testing.T) {
 		w.must(sessions[0].Suspend(w.Context())) // the first call after the lapse is about one of them
 		w.wantHeld(true, p)
 		w.wantHeld(false, q)
-		for i, want := range []bool{false, true} {
+		for i, want := range []mechanism.Running{mechanism.NotRunning, mechanism.Lapsed} {
 			if running, _ := sessions[i].(*session).Handle(w.Context()); running != want {
 				t.Errorf("session %d: running %v after a suspend of the first, want %v", i, running, want)
 			}
@@ -225,10 +225,10 @@ func TestTargetThatEndsOrReplacesItsProgramIsReported(t *testing.T) {
 				}
 				w.wantHeld(false, p)
 				w.beats(Lease)
-				if running, err := sessions[0].(*session).Handle(w.Context()); running || !errors.Is(err, tc.want) {
+				if running, err := sessions[0].(*session).Handle(w.Context()); running != mechanism.NotRunning || !errors.Is(err, tc.want) {
 					t.Errorf("running %v, error %v, want %v", running, err, tc.want)
 				}
-				if running, err := sessions[1].(*session).Handle(w.Context()); running || err != nil {
+				if running, err := sessions[1].(*session).Handle(w.Context()); running != mechanism.NotRunning || err != nil {
 					t.Errorf("the other: running %v, error %v", running, err)
 				}
 				w.wantHeld(true, other)

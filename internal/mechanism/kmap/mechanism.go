@@ -104,9 +104,9 @@ type lane struct {
 	closed chan struct{}
 	ended  chan struct{} // of the goroutine that renews; nil before the handle is open
 
-	// calls is held during a call of the driver that changes limits or reads the lapses, so
-	// that what ran because of a lapse is known.
-	calls sync.Mutex
+	// calls holds a value during a call of the driver that changes limits or reads the lapses,
+	// so that what ran because of a lapse is known.
+	calls chan struct{}
 
 	mu     sync.Mutex // guards what follows, and the state of the sessions; held for no call but open
 	handle *kfd.Kmap
@@ -149,7 +149,7 @@ func (m *Mechanism) lane(target gpreempt.ProcessKey) *lane {
 	defer m.mu.Unlock()
 	l := m.lanes[key]
 	if l == nil {
-		l = &lane{cfg: m.cfg, alive: make(chan struct{}, 1), closed: make(chan struct{}), held: map[*session]bool{}}
+		l = &lane{cfg: m.cfg, calls: make(chan struct{}, 1), alive: make(chan struct{}, 1), closed: make(chan struct{}), held: map[*session]bool{}}
 		m.lanes[key] = l
 		if m.closing {
 			close(l.closed)
@@ -322,8 +322,8 @@ func fill(n int, err error) []error { return slices.Repeat([]error{err}, n) }
 
 // set sets the limit of sessions, with as few calls as the driver allows.
 func (l *lane) set(all []*session, limit uint32) (errs []error) {
-	l.calls.Lock()
-	defer l.calls.Unlock()
+	l.calls <- struct{}{}
+	defer func() { <-l.calls }()
 	for some := range slices.Chunk(all, kfd.KmapMaxTargets) {
 		errs = append(errs, l.setSome(some, limit)...)
 	}
@@ -490,8 +490,8 @@ func (l *lane) renew() {
 // beat renews the lease unless that was done a moment ago or nothing is held, and looks for
 // processes that are not held any more.
 func (l *lane) beat() {
-	l.calls.Lock()
-	defer l.calls.Unlock()
+	l.calls <- struct{}{}
+	defer func() { <-l.calls }()
 	l.mu.Lock()
 	idle := !slices.Contains(slices.Collect(maps.Values(l.held)), true) || time.Since(l.renewed) < renewAfter
 	l.mu.Unlock()

@@ -87,11 +87,14 @@ func (s *session) notify() {
 func (s *session) Events() <-chan struct{} { return s.events }
 
 // Handle implements mechanism.Watcher. Queues that are born while the process is suspended are
-// born held: running is only true when the lease has ended.
-func (s *session) Handle(context.Context) (running bool, err error) {
+// born held: it only runs when the lease has ended.
+func (s *session) Handle(context.Context) (running mechanism.Running, err error) {
 	s.lane.mu.Lock()
 	defer s.lane.mu.Unlock()
-	running, err = s.ran, s.lost
+	if s.ran {
+		running = mechanism.Lapsed
+	}
+	err = s.lost
 	s.ran, s.lost = false, nil
 	return running, err
 }

@@ -88,10 +88,12 @@ func TestCloseDoesNotWaitForACallThatHangs(t *testing.T) {
 	})
 	ended := make(chan error, 1)
 	go func() { ended <- s.Suspend(t.Context()) }()
-	<-hangs
-	must(t, w.m.Close()) // the test's timeout ends this
+	testutil.Receive(t, hangs, "the call")
+	closed := make(chan error, 1)
+	go func() { closed <- w.m.Close() }()
+	must(t, testutil.Receive(t, closed, "the end of Close"))
 	close(release)
-	<-ended
+	testutil.Receive(t, ended, "the end of the call")
 	w.nothingIsOff(s)
 }
 
@@ -139,7 +141,7 @@ func TestASupervisorThatHangsIsReplaced(t *testing.T) {
 	}
 	p := w.machine.Start(target)
 	s := w.attach()
-	defer unix.Close(<-ends)
+	defer unix.Close(testutil.Receive(t, ends, "the supervisor"))
 	first := w.m.guard.Load()
 	first.heard.Store(-int64(time.Hour))
 	for range 5000 {
@@ -147,7 +149,7 @@ func TestASupervisorThatHangsIsReplaced(t *testing.T) {
 	}
 	w.m.cfg.Start = w.start
 	must(t, s.Suspend(t.Context()))
-	<-first.ended
+	testutil.Receive(t, first.ended, "the end of the supervisor")
 	if got := stateOf(p); got.Off != 8 || w.starts != 1 {
 		t.Errorf("%v with %d further supervisors", got, w.starts)
 	}
@@ -181,10 +183,8 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	must(t, errors.Join(w.m.SuspendAll(t.Context(), []mechanism.Session{w.attach(), w.attachTo(other)})...))
 	free := w.stand() // nothing of the first daemon runs any more
 	w.die()
-	<-tried
-	for stateOf(p).Off > 0 { // until the supervisor has resumed it; the test's timeout ends this
-		runtime.Gosched()
-	}
+	testutil.Receive(t, tried, "a try")
+	testutil.Until(t, "the supervisor resumes it", func() bool { return stateOf(p).Off == 0 })
 	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal, Start: w.startNext})
 	for _, e := range w.journal.list() {
 		must(t, later.Undo(t.Context(), e))
@@ -192,18 +192,18 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	s, err := later.Attach(t.Context(), target)
 	must(t, err)
 	for len(tried) > 0 {
-		<-tried
+		testutil.Receive(t, tried, "a try")
 	}
 	must(t, s.Suspend(t.Context()))
 	for range 20 { // of its tries
-		<-tried
+		testutil.Receive(t, tried, "a try")
 	}
 	if got := stateOf(p); got.Off != 8 {
 		t.Errorf("what the next daemon has suspended is %v", got)
 	}
 	broken.Store(false)
 	free()
-	<-ended
+	testutil.Receive(t, ended, "the end of the supervisor")
 	must(t, s.Close())
 	must(t, later.Close())
 }
@@ -262,12 +262,12 @@ func TestTheEndOfTheSupervisorDuringAnExaminationResumes(t *testing.T) {
 	free := w.stand()
 	guard := w.m.guard.Load()
 	w.kill()
-	<-guard.ended
+	testutil.Receive(t, guard.ended, "the end of the supervisor")
 	s.(*session).full = time.Now()
 	s.(*session).examine()
 	off, known := stateOf(p).Off, len(s.(*session).disabled)
 	free()
-	if running, err := s.Handle(t.Context()); !running || err != nil || off != 0 || known != 0 {
+	if running, err := s.Handle(t.Context()); running != mechanism.Lapsed || err != nil || off != 0 || known != 0 {
 		t.Errorf("Handle: %v, %v; %d channels are off, %d as the session knows", running, err, off, known)
 	}
 	w.nothingIsOff(s)
@@ -322,9 +322,9 @@ func TestASuspendDuringCloseLeavesNothingSuspended(t *testing.T) {
 	})
 	ended := make(chan error, 1)
 	go func() { ended <- s.Suspend(t.Context()) }()
-	<-hangs
+	testutil.Receive(t, hangs, "the call")
 	must(t, w.m.Close())
-	if err := <-ended; !errors.Is(err, errClosed) {
+	if err := testutil.Receive(t, ended, "the end of the call"); !errors.Is(err, errClosed) {
 		t.Errorf("Suspend: %v", err)
 	}
 	if off, _ := w.machine.Off(); off > 0 {
@@ -404,7 +404,7 @@ func TestACallThatHangsHoldsUpItsOwnProcessOnly(t *testing.T) {
 			w.lapse()
 			for _, s := range others {
 				testutil.Receive(t, s.(mechanism.Watcher).Events(), "the news of the lapse")
-				if running, err := s.(mechanism.Watcher).Handle(t.Context()); !running || err != nil {
+				if running, err := s.(mechanism.Watcher).Handle(t.Context()); running != mechanism.Lapsed || err != nil {
 					t.Errorf("after a lapse: %v, %v", running, err)
 				}
 			}

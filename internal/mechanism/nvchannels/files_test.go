@@ -2,7 +2,6 @@ package nvchannels
 
 import (
 	"errors"
-	"runtime"
 	"testing"
 	"time"
 
@@ -180,9 +179,7 @@ func TestChannelsOfANewClientAreDisabled(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
 	p.OpenFile()
-	for off := 0; off < 16; off, _ = w.machine.Off() { // the test's timeout ends this
-		runtime.Gosched()
-	}
+	testutil.Until(t, "the channels of both clients are off", func() bool { off, _ := w.machine.Off(); return off == 16 })
 	w.nothingIsOff(s)
 }
 
@@ -201,7 +198,7 @@ func TestAFileThatIsClosedMeanwhileDoesNotResumeTheProcess(t *testing.T) {
 	w.examine(s)
 	must(t, s.Suspend(t.Context()))
 	w.machine.Before(nil)
-	if running, err := s.Handle(t.Context()); *enables > 0 || running || err != nil {
+	if running, err := s.Handle(t.Context()); *enables > 0 || running != mechanism.NotRunning || err != nil {
 		t.Errorf("%d calls set channels; Handle: %v, %v", *enables, running, err)
 	}
 	w.nothingIsOff(s)

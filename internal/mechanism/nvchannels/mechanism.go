@@ -361,7 +361,7 @@ func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []
 			errs[i] = s.failure(context.Cause(ctx))
 		}
 		if errs[i] == nil {
-			s.suspended, s.ran = true, false
+			s.suspended, s.ran = true, mechanism.NotRunning
 			done()
 		}
 		select {

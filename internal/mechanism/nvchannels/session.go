@@ -1,6 +1,7 @@
 package nvchannels
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,9 +46,10 @@ type session struct {
 	unsure   bool
 	// suspended is set from a successful Suspend to the next Resume.
 	suspended bool
-	// ran is set when a suspended process runs again. lost is why it can no longer be suspended.
-	ran, changed, closed bool
-	lost                 error
+	// ran is why a suspended process runs again, and lost why it can no longer be suspended.
+	ran             mechanism.Running
+	changed, closed bool
+	lost            error
 }
 
 var _ mechanism.Watcher = (*session)(nil)
@@ -366,7 +368,7 @@ func (s *session) examine() {
 	}
 	s.looked = time.Now()
 	if err := s.m.disable([]*session{s}, gap); err != nil { // the owner suspends the process again, and gets the error
-		s.ran = true
+		s.ran = cmp.Or(s.ran, mechanism.NewQueue)
 		s.notify()
 	}
 }
@@ -418,7 +420,9 @@ func (s *session) runAgain() bool {
 	if !s.suspended && !s.unsure && len(s.disabled) == 0 {
 		return false
 	}
-	s.ran = s.ran || s.suspended
+	if s.suspended {
+		s.ran = mechanism.Lapsed
+	}
 	if err := s.enable(); err != nil {
 		s.m.cfg.Log.Error("a process could not be resumed", log.Target(s.target), log.Err(err))
 	}
@@ -438,11 +442,11 @@ func (s *session) notify() {
 func (s *session) Events() <-chan struct{} { return s.events }
 
 // Handle implements mechanism.Watcher.
-func (s *session) Handle(context.Context) (running bool, err error) {
+func (s *session) Handle(context.Context) (running mechanism.Running, err error) {
 	s.begin()
 	defer s.end()
 	running, err = s.ran, s.lost
-	s.ran = false
+	s.ran = mechanism.NotRunning
 	return running, err
 }
 
