@@ -232,11 +232,13 @@ history: ## Have FAULTS random faults strike the daemon on an emulated GPU, and 
 
 # A third each with the fake driver's dbgtrap and criu, and of the rest half each by the freezer
 # on real processes and by the built daemon on emulated GPUs.
-CRASHES ?= 10000
-crashes: ## Kill daemons CRASHES times at the steps of each mechanism: nothing may stay suspended
-	GPREEMPT_CRASHES=$$(($(CRASHES) / 3)) $(GO) test -count=1 -timeout 0 -run '^TestDeathAtEveryCall' ./internal/mechanism/dbgtrap ./internal/mechanism/criu ./internal/mechanism/kmap
-	GPREEMPT_CRASHES=$$(($(CRASHES) / 6)) $(GO) test -count=1 -timeout 0 -v -run '^TestNoProcessStaysPausedAfterTheDaemonIsKilled$$' ./internal/mechanism/freezer
-	GPREEMPT_CRASHES=$$(($(CRASHES) / 6)) $(GO) test -count=1 -timeout 0 -v -run '^TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning$$' ./test/e2e
+# The daemon of the first line dies in a fake machine; the others are programs that get a SIGKILL, the
+# last one on 3 machines.
+CRASHES ?= 2000
+crashes: ## Kill daemons CRASHES times with each mechanism, at its steps and at random: nothing may stay suspended
+	GPREEMPT_CRASHES=$(CRASHES) $(GO) test -count=1 -timeout 0 -run '^TestDeathAtEveryCall' ./internal/mechanism/dbgtrap ./internal/mechanism/criu ./internal/mechanism/kmap ./internal/mechanism/nvchannels
+	GPREEMPT_CRASHES=$(CRASHES) $(GO) test -count=1 -timeout 0 -v -run '^TestNoProcessStaysPausedAfterTheDaemonIsKilled$$' ./internal/mechanism/freezer
+	GPREEMPT_CRASHES=$$(($(CRASHES) * 3)) $(GO) test -count=1 -timeout 0 -v -run '^TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning$$' ./test/e2e
 
 HOSTILE ?= 2s
 hostile: ## Abuse each method of each service for HOSTILE over each transport in each way, and judge what others see: a table, and build/hostile.json (ONLY=TRANSPORT/ABUSE/METHOD or a part of it)

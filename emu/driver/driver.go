@@ -47,8 +47,6 @@ type Driver struct {
 	eventWaits map[*eventWait]bool
 	// locked counts the resets under way (kfd_locked).
 	locked int
-	// kmap is the lock of the extension: one change of limits at a time.
-	kmap mutex
 	// serial is that of the last queue.
 	serial uint64
 	// events is the time of SMI events where Config.Clock was nil: it advances by a

@@ -24,6 +24,9 @@ const OpOpenKmap Op = "open kfd_kmap"
 
 // KmapFile is an open file of the extension: a handle.
 type KmapFile struct {
+	// mutex is held during a call that works on the limits, also while it waits for a GPU
+	// (kmap_handle.lock).
+	mutex mutex
 	// limited are the processes that it limits.
 	limited []*process
 	lapses  uint32
@@ -60,7 +63,7 @@ func (d *Driver) ReleaseKmap(f *KmapFile) {
 	d.mu.Lock()
 	defer d.leave()
 	c := &call{d: d}
-	defer d.hold(c, &d.kmap)()
+	defer d.hold(c, &f.mutex)()
 	f.stop()
 	d.lift(c, f)
 	d.note()
@@ -143,7 +146,7 @@ func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfd.KmapSetArgs) errno {
 	array := make([]kfd.KmapTargetArgs, args.NumTargets)
 	decode(reflect.ValueOf(array), b)
 
-	defer d.hold(c, &d.kmap)()
+	defer d.hold(c, &f.mutex)()
 	targets := make([]kmapTarget, len(array))
 	for i := range targets {
 		t := &targets[i]
@@ -394,7 +397,7 @@ func (d *Driver) startLease(f *KmapFile, lasts time.Duration) {
 		d.mu.Lock()
 		defer d.leave()
 		c := &call{d: d}
-		defer d.hold(c, &d.kmap)()
+		defer d.hold(c, &f.mutex)()
 		// It may have been renewed, or the handle closed, before or while this waited.
 		if f.stopLease == nil || f.lease != this {
 			return
@@ -415,7 +418,7 @@ func (f *KmapFile) stop() {
 }
 
 // lift ends every limit of a handle, with one runlist for each GPU that this changes. A failure is
-// left to the GPU's reset, or to the next SET for a process there. The extension's lock is held.
+// left to the GPU's reset, or to the next SET for a process there. The handle's lock is held.
 func (d *Driver) lift(c *call, f *KmapFile) {
 	var targets []kmapTarget
 	for _, p := range slices.Clone(f.limited) {

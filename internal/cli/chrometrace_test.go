@@ -341,7 +341,7 @@ func eventNamed(name string, data []byte) (scheduler.Event, error) {
 		scheduler.Attached{},
 		scheduler.Detached{},
 		scheduler.Lost{},
-		scheduler.QueueBorn{},
+		scheduler.Running{},
 		scheduler.Suspended{},
 		scheduler.Resumed{},
 		scheduler.Inspected{},

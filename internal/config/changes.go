@@ -27,7 +27,7 @@ func Changes(from, to Config) []Change {
 	var changes []Change
 	for _, f := range fields {
 		if was, is := text(f.at(&from)), text(f.at(&to)); was != is {
-			changes = append(changes, Change{Key: f.key, From: was, To: is, Live: f.live})
+			changes = append(changes, Change{Key: f.key, From: was, To: is, Live: f.live != nil})
 		}
 	}
 	changes = append(changes, listChanges("rules", ruleEntries(from.Rules), ruleEntries(to.Rules))...)
@@ -39,7 +39,7 @@ func Changes(from, to Config) []Change {
 // the configuration that a running daemon has after a reload.
 func WithRestartKeys(from, to Config) Config {
 	for _, f := range fields {
-		if !f.live {
+		if f.live == nil {
 			reflect.ValueOf(f.at(&to)).Elem().Set(reflect.ValueOf(f.at(&from)).Elem())
 		}
 	}

@@ -104,8 +104,8 @@ func TestDefaultFileExplainsEveryKey(t *testing.T) {
 		if doc == "" {
 			t.Errorf("%s has no comment above it", f.key)
 		}
-		if says := strings.Contains(doc, "Needs a restart."); says == f.live {
-			t.Errorf("%s: %q, but live is %t", f.key, doc, f.live)
+		if says := strings.Contains(doc, "Needs a restart."); says == (f.live != nil) {
+			t.Errorf("%s: %q, but live is %t", f.key, doc, f.live != nil)
 		}
 		if bounds := fmt.Sprintf(" %d to %d.", f.min, f.max); f.max > 0 && !strings.Contains(doc, bounds) {
 			t.Errorf("%s: %q does not contain%s", f.key, doc, bounds)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,15 +12,44 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
+// Live is a running daemon that has read another file. Each method puts the new values of the
+// keys that name it into force.
+type Live interface {
+	Access()
+	Certificates()
+	LeaseLimits()
+	Policy()
+	HQDBudget()
+	Hazards()
+	Rules()
+	LogLevel()
+}
+
+// action puts keys into force in a running daemon. It cannot fail.
+type action struct{ do func(Live) }
+
+var (
+	access       = &action{Live.Access}
+	certificates = &action{Live.Certificates}
+	leaseLimits  = &action{Live.LeaseLimits}
+	policy       = &action{Live.Policy}
+	hqdBudget    = &action{Live.HQDBudget}
+	hazards      = &action{Live.Hazards}
+	rules        = &action{Live.Rules}
+	logLevel     = &action{Live.LogLevel}
+	// atUse is of keys that the daemon reads from its Config at each use.
+	atUse = &action{func(Live) {}}
+)
+
 // field is a key of the file. The parser, the comparison of two files and the reload use
 // the table below; rules, jobs and safety.hazards have their own format. gpreemptd.yaml explains
 // the keys.
 type field struct {
 	// key is "section.name", or "name" at the top.
 	key string
-	// live reports whether a running daemon can apply a new value; else a change needs a
-	// restart. This is the only place that says so.
-	live bool
+	// live puts a new value into force; nil: a change needs a restart. This is the only place
+	// that says so.
+	live *action
 	// min and max bound an int.
 	min, max int
 	// at returns a pointer to the value: *string, *int, *float64, *bool, *[]string,
@@ -34,65 +64,90 @@ const policyPrefix = "policy."
 var fields = []field{
 	{key: "socket", at: func(c *Config) any { return &c.Socket }},
 	{key: "mechanisms", at: func(c *Config) any { return &c.Mechanisms }},
-	{key: "access.online_groups", live: true, at: func(c *Config) any { return &c.Access.OnlineGroups }},
-	{key: "access.admin_groups", live: true, at: func(c *Config) any { return &c.Access.AdminGroups }},
-	{key: "access.online_users", live: true, at: func(c *Config) any { return &c.Access.OnlineUsers }},
-	{key: "access.admin_users", live: true, at: func(c *Config) any { return &c.Access.AdminUsers }},
-	{key: "access.container_admins", live: true, at: func(c *Config) any { return &c.Access.ContainerAdmins }},
+	{key: "access.online_groups", live: access, at: func(c *Config) any { return &c.Access.OnlineGroups }},
+	{key: "access.admin_groups", live: access, at: func(c *Config) any { return &c.Access.AdminGroups }},
+	{key: "access.online_users", live: access, at: func(c *Config) any { return &c.Access.OnlineUsers }},
+	{key: "access.admin_users", live: access, at: func(c *Config) any { return &c.Access.AdminUsers }},
+	{key: "access.container_admins", live: access, at: func(c *Config) any { return &c.Access.ContainerAdmins }},
 	{key: "tcp.address", at: func(c *Config) any { return &c.TCP.Address }},
-	{key: "tcp.certificate", live: true, at: func(c *Config) any { return &c.TCP.Certificate }},
-	{key: "tcp.key", live: true, at: func(c *Config) any { return &c.TCP.Key }},
-	{key: "tcp.client_ca", live: true, at: func(c *Config) any { return &c.TCP.ClientCA }},
-	{key: "tcp.online", live: true, at: func(c *Config) any { return &c.TCP.Online }},
-	{key: "tcp.admin", live: true, at: func(c *Config) any { return &c.TCP.Admin }},
-	{key: "limits.leases_per_client", live: true, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesPerClient }},
-	{key: "limits.leases_per_user", live: true, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesPerUser }},
-	{key: "limits.leases_total", live: true, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesTotal }},
-	{key: "limits.streams_per_client", live: true, min: 1, max: 1000, at: func(c *Config) any { return &c.Limits.Clients.StreamsPerClient }},
-	{key: "limits.requests_per_second", live: true, min: 1, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.RequestsPerSecond }},
-	{key: "limits.burst", live: true, min: 1, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.Burst }},
-	{key: "limits.requests_per_user", live: true, min: 1, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.RequestsPerUser }},
-	{key: "limits.connections_per_user", live: true, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Clients.ConnectionsPerUser }},
-	{key: "limits.connections_total", live: true, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Clients.ConnectionsTotal }},
+	{key: "tcp.certificate", live: certificates, at: func(c *Config) any { return &c.TCP.Certificate }},
+	{key: "tcp.key", live: certificates, at: func(c *Config) any { return &c.TCP.Key }},
+	{key: "tcp.client_ca", live: certificates, at: func(c *Config) any { return &c.TCP.ClientCA }},
+	{key: "tcp.online", live: access, at: func(c *Config) any { return &c.TCP.Online }},
+	{key: "tcp.admin", live: access, at: func(c *Config) any { return &c.TCP.Admin }},
+	{key: "limits.leases_per_client", live: leaseLimits, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesPerClient }},
+	{key: "limits.leases_per_user", live: leaseLimits, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesPerUser }},
+	{key: "limits.leases_total", live: leaseLimits, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesTotal }},
+	{key: "limits.streams_per_client", live: atUse, min: 1, max: 1000, at: func(c *Config) any { return &c.Limits.Clients.StreamsPerClient }},
+	{key: "limits.requests_per_second", live: atUse, min: 1, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.RequestsPerSecond }},
+	{key: "limits.burst", live: atUse, min: 1, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.Burst }},
+	{key: "limits.requests_per_user", live: atUse, min: 1, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.RequestsPerUser }},
+	{key: "limits.connections_per_user", live: atUse, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Clients.ConnectionsPerUser }},
+	{key: "limits.connections_total", live: atUse, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Clients.ConnectionsTotal }},
 	{key: "limits.max_message_bytes", min: 4096, max: 16 << 20, at: func(c *Config) any { return &c.Limits.MaxMessageBytes }},
-	{key: "policy.preset", live: true, at: func(c *Config) any { return &c.Policy.Preset }},
-	{key: "policy.suspend_when", live: true, at: func(c *Config) any { return &c.Policy.SuspendWhen }},
-	{key: "policy.linger", live: true, at: func(c *Config) any { return &c.Policy.Linger }},
-	{key: "policy.linger_max", live: true, at: func(c *Config) any { return &c.Policy.LingerMax }},
-	{key: "policy.share_floor", live: true, at: func(c *Config) any { return &c.Policy.ShareFloor }},
-	{key: "policy.share_window", live: true, at: func(c *Config) any { return &c.Policy.ShareWindow }},
-	{key: "policy.max_suspend", live: true, at: func(c *Config) any { return &c.Policy.MaxSuspend }},
-	{key: "policy.min_run", live: true, at: func(c *Config) any { return &c.Policy.MinRun }},
-	{key: "policy.gang", live: true, at: func(c *Config) any { return &c.Policy.Gang }},
-	{key: "policy.attach_after", live: true, at: func(c *Config) any { return &c.Policy.AttachAfter }},
-	{key: "policy.shadow", live: true, at: func(c *Config) any { return &c.Policy.Shadow }},
-	{key: "policy.max_wait", live: true, at: func(c *Config) any { return &c.Policy.MaxWait }},
-	{key: "policy.default_ttl", live: true, at: func(c *Config) any { return &c.Policy.DefaultTTL }},
-	{key: "policy.max_ttl", live: true, at: func(c *Config) any { return &c.Policy.MaxTTL }},
-	{key: "hqd_budget.online", live: true, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Online }},
-	{key: "hqd_budget.offline", live: true, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Offline }},
-	{key: "hqd_budget.spare", live: true, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Spare }},
-	{key: "hqd_budget.alarm_free", live: true, min: 0, max: 100, at: func(c *Config) any { return &c.HQDAlarm }},
-	{key: "discovery.interval", live: true, at: func(c *Config) any { return &c.Discovery.Interval }},
-	{key: "discovery.idle_interval", live: true, at: func(c *Config) any { return &c.Discovery.IdleInterval }},
-	{key: "discovery.mqds_interval", live: true, at: func(c *Config) any { return &c.Discovery.MQDsInterval }},
+	{key: "policy.preset", live: policy, at: func(c *Config) any { return &c.Policy.Preset }},
+	{key: "policy.suspend_when", live: policy, at: func(c *Config) any { return &c.Policy.SuspendWhen }},
+	{key: "policy.linger", live: policy, at: func(c *Config) any { return &c.Policy.Linger }},
+	{key: "policy.linger_max", live: policy, at: func(c *Config) any { return &c.Policy.LingerMax }},
+	{key: "policy.share_floor", live: policy, at: func(c *Config) any { return &c.Policy.ShareFloor }},
+	{key: "policy.share_window", live: policy, at: func(c *Config) any { return &c.Policy.ShareWindow }},
+	{key: "policy.max_suspend", live: policy, at: func(c *Config) any { return &c.Policy.MaxSuspend }},
+	{key: "policy.min_run", live: policy, at: func(c *Config) any { return &c.Policy.MinRun }},
+	{key: "policy.gang", live: policy, at: func(c *Config) any { return &c.Policy.Gang }},
+	{key: "policy.attach_after", live: policy, at: func(c *Config) any { return &c.Policy.AttachAfter }},
+	{key: "policy.shadow", live: policy, at: func(c *Config) any { return &c.Policy.Shadow }},
+	{key: "policy.max_wait", live: policy, at: func(c *Config) any { return &c.Policy.MaxWait }},
+	{key: "policy.default_ttl", live: policy, at: func(c *Config) any { return &c.Policy.DefaultTTL }},
+	{key: "policy.max_ttl", live: policy, at: func(c *Config) any { return &c.Policy.MaxTTL }},
+	{key: "hqd_budget.online", live: hqdBudget, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Online }},
+	{key: "hqd_budget.offline", live: hqdBudget, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Offline }},
+	{key: "hqd_budget.spare", live: hqdBudget, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Spare }},
+	{key: "hqd_budget.alarm_free", live: atUse, min: 0, max: 100, at: func(c *Config) any { return &c.HQDAlarm }},
+	{key: "discovery.interval", live: atUse, at: func(c *Config) any { return &c.Discovery.Interval }},
+	{key: "discovery.idle_interval", live: atUse, at: func(c *Config) any { return &c.Discovery.IdleInterval }},
+	{key: "discovery.mqds_interval", live: atUse, at: func(c *Config) any { return &c.Discovery.MQDsInterval }},
 	{key: "nvidia.copy_engines", at: func(c *Config) any { return &c.NVIDIA.CopyEngines }},
 	{key: "containers.sockets", at: func(c *Config) any { return &c.Containers.Sockets }},
 	{key: "containers.kubelet", at: func(c *Config) any { return &c.Containers.Kubelet }},
 	{key: "containers.kubelet_token", at: func(c *Config) any { return &c.Containers.KubeletToken }},
 	{key: "containers.kubelet_ca", at: func(c *Config) any { return &c.Containers.KubeletCA }},
 	{key: "metrics.address", at: func(c *Config) any { return &c.Metrics.Address }},
-	{key: "log.level", live: true, at: func(c *Config) any { return &c.Log.Level }},
+	{key: "log.level", live: logLevel, at: func(c *Config) any { return &c.Log.Level }},
 }
+
+// lists are the keys with a format of their own.
+var lists = []field{{key: "rules", live: rules}, {key: "jobs", live: rules}, {key: "safety.hazards", live: hazards}}
 
 // keys are all keys in the order of errors: fields, then the lists.
 var keys = func() []string {
 	var all []string
-	for _, f := range fields {
+	for _, f := range slices.Concat(fields, lists) {
 		all = append(all, f.key)
 	}
-	return append(all, "rules", "jobs", "safety.hazards")
+	return all
 }()
+
+// Apply puts the values of all live keys into force, also those that have not changed: names of
+// groups and files may stand for something else.
+func Apply(to Live) {
+	done := map[*action]bool{nil: true}
+	for _, f := range slices.Concat(fields, lists) {
+		if !done[f.live] {
+			done[f.live] = true
+			f.live.do(to)
+		}
+	}
+}
+
+// LiveKeys returns the keys that Apply puts into force.
+func LiveKeys() (live []string) {
+	for _, f := range slices.Concat(fields, lists) {
+		if f.live != nil {
+			live = append(live, f.key)
+		}
+	}
+	return live
+}
 
 // section returns the first part of a dotted key, "" for a key at the top.
 func section(key string) string {

@@ -35,6 +35,7 @@ type fakeHost struct {
 	driver *kfdtest.Machine
 	root   string
 	opts   Options
+	ready  <-chan struct{} // a value for each READY=1
 }
 
 const gpu gpreempt.GPUID = 63420
@@ -185,10 +186,11 @@ func (t *fakeThread) Gone() bool            { return false }
 func (h *fakeHost) serve() (c *client.Client, stop func()) {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(h.t.Context())
-	ready, ended := notifySocket(h.t), make(chan error, 1)
+	h.ready = notifySocket(h.t)
+	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, h.opts) }()
 	select {
-	case <-ready:
+	case <-h.ready:
 	case err := <-ended:
 		h.t.Fatalf("the daemon does not start: %v", err)
 	}
@@ -227,16 +229,13 @@ func (h *fakeHost) await(what string, cond func() bool) {
 // target waits until cond is true for a target.
 func (h *fakeHost) target(c *client.Client, j *fakeJob, what string, cond func(*gpreemptv1.Target) bool) {
 	h.t.Helper()
-	for ctx := h.t.Context(); ; {
-		list, err := c.Admin().ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+	testutil.Until(h.t, what, func() bool {
+		list, err := c.Admin().ListTargets(h.t.Context(), &gpreemptv1.ListTargetsRequest{})
 		if err != nil {
 			h.t.Fatalf("%s: %v", what, err)
 		}
-		if slices.ContainsFunc(list.GetTargets(), func(t *gpreemptv1.Target) bool { return t.GetPid() == j.PID() && cond(t) }) {
-			return
-		}
-		runtime.Gosched()
-	}
+		return slices.ContainsFunc(list.GetTargets(), func(t *gpreemptv1.Target) bool { return t.GetPid() == j.PID() && cond(t) })
+	})
 }
 
 func held(t *gpreemptv1.Target) bool { return t.GetMechanism() == "dbgtrap" }

@@ -97,23 +97,50 @@ func (d *daemon) prepare() (prepared, *reloadError) {
 // apply uses a new configuration. It cannot fail.
 func (d *daemon) apply(r prepared) {
 	d.config.Store(&r.config)
-	d.logs.SetLevel(r.config.Log.Level)
-	if r.certificates != nil {
-		d.certificates.Use(r.certificates)
-		d.warnings.set("key", keyWarnings(r.config.TCP)...)
-	}
-	d.setAccess(r.access, r.unknown, r.config.Socket)
-	d.server.RightsChanged()
-	d.runner.SetLimits(r.config.Limits.Leases)
-	// Compared with the policy in force, because a reload ends a policy that an admin set.
-	var inForce scheduler.Policy
-	d.runner.View(func(c *scheduler.Core) { inForce = c.Policy() })
-	if r.config.Policy != inForce {
-		d.runner.Post(scheduler.PolicyChanged{Policy: r.config.Policy})
-	}
-	d.setHQDBudget(r.config.HQDBudget)
-	if h := d.hazards.Load(); h != nil {
-		h.SetRows(r.config.Safety.Hazards)
-	}
-	d.setRules(r.rules)
+	config.Apply(applied{d, r})
 }
+
+// applied is a daemon whose configuration was replaced; it implements config.Live.
+type applied struct {
+	d *daemon
+	r prepared
+}
+
+var _ config.Live = applied{}
+
+func (a applied) LogLevel() { a.d.logs.SetLevel(a.r.config.Log.Level) }
+
+func (a applied) Certificates() {
+	if a.r.certificates == nil {
+		return
+	}
+	a.d.certificates.Use(a.r.certificates)
+	a.d.warnings.set("key", keyWarnings(a.r.config.TCP)...)
+}
+
+func (a applied) Access() {
+	a.d.setAccess(a.r.access, a.r.unknown, a.r.config.Socket)
+	a.d.server.RightsChanged()
+}
+
+func (a applied) LeaseLimits() { a.d.runner.SetLimits(a.r.config.Limits.Leases) }
+
+// Policy compares with the policy in force, because a reload ends a policy that an admin set.
+func (a applied) Policy() {
+	var inForce scheduler.Policy
+	a.d.runner.View(func(c *scheduler.Core) { inForce = c.Policy() })
+	if a.r.config.Policy != inForce {
+		a.d.runner.Post(scheduler.PolicyChanged{Policy: a.r.config.Policy})
+	}
+}
+
+func (a applied) HQDBudget() { a.d.setHQDBudget(a.r.config.HQDBudget) }
+
+func (a applied) Hazards() {
+	if h := a.d.hazards.Load(); h != nil {
+		h.SetRows(a.r.config.Safety.Hazards)
+		a.d.sessions.Reassess()
+	}
+}
+
+func (a applied) Rules() { a.d.setRules(a.r.rules) }

@@ -209,6 +209,7 @@ func (d *daemon) findGPUs() error {
 	if d.backend.simulated == "" {
 		hazards, unknown := targets.NewHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
 		d.hazards.Store(hazards)
+		hazards.SetRows(d.config.Load().Safety.Hazards) // a reload meanwhile has changed those before
 		for _, text := range unknown {
 			d.log.Warn("facts for the hazard table are unknown", log.Text(text))
 		}

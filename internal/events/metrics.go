@@ -108,7 +108,7 @@ func (o output) announcements(t *Totals) {
 // Those that are there from the beginning: a rate over what appears with its first
 // event misses that event.
 var (
-	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue, scheduler.CauseHQDBudget}
+	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue, scheduler.CauseResumedByAnother, scheduler.CauseLapsed, scheduler.CauseHQDBudget}
 	resumeCauses  = []scheduler.Cause{
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseBreaker,
 		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CauseReset,

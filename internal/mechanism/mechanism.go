@@ -80,13 +80,21 @@ type Inspector interface {
 // Batcher is a Mechanism that suspends or resumes several targets with one call of the driver.
 type Batcher interface {
 	Mechanism
-	// SuspendAll is Suspend of each of the sessions, which are the mechanism's own, of
-	// different targets, and used by nobody else meanwhile. The errors are those of the
-	// sessions, index by index: the failure of one does not undo the others. When ctx has
-	// ended all are resumed.
-	SuspendAll(ctx context.Context, sessions []Session) []error
-	// ResumeAll is Resume of each of them.
-	ResumeAll(ctx context.Context, sessions []Session) []error
+	// SuspendEach is Suspend of each of the sessions, which are the mechanism's own, of
+	// different targets, and used by nobody else until done is called with their index and
+	// result: once for each, by any goroutine. The failure of one does not undo the others, and
+	// one that a call holds up that began earlier does not hold them up. It returns after all
+	// calls of done. When ctx has ended all are resumed.
+	SuspendEach(ctx context.Context, sessions []Session, done func(index int, err error))
+	// ResumeEach is Resume of each of them.
+	ResumeEach(ctx context.Context, sessions []Session, done func(index int, err error))
+}
+
+// Results calls a method of a Batcher and returns the results, index by index.
+func Results(ctx context.Context, each func(context.Context, []Session, func(int, error)), sessions []Session) []error {
+	errs := make([]error, len(sessions))
+	each(ctx, sessions, func(i int, err error) { errs[i] = err })
+	return errs
 }
 
 // Session is a mechanism attached to one target. Its methods are called by one goroutine
@@ -105,6 +113,21 @@ type Session interface {
 	Close() error
 }
 
+// Running is why a queue of a suspended target runs.
+type Running uint8
+
+// The reasons.
+const (
+	// NotRunning: none does, or the target is not suspended.
+	NotRunning Running = iota
+	// NewQueue: it was born since.
+	NewQueue
+	// ResumedByAnother: another program has resumed the process.
+	ResumedByAnother
+	// Lapsed: what resumes everything when the daemon hangs has done so.
+	Lapsed
+)
+
 // Watcher is a Session that is notified by the driver.
 type Watcher interface {
 	Session
@@ -113,11 +136,10 @@ type Watcher interface {
 	SuspendThen(ctx context.Context, done func()) error
 	// Events returns a channel that is readable when Handle must be called.
 	Events() <-chan struct{}
-	// Handle takes in what the driver has reported. It reports whether a queue of a
-	// suspended target runs, so that another Suspend is needed: it was born since, or
-	// the driver has resumed it. An error means that the session can no longer suspend and
-	// is to be closed; ErrGone, that the process has exited.
-	Handle(ctx context.Context) (running bool, err error)
+	// Handle takes in what the driver has reported. It reports why a queue of a suspended
+	// target runs, if one does, so that another Suspend is needed. An error means that the
+	// session can no longer suspend and is to be closed; ErrGone, that the process has exited.
+	Handle(ctx context.Context) (Running, error)
 	// Changed reports whether queues were born, or the target's runtime started or ended,
 	// since the last call.
 	Changed() bool

@@ -17,6 +17,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -200,7 +201,7 @@ func TestResumeWaitsForTheTarget(t *testing.T) {
 	default:
 	}
 	h.machine.thaw()
-	if s := <-answered; s != gpreemptv1.TargetState_TARGET_STATE_RUNNING {
+	if s := testutil.Receive(t, answered, "the answer"); s != gpreemptv1.TargetState_TARGET_STATE_RUNNING {
 		t.Errorf("state %v, want running", s)
 	}
 }

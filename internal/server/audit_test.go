@@ -19,6 +19,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/auth"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -196,7 +197,7 @@ func TestManyRefusalsAreAuditedInFewLines(t *testing.T) {
 		want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
 	}
 	// A read without the right is refused too, also as a stream.
-	st, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{NoFollow: true})
+	st, err := admin.WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{NoFollow: true})
 	if err == nil {
 		_, err = st.Recv()
 	}

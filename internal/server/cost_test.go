@@ -24,6 +24,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -225,7 +226,7 @@ func TestReflectionNeedsAPlaceAmongTheReads(t *testing.T) {
 			synctest.Wait()
 		}
 		ask()
-		if err := <-answered; err != nil {
+		if err := testutil.Receive(t, answered, "the answer"); err != nil {
 			t.Fatal(err)
 		}
 		u := h.anyConnection().client.user
@@ -239,7 +240,7 @@ func TestReflectionNeedsAPlaceAmongTheReads(t *testing.T) {
 			t.Error("a request was answered without a place")
 		}
 		u.endRead()
-		if err := <-answered; err != nil {
+		if err := testutil.Receive(t, answered, "the answer"); err != nil {
 			t.Error(err)
 		}
 		u.endRead()
@@ -305,13 +306,13 @@ func TestConnectionEndsWhenItsPeerLosesARight(t *testing.T) {
 	h := startHost(t)
 	h.setRights(auth.Policy{OnlineUIDs: []uint32{nobody}})
 	conn := h.dialAsNobody(t)
-	session, err := gpreemptv1.NewOnlineServiceClient(conn).Session(t.Context())
+	session, err := gpreemptv1.NewOnlineServiceClient(conn).Session(testutil.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := conversation{t, session}
 	lease := c.do(announceFrame(1, minute(gpuA))).GetAnnounced().GetLeaseId()
-	watch, err := gpreemptv1.NewAdminServiceClient(conn).WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{})
+	watch, err := gpreemptv1.NewAdminServiceClient(conn).WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}

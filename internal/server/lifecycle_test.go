@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -71,20 +72,20 @@ func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
 	h := startHost(t)
 	conn := h.dial(t)
 	admin, online := gpreemptv1.NewAdminServiceClient(conn), gpreemptv1.NewOnlineServiceClient(conn)
-	session, err := online.Session(t.Context())
+	session, err := online.Session(testutil.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := conversation{t, session}
 	c.do(completeFrame(1, "x"))
-	queues, err := admin.WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{})
+	queues, err := admin.WatchQueues(testutil.Context(t), &gpreemptv1.WatchQueuesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := queues.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	log, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{FromStart: true})
+	log, err := admin.WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{FromStart: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +123,7 @@ func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
 	if ctx.Err() != nil {
 		t.Fatal("Shutdown waited for a stream")
 	}
-	want(t, <-waited, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
+	want(t, testutil.Receive(t, waited, "the answer"), gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
 	if got := h.leases(); len(got) > 0 {
 		t.Errorf("the waiting announcement left a lease: %v", got)
 	}
@@ -152,7 +153,7 @@ func TestShutdownIsBounded(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	h.server.Shutdown(ctx)
-	<-full
+	testutil.Receive(t, full, "a full buffer")
 }
 
 func TestAnnouncementsAreRefusedWhileShuttingDown(t *testing.T) {
@@ -190,7 +191,7 @@ func TestShutdownEndsTheWaitForADrain(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Error("Shutdown waited for the drain")
 		}
-		want(t, <-waited, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
+		want(t, testutil.Receive(t, waited, "the answer"), gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
 	})
 }
 

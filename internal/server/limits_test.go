@@ -27,6 +27,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/auth"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -84,7 +85,7 @@ func TestStreamsPerClientAreBounded(t *testing.T) {
 	for _, c := range []conversation{first, second} {
 		c.do(completeFrame(1, "x")) // it is open then
 	}
-	st, err := h.admin(t).WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{})
+	st, err := h.admin(t).WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{})
 	if err == nil {
 		_, err = st.Recv()
 	}
@@ -124,14 +125,14 @@ func TestConnectionsPerUserAreBounded(t *testing.T) {
 	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the connection above the limit reads %v, want its end", err)
 	}
-	if got := <-logged; got != "client connection refused" {
+	if got := testutil.Receive(t, logged, "a line of the log"); got != "client connection refused" {
 		t.Errorf("the log has %q, want the refusal", got)
 	}
 	// A client of gRPC gets the reason, as the outcome of its call or stream.
 	admin := h.admin(t)
 	_, err = admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
 	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
-	stream, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{})
+	stream, err := admin.WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{})
 	if err == nil {
 		_, err = stream.Recv()
 	}

@@ -17,6 +17,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -335,7 +336,7 @@ func TestCanceledAnnouncementLeavesNoLease(t *testing.T) {
 	}()
 	h.until(t, "the lease", func() bool { return len(h.leases()) == 1 })
 	cancel()
-	if err := <-failed; !errors.Is(api.FromStatus(err), context.Canceled) {
+	if err := testutil.Receive(t, failed, "the end of the call"); !errors.Is(api.FromStatus(err), context.Canceled) {
 		t.Errorf("error %v, want canceled", err)
 	}
 	h.until(t, "the end of the lease", func() bool { return len(h.leases()) == 0 })
@@ -363,18 +364,18 @@ func TestRetryKeepsTheLeaseOfACanceledCall(t *testing.T) {
 			})
 			over <- outcome{g, err}
 		}()
-		<-waits
+		testutil.Receive(t, waits, "the call waits")
 		return over
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	first := call(ctx)
 	retry := call(t.Context())
 	cancel()
-	if got := <-first; !errors.Is(got.err, context.Canceled) {
+	if got := testutil.Receive(t, first, "the end of the first"); !errors.Is(got.err, context.Canceled) {
 		t.Errorf("the canceled call: %v", got.err)
 	}
 	h.machine.thaw()
-	if got := <-retry; got.err != nil || !got.answer.Quiesced || len(h.leases()) != 1 {
+	if got := testutil.Receive(t, retry, "the end of the second"); got.err != nil || !got.answer.Quiesced || len(h.leases()) != 1 {
 		t.Errorf("the retry returned %+v with %d live leases, want quiet GPUs and the one lease", got, len(h.leases()))
 	}
 }

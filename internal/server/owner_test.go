@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -52,7 +53,7 @@ func TestLeaseSuspendsNeitherItsOwnerNorItsDescendants(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(answer)
-	stream, err := online.Session(t.Context())
+	stream, err := online.Session(testutil.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -33,7 +34,7 @@ type conversation struct {
 
 func (h *host) session(t *testing.T) conversation {
 	t.Helper()
-	st, err := h.online(t).Session(t.Context())
+	st, err := h.online(t).Session(testutil.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +163,7 @@ func TestLeasesEndWithTheirStreamBeforeTheConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := online.Session(t.Context())
+	st, err := online.Session(testutil.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,7 @@ func TestLeasesEndWithTheirStreamBeforeTheConnection(t *testing.T) {
 func TestBrokenSessionEndsItsLeases(t *testing.T) {
 	h := startHost(t)
 	conn := h.dial(t)
-	st, err := gpreemptv1.NewOnlineServiceClient(conn).Session(t.Context())
+	st, err := gpreemptv1.NewOnlineServiceClient(conn).Session(testutil.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func (h *host) openTCP(t *testing.T) *remote {
 	go func() { served <- h.server.Serve(l) }()
 	t.Cleanup(func() {
 		_ = l.Close()
-		<-served // nil, or an error about the closed listener
+		testutil.Receive(t, served, "the end of the server") // nil, or an error about the closed listener
 	})
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -118,7 +118,7 @@ func TestCertificateAnnouncesAndCompletes(t *testing.T) {
 		t.Errorf("completed: %v, %v", done, err)
 	}
 	// The same over a stream, by the SDK.
-	s, err := c.Session(t.Context())
+	s, err := c.Session(testutil.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestOnlineCertificateMayReadNothing(t *testing.T) {
 		err := c.Conn().Invoke(t.Context(), full, &gpreemptv1.GetStatusRequest{}, &reply)
 		want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
 	}
-	st, err := c.Admin().WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{NoFollow: true})
+	st, err := c.Admin().WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{NoFollow: true})
 	if err == nil {
 		_, err = st.Recv()
 	}
@@ -298,7 +298,7 @@ func TestPlainTCPIsRefused(t *testing.T) {
 	go func() { served <- h.server.Serve(l) }()
 	t.Cleanup(func() {
 		_ = l.Close()
-		<-served
+		testutil.Receive(t, served, "the end of the server")
 	})
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

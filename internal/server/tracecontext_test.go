@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -57,7 +58,7 @@ func TestTheEventOfAnAnnouncementHasTheClientsTraceContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	events, err := h.admin(t).WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{FromStart: true, NoFollow: true})
+	events, err := h.admin(t).WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{FromStart: true, NoFollow: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func TestTheEventOfAnAnnouncementHasItsGPUs(t *testing.T) {
 	if _, err := h.online(t).Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: called.GetLeaseId()}); err != nil {
 		t.Fatal(err)
 	}
-	events, err := h.admin(t).WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{FromStart: true, NoFollow: true})
+	events, err := h.admin(t).WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{FromStart: true, NoFollow: true})
 	if err != nil {
 		t.Fatal(err)
 	}

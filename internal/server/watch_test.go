@@ -15,6 +15,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -51,7 +52,7 @@ func recvSteps(t *testing.T, st grpc.ServerStreamingClient[gpreemptv1.WatchQueue
 
 func TestWatchQueuesSendsEachKindOfChange(t *testing.T) {
 	h := startHost(t)
-	st, err := h.admin(t).WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{})
+	st, err := h.admin(t).WatchQueues(testutil.Context(t), &gpreemptv1.WatchQueuesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func TestWatchQueuesSendsEachKindOfChange(t *testing.T) {
 func TestWatchQueuesSendsAChangeOfClass(t *testing.T) {
 	h := startHost(t)
 	admin := h.admin(t)
-	st, err := admin.WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{})
+	st, err := admin.WatchQueues(testutil.Context(t), &gpreemptv1.WatchQueuesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,14 +110,14 @@ func TestWatchQueuesSendsAChangeOfClass(t *testing.T) {
 
 func TestWatchQueuesContinuesFromARevision(t *testing.T) {
 	h := startHost(t)
-	st, err := h.admin(t).WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{AfterRevision: 2})
+	st, err := h.admin(t).WatchQueues(testutil.Context(t), &gpreemptv1.WatchQueuesRequest{AfterRevision: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]step{{3, "ADDED", other.PID, 0, "RUNNING"}}, recvSteps(t, st, 1)); diff != "" {
 		t.Errorf("changes (-want +got):\n%s", diff)
 	}
-	st, err = h.admin(t).WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{AfterRevision: 99})
+	st, err = h.admin(t).WatchQueues(testutil.Context(t), &gpreemptv1.WatchQueuesRequest{AfterRevision: 99})
 	if err == nil {
 		_, err = st.Recv()
 	}
@@ -133,7 +134,7 @@ func TestWatchEvents(t *testing.T) {
 	read := func(req *gpreemptv1.WatchEventsRequest) (revisions []uint64) {
 		t.Helper()
 		req.NoFollow = true
-		st, err := admin.WatchEvents(t.Context(), req)
+		st, err := admin.WatchEvents(testutil.Context(t), req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +156,7 @@ func TestWatchEvents(t *testing.T) {
 	if diff := cmp.Diff([][]uint64{nil, {1, 2, 3, 4}, {4}}, got); diff != "" {
 		t.Errorf("revisions from now, from the start, from the last (-want +got):\n%s", diff)
 	}
-	st, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{AfterRevision: last})
+	st, err := admin.WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{AfterRevision: last})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +165,7 @@ func TestWatchEvents(t *testing.T) {
 	if err != nil || r.GetEvent().GetRevision() != last+1 || r.GetEvent().GetKind() != gpreemptv1.EventKind_EVENT_KIND_DRAIN {
 		t.Errorf("followed: %v, %v; want the drain", r, err)
 	}
-	st, err = admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{AfterRevision: 1 << 40})
+	st, err = admin.WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{AfterRevision: 1 << 40})
 	if err == nil {
 		_, err = st.Recv()
 	}

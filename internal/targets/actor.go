@@ -148,17 +148,10 @@ func (a *actor) hold(h *holding) {
 }
 
 // reassess ends the use of a mechanism that was ruled out while it was attached.
-func (a *actor) reassess() {
-	a.s.Invalidate(a.target, func(name string) *mechanism.Evidence {
-		if e := a.s.cfg.Assess(name, a.target).Evidence; !e.OK {
-			return &e
-		}
-		return nil
-	})
-}
+func (a *actor) reassess() { a.s.reassess(a.target) }
 
 func (a *actor) postAttached() {
-	a.s.cfg.Post(scheduler.Attached{Target: a.target, ReportsBirths: a.held.watcher != nil})
+	a.s.cfg.Post(scheduler.Attached{Target: a.target, ReportsBirths: a.held.reportsBirths})
 }
 
 // noteAttach records the result of an Attach. The log has the first failure of several.
@@ -247,16 +240,21 @@ func (a *actor) noteAction(isSuspend bool, err error) {
 	a.s.mu.Unlock()
 }
 
+// causes has those of the scheduler.
+var causes = map[mechanism.Running]scheduler.Cause{
+	mechanism.NewQueue: scheduler.CauseNewQueue, mechanism.ResumedByAnother: scheduler.CauseResumedByAnother, mechanism.Lapsed: scheduler.CauseLapsed,
+}
+
 // handleEvents has the session take in what the driver reports.
 func (a *actor) handleEvents() {
 	w := a.held.watcher
-	var born bool
+	var running mechanism.Running
 	err := mechanism.Guard(func() (err error) {
-		born, err = w.Handle(a.s.ctx)
+		running, err = w.Handle(a.s.ctx)
 		return err
 	})
-	if born {
-		a.s.cfg.Post(scheduler.QueueBorn{Target: a.target})
+	if cause := causes[running]; cause != "" {
+		a.s.cfg.Post(scheduler.Running{Target: a.target, Cause: cause})
 	}
 	changed := w.Changed()
 	switch {

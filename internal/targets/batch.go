@@ -2,6 +2,7 @@ package targets
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
@@ -65,7 +66,7 @@ func (s *Sessions) form(orders []order) {
 		if len(commands) == 1 {
 			continue
 		}
-		b := &batch{s: s, batcher: g.batcher, kind: g.kind, coming: len(commands), done: make(chan struct{})}
+		b := &batch{s: s, batcher: g.batcher, kind: g.kind, coming: len(commands)}
 		for _, c := range commands {
 			c.batch = b
 		}
@@ -76,13 +77,12 @@ func (s *Sessions) form(orders []order) {
 const joinTime = 3 * time.Millisecond
 
 // batch is one call of a mechanism for several targets. Their actors join it, lend their
-// sessions and wait. The call is made when the last has joined, or joinTime is over: an actor
+// sessions and wait, each for its own result. The call is made when the last has joined, or joinTime is over: an actor
 // that is late, has ended, or uses another mechanism by now, holds the others up no longer.
 type batch struct {
 	s       *Sessions
 	batcher mechanism.Batcher
 	kind    kind
-	done    chan struct{} // closed after the call
 
 	mu     sync.Mutex
 	coming int       // members that may still join; the call is due when it becomes 0
@@ -96,6 +96,7 @@ type member struct {
 	// err is the result, which took that long.
 	err  error
 	took time.Duration
+	done chan struct{} // closed when they are known
 }
 
 // join returns after the call. False: that has begun without m.
@@ -111,11 +112,11 @@ func (b *batch) join(m *member) bool {
 	b.mu.Unlock()
 	switch {
 	case last:
-		b.call()
+		go b.call() // one of the others may be held up for longer than this one
 	case first:
 		time.AfterFunc(joinTime, b.depart)
 	}
-	<-b.done
+	<-m.done
 	return true
 }
 
@@ -133,27 +134,30 @@ func (b *batch) depart() {
 // call makes the call, and posts the results that are good: the answer to an announcement waits
 // for them.
 func (b *batch) call() {
-	defer close(b.done)
 	sessions := make([]mechanism.Session, len(b.joined))
 	for i, m := range b.joined {
 		sessions[i] = m.a.held.session
 	}
-	do := b.batcher.ResumeAll
+	do := b.batcher.ResumeEach
 	if b.kind == suspend {
-		do = b.batcher.SuspendAll
+		do = b.batcher.SuspendEach
 	}
 	begin := b.s.cfg.Now()
-	errs := make([]error, len(sessions))
-	if broken := mechanism.Guard(func() error { copy(errs, do(b.s.ctx, sessions)); return nil }); broken != nil {
-		for i := range errs {
-			errs[i] = broken
+	known := make([]atomic.Bool, len(sessions))
+	result := func(i int, err error) {
+		if known[i].Swap(true) {
+			return
 		}
+		m := b.joined[i]
+		m.err, m.took = err, b.s.cfg.Now()-begin
+		if err == nil {
+			m.a.post(b.kind, m.seq, nil, m.took)
+		}
+		close(m.done)
 	}
-	took := b.s.cfg.Now() - begin
-	for i, m := range b.joined {
-		m.err, m.took = errs[i], took
-		if m.err == nil {
-			m.a.post(b.kind, m.seq, nil, took)
+	if broken := mechanism.Guard(func() error { do(b.s.ctx, sessions, result); return nil }); broken != nil {
+		for i := range sessions {
+			result(i, broken)
 		}
 	}
 }
@@ -170,7 +174,7 @@ func (a *actor) post(kind kind, seq uint64, err error, took time.Duration) {
 
 // together carries a command out in its batch. False: the actor has to do so alone.
 func (a *actor) together(c command) bool {
-	m := &member{a: a, seq: c.seq}
+	m := &member{a: a, seq: c.seq, done: make(chan struct{})}
 	if c.batch == nil || a.held.batcher != c.batch.batcher || !c.batch.join(m) {
 		return false
 	}

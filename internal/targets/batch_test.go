@@ -70,12 +70,18 @@ func (b *batched) Close() error {
 	return b.watched.Close()
 }
 
-func (b *batching) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
-	return b.all(ctx, "suspend all", sessions)
+func (b *batching) SuspendEach(ctx context.Context, sessions []mechanism.Session, done func(int, error)) {
+	b.each(ctx, "suspend all", sessions, done)
 }
 
-func (b *batching) ResumeAll(ctx context.Context, sessions []mechanism.Session) []error {
-	return b.all(ctx, "resume all", sessions)
+func (b *batching) ResumeEach(ctx context.Context, sessions []mechanism.Session, done func(int, error)) {
+	b.each(ctx, "resume all", sessions, done)
+}
+
+func (b *batching) each(ctx context.Context, what string, sessions []mechanism.Session, done func(int, error)) {
+	for i, err := range b.all(ctx, what, sessions) {
+		done(i, err)
+	}
 }
 
 func (b *batching) all(ctx context.Context, what string, sessions []mechanism.Session) []error {

@@ -181,6 +181,8 @@ type holding struct {
 	session mechanism.Session
 	// watcher is session, if it has events.
 	watcher mechanism.Watcher
+	// reportsBirths is that of the Capability.
+	reportsBirths bool
 	// batcher is the mechanism, if it is one.
 	batcher mechanism.Batcher
 	// index is the mechanism's in Config.Mechanisms.
@@ -238,6 +240,7 @@ func (s *Sessions) try(ctx context.Context, m mechanism.Mechanism, target gpreem
 		r := rejected(m, capability)
 		return "", &r, nil
 	}
+	h.reportsBirths = capability.ReportsBirths
 	err = mechanism.Guard(func() (err error) {
 		h.session, err = m.Attach(ctx, target)
 		return err

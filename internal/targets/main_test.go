@@ -44,7 +44,7 @@ type machine struct {
 	suspended bool
 	calls     []string
 	events    chan struct{}
-	handled   func() (running bool, err error)
+	handled   func() (running mechanism.Running, err error)
 	changed   bool
 }
 
@@ -62,7 +62,7 @@ func (m *machine) Probe(context.Context, gpreempt.ProcessKey) mechanism.Capabili
 	if m.blocked != "" {
 		e = mechanism.Evidence{Check: "weather", Found: m.blocked, Remedy: "wait"}
 	}
-	return mechanism.Capability{Evidence: []mechanism.Evidence{e}}
+	return mechanism.Capability{Evidence: []mechanism.Evidence{e}, ReportsBirths: m.watched}
 }
 
 func (m *machine) Attach(context.Context, gpreempt.ProcessKey) (mechanism.Session, error) {
@@ -154,7 +154,7 @@ func (w *watched) SuspendThen(ctx context.Context, done func()) error {
 
 func (w *watched) Events() <-chan struct{} { return w.m.events }
 
-func (w *watched) Handle(context.Context) (running bool, err error) {
+func (w *watched) Handle(context.Context) (running mechanism.Running, err error) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	return w.m.handled()

@@ -4,13 +4,15 @@
 //
 // Registry has the classification. Sessions has one goroutine for each target with a
 // mechanism: the goroutine owns the mechanism's session and carries out the scheduler's
-// actions, so that a call that hangs in the driver holds up its own target only.
+// actions, so that a call that hangs in the driver holds up its own target only, or with a
+// Batcher the targets that the call is for.
 package targets
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -229,6 +231,25 @@ func (s *Sessions) Invalidate(target gpreempt.ProcessKey, obstacle func(name str
 		r := rejection(name, *e)
 		s.lost(target, &NotSuspendable{[]Rejection{r}})
 	}
+}
+
+// Reassess ends the use of the mechanisms that Config.Assess rules out by now.
+func (s *Sessions) Reassess() {
+	s.mu.Lock()
+	targets := slices.Collect(maps.Keys(s.actors))
+	s.mu.Unlock()
+	for _, target := range targets {
+		s.reassess(target)
+	}
+}
+
+func (s *Sessions) reassess(target gpreempt.ProcessKey) {
+	s.Invalidate(target, func(name string) *mechanism.Evidence {
+		if e := s.cfg.Assess(name, target).Evidence; !e.OK {
+			return &e
+		}
+		return nil
+	})
 }
 
 // lost reports to the scheduler that the session with target can no longer suspend.

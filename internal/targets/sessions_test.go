@@ -213,31 +213,35 @@ func TestCloseGivesUpOnATargetThatCannotBeReleased(t *testing.T) {
 	})
 }
 
-func TestBirthsOfASuspendedTargetGoToTheSchedulerAndToDiscovery(t *testing.T) {
+func TestASuspendedTargetThatRunsGoesToTheSchedulerWithItsCauseAndToDiscovery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{name: "fake", watched: true}
 		r := newRig(t, nil, m)
 		r.attach(job)
-		event := func(running bool, err error) {
+		event := func(running mechanism.Running, err error) {
 			t.Helper()
 			m.set(func(m *machine) {
 				m.changed = true
-				m.handled = func() (bool, error) { return running, err }
+				m.handled = func() (mechanism.Running, error) { return running, err }
 			})
 			m.events <- struct{}{}
 			synctest.Wait()
 		}
-		event(false, nil)
+		event(mechanism.NotRunning, nil)
 		r.want()
-		event(true, nil)
-		r.want(scheduler.QueueBorn{Target: job})
-		if len(r.looked) != 2 || r.looked[0] != job {
+		for running, cause := range map[mechanism.Running]scheduler.Cause{
+			mechanism.NewQueue: scheduler.CauseNewQueue, mechanism.ResumedByAnother: scheduler.CauseResumedByAnother, mechanism.Lapsed: scheduler.CauseLapsed,
+		} {
+			event(running, nil)
+			r.want(scheduler.Running{Target: job, Cause: cause})
+		}
+		if len(r.looked) != 4 || r.looked[0] != job {
 			t.Errorf("looked at %v", r.looked)
 		}
-		event(false, mechanism.ErrGone) // discovery finds that
+		event(mechanism.NotRunning, mechanism.ErrGone) // discovery finds that
 		r.want()
 		broken := &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("hung")}
-		event(false, broken)
+		event(mechanism.NotRunning, broken)
 		r.want(scheduler.Lost{Target: job, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{7}})
 		r.wantState(job, State{Err: broken})
 		r.detachAll(job)
@@ -251,7 +255,7 @@ func TestTargetThatCausesEventsAllTheTimeIsSuspendedAtOnce(t *testing.T) {
 		r.attach(job)
 		handled := 0
 		m.set(func(m *machine) {
-			m.handled = func() (bool, error) {
+			m.handled = func() (mechanism.Running, error) {
 				if handled++; handled%10 == 0 {
 					r.Suspend(job, uint64(handled))
 				}
@@ -259,7 +263,7 @@ func TestTargetThatCausesEventsAllTheTimeIsSuspendedAtOnce(t *testing.T) {
 					m.events <- struct{}{}
 				}
 				m.calls = append(m.calls, "handle")
-				return false, nil
+				return mechanism.NotRunning, nil
 			}
 		})
 		m.events <- struct{}{}

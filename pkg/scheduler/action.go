@@ -127,6 +127,11 @@ const (
 	CauseNoLease Cause = "no-lease"
 	// CauseQuarantine is why a target that failed runs.
 	CauseQuarantine Cause = "quarantine"
+
+	// CauseResumedByAnother and CauseLapsed are on a suspended target that ran: another program has
+	// resumed it, or what resumes everything when the daemon hangs.
+	CauseResumedByAnother Cause = "resumed-by-another"
+	CauseLapsed           Cause = "lapsed"
 )
 
 // Record is one state change. From and to are equal for a target with a new class or

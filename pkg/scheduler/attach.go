@@ -29,7 +29,7 @@ type attachment struct {
 	// failure is why the session can no longer suspend, or why it could not be released:
 	// it is detached. OutcomeOK while nothing failed.
 	failure Outcome
-	// reportsBirths: QueueBorn tells of new queues, and TargetSeen does not.
+	// reportsBirths: Running tells of new queues, and TargetSeen does not.
 	reportsBirths bool
 	// dirty: it is on the list that settle goes through.
 	dirty bool
@@ -245,14 +245,18 @@ func (c *Core) detached(ev Detached) {
 	}
 }
 
-// queueBorn takes in a birth that the mechanism reported.
-func (c *Core) queueBorn(key gpreempt.ProcessKey) {
-	t := c.targets[key]
-	if t == nil || !t.attachment.reportsBirths {
+// runs takes in that a queue of a target runs.
+func (c *Core) runs(ev Running) {
+	t := c.targets[ev.Target]
+	switch {
+	case t == nil:
 		return
+	case ev.Cause == CauseNewQueue && t.attachment.reportsBirths:
+		t.queues++
+		c.active(t)
+	case t.state == TargetSuspending || t.state == TargetSuspended:
+		t.again = ev.Cause
 	}
-	t.queues++
-	c.active(t)
 	c.mark(t.gang)
 }
 

@@ -193,8 +193,8 @@ func (c *Core) apply(ev Event) {
 		c.detached(ev)
 	case Lost:
 		c.sessionLost(ev)
-	case QueueBorn:
-		c.queueBorn(ev.Target)
+	case Running:
+		c.runs(ev)
 	case Suspended:
 		c.suspended(ev)
 	case Resumed:

@@ -45,7 +45,7 @@ func (c *Core) cover(s *coverage, g *gang) {
 // fresh reports whether all of the gang is suspended, new queues included.
 func (g *gang) fresh() bool {
 	for _, m := range g.members {
-		if m.state != TargetSuspended || m.queues != m.suspendedQueues {
+		if m.state != TargetSuspended || m.runsAgain() != "" {
 			return false
 		}
 	}

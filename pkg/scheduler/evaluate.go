@@ -53,8 +53,8 @@ func (c *Core) act(g *gang, v verdict) {
 		case m.state == TargetSuspended && !v.suspend:
 			c.resumeTarget(m, v.cause)
 			c.markDisturbed(g)
-		case m.state == TargetSuspended && m.queues != m.suspendedQueues:
-			c.suspendTarget(m, CauseNewQueue, 0)
+		case m.state == TargetSuspended && m.runsAgain() != "":
+			c.suspendTarget(m, m.runsAgain(), 0)
 			c.requiesce(g)
 		case m.state == TargetRunning && v.suspend:
 			c.suspendTarget(m, v.cause, c.lease(g))

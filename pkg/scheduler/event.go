@@ -89,7 +89,7 @@ type (
 		Result Outcome             `json:"result"`
 		// FailedGPUs are those that reported a hardware error.
 		FailedGPUs []gpreempt.GPUID `json:"failed_gpus,omitempty"`
-		// ReportsBirths: QueueBorn is posted for each queue born from now on.
+		// ReportsBirths: Running is posted for each queue born from now on.
 		ReportsBirths bool `json:"reports_births,omitempty"`
 	}
 
@@ -111,9 +111,12 @@ type (
 		FailedGPUs []gpreempt.GPUID    `json:"failed_gpus,omitempty"`
 	}
 
-	// QueueBorn says that the driver reported a new queue of the target.
-	QueueBorn struct {
+	// Running says that the mechanism has seen a queue of the target run that may have to be
+	// suspended again.
+	Running struct {
 		Target gpreempt.ProcessKey `json:"target"`
+		// Cause is CauseNewQueue, CauseResumedByAnother or CauseLapsed.
+		Cause Cause `json:"cause"`
 	}
 
 	// LeaseRequested is an announcement. Core.Admit has checked every range.
@@ -259,7 +262,7 @@ func (ClientBacklog) event()    {}
 func (Attached) event()         {}
 func (Detached) event()         {}
 func (Lost) event()             {}
-func (QueueBorn) event()        {}
+func (Running) event()          {}
 func (Suspended) event()        {}
 func (Resumed) event()          {}
 func (Inspected) event()        {}

@@ -26,7 +26,7 @@ var EventTypes = func() map[string]reflect.Type {
 		scheduler.Attached{},
 		scheduler.Detached{},
 		scheduler.Lost{},
-		scheduler.QueueBorn{},
+		scheduler.Running{},
 		scheduler.Suspended{},
 		scheduler.Resumed{},
 		scheduler.Inspected{},

@@ -185,7 +185,7 @@ var seededBugs = []seededBug{
 		return ev
 	}},
 	{name: "a class is ignored", disturbances: []moveKind{moveReclassify}, event: lose[TargetSeen]()},
-	{name: "a new queue is not suspended", layout: 1, disturbances: []moveKind{moveBirth}, event: lose[QueueBorn]()},
+	{name: "a new queue is not suspended", layout: 1, disturbances: []moveKind{moveBirth}, event: lose[Running]()},
 	{name: "a drain is ignored", disturbances: []moveKind{moveDrain}, event: lose[Drain]()},
 	{name: "a hold is ignored", disturbances: []moveKind{moveHold}, event: lose[Hold]()},
 	{name: "an alarm opens no breaker", disturbances: []moveKind{moveAlarm}, event: lose[Alarm]()},

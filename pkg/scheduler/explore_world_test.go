@@ -356,7 +356,7 @@ func (x *explored) make(m move) error {
 	case moveReportBirth:
 		if p.session {
 			p.reported++
-			return x.step(QueueBorn{Target: procKey(m.n + 1)})
+			return x.step(Running{Target: procKey(m.n + 1), Cause: CauseNewQueue})
 		}
 		p.reported = p.born
 		return x.step(x.seen(int(m.n)))

@@ -45,8 +45,8 @@ func (c *Core) checkTarget(t *target) error {
 			return fmt.Errorf("suspended under a shadow policy")
 		case t.quarantinedUntil > c.now:
 			return fmt.Errorf("rule 7: suspended in quarantine")
-		case t.queues != t.suspendedQueues:
-			return fmt.Errorf("rule 4: a queue was born and runs")
+		case t.runsAgain() != "":
+			return fmt.Errorf("rule 4: it runs: %v", t.runsAgain())
 		case !g.held:
 			return fmt.Errorf("suspended, but its gang is not held")
 		case !g.byHand() && g.top() <= int(g.priority) && c.now >= g.lingerUntil && !g.parked:

@@ -63,7 +63,7 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 	if t.state != scheduler.TargetSuspending {
 		return fmt.Errorf("suspended in state %v", t.state)
 	}
-	t.sentWith = t.Queues
+	t.sentWith, t.again = t.Queues, ""
 	return o.justified(t, before[len(before)-1].Record)
 }
 

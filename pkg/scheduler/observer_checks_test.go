@@ -28,16 +28,21 @@ func (o *Observer) justified(t *seenTarget, why scheduler.Record) error {
 	if o.outranked(t) {
 		return nil
 	}
-	if o.now < o.lingersUntil(t) && (why.Cause == scheduler.CauseNewQueue || len(o.gang(t)) > 1) {
+	if o.now < o.lingersUntil(t) && (again(why.Cause) || len(o.gang(t)) > 1) {
 		return nil // only to keep whole what is suspended already
 	}
 	if why.Cause == scheduler.CauseHQDBudget {
 		return o.parked(t)
 	}
-	if why.Cause == scheduler.CauseNewQueue && o.mayBeParked(t) {
+	if again(why.Cause) && o.mayBeParked(t) {
 		return nil
 	}
 	return errors.New("rule 1: nothing asks for it")
+}
+
+// again reports whether a cause is that of another Suspend of what is suspended.
+func again(c scheduler.Cause) bool {
+	return c == scheduler.CauseNewQueue || c == scheduler.CauseResumedByAnother || c == scheduler.CauseLapsed
 }
 
 // eligible returns why a target must run, for any lease or order.
@@ -210,8 +215,8 @@ func (o *Observer) checkSuspended(t *seenTarget) error {
 	if err := o.eligible(t); err != nil {
 		return err
 	}
-	if t.Queues != t.sentWith {
-		return errors.New("rule 4: a queue was born and runs")
+	if t.Queues != t.sentWith || t.again != "" {
+		return fmt.Errorf("rule 4: it runs: %d new queues, %q", t.Queues-t.sentWith, t.again)
 	}
 	for _, m := range o.gang(t) {
 		if !Away(m.state) {
@@ -296,7 +301,7 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 		}
 		whole := true
 		for _, m := range o.gang(t) {
-			whole = whole && m.state == scheduler.TargetSuspended && m.Queues == m.sentWith
+			whole = whole && m.state == scheduler.TargetSuspended && m.Queues == m.sentWith && m.again == ""
 		}
 		quiet = quiet && whole
 		if whole {

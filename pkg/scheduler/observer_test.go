@@ -88,8 +88,9 @@ type seenTarget struct {
 	askAt, askedAt scheduler.Time
 	asked          uint64
 	hung           bool
-	due            bool   // it was time to ask when the step began
-	sentWith       uint64 // Queues when the last Suspend was sent
+	due            bool            // it was time to ask when the step began
+	sentWith       uint64          // Queues when the last Suspend was sent
+	again          scheduler.Cause // why it has run since then
 
 	Detaching        bool           // a Detach that resumes is in flight
 	failedAt         scheduler.Time // of a resume that waits for its retry
@@ -292,11 +293,17 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 			o.openBreakers(o.Targets[ev.Target], ev.Result, ev.FailedGPUs)
 			o.Counts["Lost"]++
 		}
-	case scheduler.QueueBorn:
-		if t := o.Targets[ev.Target]; t != nil && o.session(ev.Target).births {
+	case scheduler.Running:
+		t := o.Targets[ev.Target]
+		switch {
+		case t == nil:
+		case ev.Cause == scheduler.CauseNewQueue && o.session(ev.Target).births:
 			t.Queues++
 			t.load.quietSince = o.now
 			o.Counts["Births"]++
+		case t.state == scheduler.TargetSuspending || t.state == scheduler.TargetSuspended:
+			t.again = ev.Cause
+			o.Counts["Reruns"]++
 		}
 	case scheduler.Stopped:
 		o.stopped = true

@@ -25,7 +25,7 @@ func (s *scenario) event(cmd string, a arguments) (scheduler.Event, error) {
 		return scheduler.HQDBudgetChanged{Budget: b}, b.Validate()
 	case "load":
 		return s.load(a)
-	case "target", "gone", "hold", "suspended", "resumed", "attached", "detached", "lost", "born":
+	case "target", "gone", "hold", "suspended", "resumed", "attached", "detached", "lost", "born", "runs":
 		return s.targetEvent(cmd, a)
 	case "alarm":
 		id, err := number[gpreempt.GPUID](a.name())
@@ -127,7 +127,10 @@ func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error)
 	case "gone":
 		return scheduler.TargetGone{Target: key}, nil
 	case "born":
-		return scheduler.QueueBorn{Target: key}, nil
+		return scheduler.Running{Target: key, Cause: scheduler.CauseNewQueue}, nil
+	case "runs":
+		ev := scheduler.Running{Target: key}
+		return ev, fill(a, "cause", &ev.Cause, func(s string) (scheduler.Cause, error) { return scheduler.Cause(s), nil })
 	case "hold":
 		ev := scheduler.Hold{Target: key}
 		return ev, fill(a, "for", &ev.For, time.ParseDuration)

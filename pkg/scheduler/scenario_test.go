@@ -32,6 +32,7 @@ import (
 //	attached, detached, lost PID@START [result= failed=GPUS births]
 //	inspect stuck|unknown|nothing        how an Inspect is answered from now on, at once; unknown at first
 //	born PID@START                       a birth that the mechanism reports
+//	runs PID@START cause=                it runs although it was suspended
 //	gone PID@START
 //	lease ID [client= user= gpus= prio= ttl= maxwait= eta= slo= expected= idle request=]   1 1 11 1s 20ms
 //	order ID target=PID@START [client= ttl= maxwait=]   a suspension by hand

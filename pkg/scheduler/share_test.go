@@ -100,7 +100,10 @@ func (m *punctual) followTarget(now scheduler.Time, r scheduler.Record) {
 
 // run lets time pass up to a moment; every deadline and result comes on time.
 func (m *punctual) run(until scheduler.Time) error {
-	for {
+	for steps := 0; ; steps++ {
+		if steps == maxSteps {
+			return fmt.Errorf("%d steps have only led to %v, on the way to %v", steps, m.Now, until)
+		}
 		at, ev := until, scheduler.Event(scheduler.Tick{})
 		if len(m.due) > 0 && m.due[0].at <= at {
 			at, ev = m.due[0].at, m.due[0].ev

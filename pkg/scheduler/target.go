@@ -26,7 +26,9 @@ type target struct {
 	// queuesSince is when it was first seen with a queue, if hadQueues.
 	queuesSince Time
 	hadQueues   bool
-	// queues is the number of queues that were ever born, by TargetSeen and QueueBorn;
+	// again is why it runs although it was suspended; "" while that is not known.
+	again Cause
+	// queues is the number of queues that were ever born, by TargetSeen and Running;
 	// suspendedQueues is what it was when the last Suspend was sent.
 	queues, suspendedQueues uint64
 
@@ -155,10 +157,18 @@ func (c *Core) setTargetState(t *target, to TargetState, cause Cause, lease Leas
 	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: from, ToTarget: to, Class: t.class, Cause: cause, Lease: lease, Took: took})
 }
 
+// runsAgain returns why a suspended target is to be suspended again, "" if it is not.
+func (t *target) runsAgain() Cause {
+	if t.queues != t.suspendedQueues {
+		return CauseNewQueue
+	}
+	return t.again
+}
+
 // suspendTarget sends a Suspend, also for queues born since the last one.
 func (c *Core) suspendTarget(t *target, cause Cause, lease LeaseID) {
 	c.setTargetState(t, TargetSuspending, cause, lease, 0)
-	t.suspendedQueues = t.queues
+	t.suspendedQueues, t.again = t.queues, ""
 	c.send(t, ActSuspend)
 }
 

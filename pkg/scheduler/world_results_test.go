@@ -107,9 +107,16 @@ func (w *World) backInTime() error {
 	return err
 }
 
+// maxSteps is how many steps may be due until a moment: a core that sets its deadlines closer and closer
+// never gets there.
+const maxSteps = 200_000
+
 // settle answers everything in flight and fires every deadline up to a time.
 func (w *World) settle(until scheduler.Time) error {
-	for {
+	for steps := 0; ; steps++ {
+		if steps == maxSteps {
+			return fmt.Errorf("%d deadlines have only led to %v, on the way to %v", steps, w.Now, until)
+		}
 		if err := w.answerAll(); err != nil {
 			return err
 		}

@@ -193,7 +193,12 @@ var Ops = []op{
 	{"session result", 40, (*World).sessionResult, false},
 	{"inspected", 1, (*World).inspected, false},
 	{"lost", 2, (*World).lost, true},
-	{"born", 6, func(w *World) error { return w.Step(scheduler.QueueBorn{Target: w.anyKey()}) }, false},
+	{"born", 6, func(w *World) error {
+		return w.Step(scheduler.Running{Target: w.anyKey(), Cause: scheduler.CauseNewQueue})
+	}, false},
+	{"ran", 4, func(w *World) error {
+		return w.Step(scheduler.Running{Target: w.anyKey(), Cause: []scheduler.Cause{scheduler.CauseResumedByAnother, scheduler.CauseLapsed}[w.Roll(2)]})
+	}, false},
 	{"stray result", 4, (*World).strayResult, false},
 	{"alarm", 1, (*World).alarm, true},
 	{"hold", 1, func(w *World) error { return w.Step(scheduler.Hold{Target: w.anyKey(), For: w.Span(10)}) }, true},

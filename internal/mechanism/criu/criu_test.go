@@ -13,6 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -388,11 +389,11 @@ func TestCloseWaitsForARunningSuspendAndUndoesIt(t *testing.T) {
 	hang := w.Hang(opPause)
 	suspended, closed := make(chan error, 1), make(chan error, 1)
 	go func() { suspended <- s.Suspend(context.Background()) }()
-	<-hang.Reached()
+	testutil.Receive(t, hang.Reached(), "the call")
 	go func() { closed <- s.Close() }()
 	hang.Release()
-	must(t, <-suspended)
-	must(t, <-closed)
+	must(t, testutil.Receive(t, suspended, "the end of Suspend"))
+	must(t, testutil.Receive(t, closed, "the end of Close"))
 	w.mustBe(t, p, runs)
 	w.mustNote(t)
 }

@@ -53,7 +53,7 @@ func (d *driven) run() {
 			call()
 		case <-d.session.Events():
 			running, err := d.session.Handle(context.Background())
-			if running {
+			if running == mechanism.NewQueue {
 				err = d.session.Suspend(context.Background())
 			}
 			if err != nil && !errors.Is(err, mechanism.ErrGone) {

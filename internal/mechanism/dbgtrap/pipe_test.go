@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
 // driverEnd returns what the driver keeps of a pipe: the same open file.
@@ -39,15 +41,15 @@ func TestPipeNeverBlocksTheDriverAndLosesNoWakeUp(t *testing.T) {
 		}
 	}
 	p.handOver()
-	<-notified
+	testutil.Receive(t, notified, "news")
 	for range 100_000 {
 		if _, err := unix.Write(driver, []byte{'.'}); err != nil && !errors.Is(err, unix.EAGAIN) {
 			t.Fatal(err)
 		}
 	}
-	<-notified
+	testutil.Receive(t, notified, "news")
 	unix.Close(driver)
-	<-p.done
+	testutil.Receive(t, p.done, "the end of the pipe")
 	p.close()
 }
 
@@ -81,7 +83,7 @@ func TestPipeTellsWhetherTheDriverTookIt(t *testing.T) {
 	if p.taken() {
 		t.Error("a pipe that the driver has released is taken")
 	}
-	<-p.done
+	testutil.Receive(t, p.done, "the end of the pipe")
 	p.close()
 	if p.taken() {
 		t.Error("a pipe that was closed is taken")

@@ -39,7 +39,10 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 		m.probeYama(),
 		m.probeRight(),
 	}
-	return mechanism.Capability{Evidence: slices.DeleteFunc(evidence, func(e mechanism.Evidence) bool { return e.Check == "" })}
+	return mechanism.Capability{
+		Evidence:      slices.DeleteFunc(evidence, func(e mechanism.Evidence) bool { return e.Check == "" }),
+		ReportsBirths: true,
+	}
 }
 
 func (m *Mechanism) probeInterface() mechanism.Evidence {

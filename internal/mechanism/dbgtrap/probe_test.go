@@ -43,7 +43,7 @@ func TestProbeTellsWhatSpeaksForIt(t *testing.T) {
 	f, j := healthy(t)
 	before := len(f.machine.Calls())
 	got := f.Probe(t.Context(), j.key())
-	want := mechanism.Capability{Evidence: []mechanism.Evidence{
+	want := mechanism.Capability{ReportsBirths: true, Evidence: []mechanism.Evidence{
 		{Check: "process", Found: "it lives", OK: true},
 		{Check: "KFD interface", Found: "1.17 has DBG_TRAP", OK: true},
 		{Check: "hardware scheduler", Found: "in use", OK: true},

@@ -158,9 +158,9 @@ func (s *session) release() error {
 }
 
 // Handle implements mechanism.Watcher.
-func (s *session) Handle(context.Context) (running bool, err error) {
+func (s *session) Handle(context.Context) (running mechanism.Running, err error) {
 	if s.over != nil || s.closed {
-		return false, nil // over has been reported, and is not an error of this call
+		return mechanism.NotRunning, nil // over has been reported, and is not an error of this call
 	}
 	defer s.watch()
 	due := s.endingDue.Swap(false)
@@ -172,13 +172,13 @@ func (s *session) Handle(context.Context) (running bool, err error) {
 	})
 	if err != nil {
 		s.conclude(err)
-		return false, err
+		return mechanism.NotRunning, err
 	}
 	if s.suspended && !s.reported && s.debuggee.running() {
 		s.reported = true
-		return true, nil
+		return mechanism.NewQueue, nil
 	}
-	return false, nil
+	return mechanism.NotRunning, nil
 }
 
 // checkRuntime returns the error of a suspended target that has ended its runtime and

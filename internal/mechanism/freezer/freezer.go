@@ -269,27 +269,29 @@ func (s *session) Events() <-chan struct{} { return s.events }
 func (*session) Changed() bool { return false }
 
 // Handle implements mechanism.Watcher: it looks whether the process runs.
-func (s *session) Handle(context.Context) (running bool, err error) {
+func (s *session) Handle(context.Context) (mechanism.Running, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.suspended {
-		return false, nil
+		return mechanism.NotRunning, nil
 	}
 	s.check.Reset(s.m.checkTime)
-	running, err = s.runs()
+	running, err := s.runs()
 	switch {
 	case err != nil:
-		return false, s.orGone(err)
-	case !running || s.held == nil:
-		return running, nil
+		return mechanism.NotRunning, s.orGone(err)
+	case !running:
+		return mechanism.NotRunning, nil
+	case s.held == nil:
+		return mechanism.ResumedByAnother, nil
 	}
 	s.resumed++
 	s.again = true
 	if err := s.unkept(); err != nil {
-		return false, err
+		return mechanism.NotRunning, err
 	}
 	s.m.cfg.Log.Warn("another program has resumed a suspended process", log.Target(s.target))
-	return true, nil
+	return mechanism.ResumedByAnother, nil
 }
 
 // runs reports whether the process runs, which is suspended.

@@ -13,15 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // resumes has another program resume a suspended process, and returns what the session
 // notices.
-func resumes(t *testing.T, s *session, resume func()) (bool, error) {
+func resumes(t *testing.T, s *session, resume func()) (mechanism.Running, error) {
 	t.Helper()
 	resume()
-	<-s.Events()
+	testutil.Receive(t, s.Events(), "an event")
 	return s.Handle(t.Context())
 }
 
@@ -37,12 +38,12 @@ func TestProcessThatAnotherProgramResumesIsStoppedAgainAFewTimes(t *testing.T) {
 		v.mustRun(t)
 	}
 	m.suspend(t, s)
-	<-s.Events()
-	if running, err := s.Handle(t.Context()); running || err != nil {
+	testutil.Receive(t, s.Events(), "an event")
+	if running, err := s.Handle(t.Context()); running != mechanism.NotRunning || err != nil {
 		t.Errorf("a process that is stopped runs: %v, error %v", running, err)
 	}
 	for range maxResumed {
-		if running, err := resumes(t, s, goOn); !running || err != nil {
+		if running, err := resumes(t, s, goOn); running != mechanism.ResumedByAnother || err != nil {
 			t.Fatalf("it runs: %v, error %v", running, err)
 		}
 		m.suspend(t, s)
@@ -51,7 +52,7 @@ func TestProcessThatAnotherProgramResumesIsStoppedAgainAFewTimes(t *testing.T) {
 		}
 	}
 	running, err := resumes(t, s, goOn)
-	if running || err == nil || !strings.Contains(err.Error(), "resumed it 4 times") {
+	if running != mechanism.NotRunning || err == nil || !strings.Contains(err.Error(), "resumed it 4 times") {
 		t.Errorf("it runs: %v, error %v", running, err)
 	}
 	if err := s.Close(); err != nil {
@@ -71,7 +72,7 @@ func TestCgroupThatAnotherProgramThawsIsFrozenAgain(t *testing.T) {
 	s := m.attach(t, v.key).(*session)
 	m.suspend(t, s)
 	running, err := resumes(t, s, func() { setControl(t, dir, "cgroup.freeze", "0") })
-	if !running || err != nil {
+	if running != mechanism.ResumedByAnother || err != nil {
 		t.Errorf("it runs: %v, error %v", running, err)
 	}
 	m.suspend(t, s)
@@ -101,7 +102,7 @@ func TestProcessThatItsOtherStopperResumesIsStopped(t *testing.T) {
 		}
 		v.mustRun(t)
 	})
-	if !running || err != nil {
+	if running != mechanism.ResumedByAnother || err != nil {
 		t.Errorf("it runs: %v, error %v", running, err)
 	}
 	m.suspend(t, s)
@@ -159,11 +160,11 @@ func TestProcessThatIsResumedInShortSuspensionsIsNoticed(t *testing.T) {
 		}
 		began := time.Now()
 		for n := range 3 {
-			<-s.Events()
+			testutil.Receive(t, s.Events(), "an event")
 			if got := time.Since(began); got != time.Duration(n+1)*time.Second {
 				t.Errorf("look %d is after %v", n+1, got)
 			}
-			if running, err := s.Handle(t.Context()); running || err != nil {
+			if running, err := s.Handle(t.Context()); running != mechanism.NotRunning || err != nil {
 				t.Errorf("it runs: %v, error %v", running, err)
 			}
 		}

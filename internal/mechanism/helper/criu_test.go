@@ -13,6 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -154,7 +155,7 @@ func TestHelperIsAProcessOfTheDriverOnceItHasAttached(t *testing.T) {
 		t.Errorf("after an attach %d helpers are processes of the driver, want 1", n)
 	}
 	endAll()
-	<-f.ended
+	testutil.Receive(t, f.ended, "the end of the helper")
 	if n := len(f.ended); n != 0 {
 		t.Errorf("%d more helpers count as processes of the driver", n)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -165,7 +166,7 @@ func TestSpareThatHasEndedIsNotUsed(t *testing.T) {
 	dead, err := f.startOne()
 	f.must("start", err)
 	dead.kill()
-	<-dead.ended
+	testutil.Receive(t, dead.ended, "the end of the helper")
 	f.Pool.mu.Lock()
 	f.spares = append(f.spares, dead)
 	f.Pool.mu.Unlock()
@@ -185,7 +186,7 @@ func TestEndOfAHelperReleasesItsTargetOnly(t *testing.T) {
 		f.must("suspend the other", o.Suspend(t.Context()))
 		s.child.kill()
 		f.await("the target runs", func() bool { return len(job.Suspended()) == 0 })
-		<-s.Events()
+		testutil.Receive(t, s.Events(), "an event")
 		if _, err := s.Handle(t.Context()); err == nil || errors.Is(err, mechanism.ErrGone) {
 			t.Errorf("the end of the helper is %v", err)
 		}
@@ -195,7 +196,7 @@ func TestEndOfAHelperReleasesItsTargetOnly(t *testing.T) {
 		if err := s.Suspend(t.Context()); err == nil {
 			t.Error("a target without a helper is suspended")
 		}
-		<-s.child.ended
+		testutil.Receive(t, s.child.ended, "the end of the helper")
 		f.must("resume", s.Resume(t.Context()))
 		f.must("close", s.Close())
 		f.wantSuspended(other, 1)
@@ -232,7 +233,7 @@ func TestTargetThatHoldsItsLockKeepsItsHelperOnly(t *testing.T) {
 		f.wantSuspended(other, 0)
 		f.must("close the other", o.Close())
 		release()
-		<-s.child.ended
+		testutil.Receive(t, s.child.ended, "the end of the helper")
 		f.must("close", s.Close())
 		f.wantSuspended(job, 0)
 	})
@@ -253,12 +254,12 @@ func TestHelperThatStillTracesItsTargetHasNotEnded(t *testing.T) {
 	f.mu.Unlock()
 	s.child.kill()
 	f.await("the target runs", func() bool { return len(job.Suspended()) == 0 })
-	<-s.Events() // it has closed its socket
+	testutil.Receive(t, s.Events(), "an event") // it has closed its socket
 	if err := s.Close(); err == nil {
 		t.Fatal("a target is released that a helper traces")
 	}
 	die()
-	<-s.child.ended
+	testutil.Receive(t, s.child.ended, "the end of the helper")
 	f.must("close", s.Close())
 	again := f.attach(job)
 	f.must("suspend again", again.Suspend(t.Context()))

@@ -158,9 +158,9 @@ func (s *session) ends() bool {
 }
 
 // Handle implements mechanism.Watcher.
-func (s *session) Handle(context.Context) (running bool, err error) {
+func (s *session) Handle(context.Context) (mechanism.Running, error) {
 	if s.closed || s.lost != nil && s.reported {
-		return false, nil
+		return mechanism.NotRunning, nil
 	}
 	r, err := s.call(request{Op: opHandle})
 	s.reported = s.lost != nil

@@ -76,7 +76,8 @@ type result struct {
 	// Spent: the helper must end before it is used for another target.
 	Spent bool
 	// Running and Changed are those of mechanism.Watcher.
-	Running, Changed bool
+	Running mechanism.Running
+	Changed bool
 	// Numbers and Paused are those of criu.Calls.
 	Numbers []int
 	Paused  bool

@@ -13,6 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -83,15 +84,15 @@ func TestLeaseEndsWithTheBeats(t *testing.T) {
 		w.wantHeld(false, p, q)
 		w.Beat()
 		synctest.Wait()
-		for i, want := range []bool{true, true, false} {
+		for i, want := range []mechanism.Running{mechanism.Lapsed, mechanism.Lapsed, mechanism.NotRunning} {
 			s := sessions[i].(*session)
-			if len(s.Events()) > 0 != want {
+			if len(s.Events()) > 0 != (want == mechanism.Lapsed) {
 				t.Errorf("session %d has %d events", i, len(s.Events()))
 			}
 			if running, err := s.Handle(w.Context()); running != want || err != nil {
 				t.Errorf("session %d: running %v, error %v", i, running, err)
 			}
-			if running, err := s.Handle(w.Context()); running || err != nil {
+			if running, err := s.Handle(w.Context()); running != mechanism.NotRunning || err != nil {
 				t.Errorf("session %d reports it twice: %v, %v", i, running, err)
 			}
 		}
@@ -101,7 +102,7 @@ func TestLeaseEndsWithTheBeats(t *testing.T) {
 		w.must(sessions[0].Suspend(w.Context())) // the first call after the lapse is about one of them
 		w.wantHeld(true, p)
 		w.wantHeld(false, q)
-		for i, want := range []bool{false, true} {
+		for i, want := range []mechanism.Running{mechanism.NotRunning, mechanism.Lapsed} {
 			if running, _ := sessions[i].(*session).Handle(w.Context()); running != want {
 				t.Errorf("session %d: running %v after a suspend of the first, want %v", i, running, want)
 			}
@@ -224,10 +225,10 @@ func TestTargetThatEndsOrReplacesItsProgramIsReported(t *testing.T) {
 				}
 				w.wantHeld(false, p)
 				w.beats(Lease)
-				if running, err := sessions[0].(*session).Handle(w.Context()); running || !errors.Is(err, tc.want) {
+				if running, err := sessions[0].(*session).Handle(w.Context()); running != mechanism.NotRunning || !errors.Is(err, tc.want) {
 					t.Errorf("running %v, error %v, want %v", running, err, tc.want)
 				}
-				if running, err := sessions[1].(*session).Handle(w.Context()); running || err != nil {
+				if running, err := sessions[1].(*session).Handle(w.Context()); running != mechanism.NotRunning || err != nil {
 					t.Errorf("the other: running %v, error %v", running, err)
 				}
 				w.wantHeld(true, other)
@@ -378,4 +379,38 @@ func TestHandleDoesNotOutliveTheDaemon(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A call for the processes of one GPU does not return: those of another are suspended, resumed and kept
+// suspended, also by a batch with one of the first.
+func TestACallThatHangsHoldsUpTheProcessesOfItsGPUsOnly(t *testing.T) {
+	inWorld(t, driver.KmapProfile, hws, func(w *world) {
+		hung, first, second := w.job(gpuB), w.job(gpuA), w.job(gpuA)
+		w.gpus = map[gpreempt.ProcessKey][]gpreempt.GPU{hung.Key(): {{ID: gpuB}}}
+		sessions := w.attach(hung, first, second)
+		w.wantErrors(w.SuspendAll(w.Context(), sessions), nil, nil, nil)
+		hangs, release := make(chan struct{}), make(chan struct{})
+		w.before = func(targets int) {
+			if targets == 1 {
+				close(hangs)
+				<-release
+			}
+		}
+		results := make([]chan error, 3)
+		for i := range results {
+			results[i] = make(chan error, 1)
+		}
+		go w.ResumeEach(w.Context(), sessions, func(i int, err error) { results[i] <- err })
+		testutil.Receive(t, hangs, "the call")
+		for i := range 2 {
+			w.must(testutil.Receive(t, results[i+1], "the result for a process of the other GPU"))
+		}
+		w.wantHeld(false, first, second)
+		w.wantErrors(w.SuspendAll(w.Context(), sessions[1:]), nil, nil)
+		w.beats(2 * Lease)
+		w.wantHeld(true, first, second)
+		close(release)
+		w.must(testutil.Receive(t, results[0], "the end of the call"))
+		w.wantHeld(false, hung)
+	})
 }

@@ -1,6 +1,7 @@
 package kmap
 
 import (
+	"context"
 	"errors"
 	"os"
 	"testing"
@@ -34,18 +35,26 @@ type world struct {
 	*Mechanism
 	machine *kfdtest.Machine
 	daemon  *kfdtest.Process
+	// gpus are those of a process, for the mechanism; gpuA for one that is not there.
+	gpus map[gpreempt.ProcessKey][]gpreempt.GPU
+	// before, if not nil, is called before each change of limits, with how many processes it names.
+	before func(targets int)
 }
 
 // atOnce is the kernel for a mechanism that saves waves at once.
 type atOnce struct {
 	kfd.Sys
-	t *testing.T
+	w *world
 }
 
 func (s atOnce) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error) {
 	if req == kfd.ReqKmapSet {
-		if grace := kfd.As[kfd.KmapSetArgs](arg).Grace; grace != 1 {
-			s.t.Errorf("a grace period of %d: waves are to be saved at once", grace)
+		args := kfd.As[kfd.KmapSetArgs](arg)
+		if args.Grace != 1 {
+			s.w.Errorf("a grace period of %d: waves are to be saved at once", args.Grace)
+		}
+		if s.w.before != nil {
+			s.w.before(int(args.NumTargets))
 		}
 	}
 	return s.Sys.Ioctl(fd, req, arg)
@@ -97,8 +106,13 @@ func (w *world) start() {
 	host := &pidfds{w: w, pids: map[int]*kfdtest.Process{}, all: map[gpreempt.ProcessKey]*kfdtest.Process{}}
 	daemon := w.daemon
 	w.Mechanism = New(Config{
-		Open: func() (*kfd.Kmap, error) { return kfd.OpenKmapWith(atOnce{daemon.Main(), w.T}, kfd.KmapPath) },
-		GPUs: func(gpreempt.ProcessKey) []gpreempt.GPU { return []gpreempt.GPU{{ID: gpuA, Name: "first"}} },
+		Open: func() (*kfd.Kmap, error) { return kfd.OpenKmapWith(atOnce{daemon.Main(), w}, kfd.KmapPath) },
+		GPUs: func(key gpreempt.ProcessKey) []gpreempt.GPU {
+			if gpus := w.gpus[key]; gpus != nil {
+				return gpus
+			}
+			return []gpreempt.GPU{{ID: gpuA, Name: "first"}}
+		},
 		Host: host, Log: zaptest.NewLogger(w),
 	})
 }
@@ -187,4 +201,14 @@ func fdOf(w *world, p *kfdtest.Process) int {
 	}
 	w.Fatal("the job has not opened the driver")
 	return -1
+}
+
+// SuspendAll returns the results of SuspendEach.
+func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
+	return mechanism.Results(ctx, m.SuspendEach, sessions)
+}
+
+// ResumeAll returns the results of ResumeEach.
+func (m *Mechanism) ResumeAll(ctx context.Context, sessions []mechanism.Session) []error {
+	return mechanism.Results(ctx, m.ResumeEach, sessions)
 }

@@ -2,19 +2,21 @@
 // runlist, by an optional extension of the kernel: /dev/kfd_kmap. One call suspends or resumes
 // any number of processes, with one runlist for each GPU. It traces and debugs nothing.
 //
-// All limits belong to one handle, and to a lease that Beat renews. The kernel ends them with
+// Limits belong to a handle, and to a lease that Beat renews. The kernel ends them with
 // the handle, however this program ends, and with the lease, when it hangs: then every process
 // runs, and there is nothing to undo. No released kernel has the extension, and nothing here
 // was run on AMD hardware.
 //
 // Limits: a process that replaces its program (execve) while it is suspended runs, until the
 // next renewal finds that. One that does so right before Suspend is suspended with its new
-// program, until discovery classifies that. While a call waits for a GPU that hangs, no lease
-// is renewed: what is suspended on other GPUs may run again for that time. Suspensions of that
-// call are made again, or fail.
+// program, until discovery classifies that. The kernel makes the calls on one handle one after the
+// other, and a call waits for its GPUs. So the processes on the same GPUs share a handle: while one
+// of these GPUs hangs, their lease is not renewed, and what is suspended of them may run again for
+// that time. Suspensions of that call are made again, or fail. Others are not held up.
 package kmap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,13 +91,22 @@ func (thisHost) ClosePidfd(pidfd int)  { _ = unix.Close(pidfd) } // nothing is l
 type Mechanism struct {
 	cfg      Config
 	sessions mechanism.Sessions[*session]
-	alive    chan struct{} // the daemon's loop turns
-	closed   chan struct{}
-	ended    chan struct{} // of the goroutine that renews; nil before the handle is open
 
-	// calls is held during a call of the driver that changes limits or reads the lapses, so
-	// that what ran because of a lapse is known.
-	calls sync.Mutex
+	mu      sync.Mutex // guards what follows
+	lanes   map[string]*lane
+	closing bool
+}
+
+// lane has the processes whose queues were on the same GPUs when they were attached to.
+type lane struct {
+	cfg    Config
+	alive  chan struct{} // the daemon's loop turns
+	closed chan struct{}
+	ended  chan struct{} // of the goroutine that renews; nil before the handle is open
+
+	// calls holds a value during a call of the driver that changes limits or reads the lapses,
+	// so that what ran because of a lapse is known.
+	calls chan struct{}
 
 	mu     sync.Mutex // guards what follows, and the state of the sessions; held for no call but open
 	handle *kfd.Kmap
@@ -120,34 +131,76 @@ func New(cfg Config) *Mechanism {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	return &Mechanism{cfg: cfg, alive: make(chan struct{}, 1), closed: make(chan struct{}), held: map[*session]bool{}}
+	return &Mechanism{cfg: cfg, lanes: map[string]*lane{}}
 }
 
 // Name implements mechanism.Mechanism.
 func (*Mechanism) Name() string { return name }
 
-// open returns the handle, and opens it at the first call that succeeds.
-func (m *Mechanism) open() (*kfd.Kmap, error) {
+// lane returns that of a target.
+func (m *Mechanism) lane(target gpreempt.ProcessKey) *lane {
+	var gpus []gpreempt.GPUID
+	for _, g := range m.cfg.GPUs(target) {
+		gpus = append(gpus, g.ID)
+	}
+	slices.Sort(gpus)
+	key := fmt.Sprint(gpus)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.handle != nil {
-		return m.handle, nil
+	l := m.lanes[key]
+	if l == nil {
+		l = &lane{cfg: m.cfg, calls: make(chan struct{}, 1), alive: make(chan struct{}, 1), closed: make(chan struct{}), held: map[*session]bool{}}
+		m.lanes[key] = l
+		if m.closing {
+			close(l.closed)
+		}
 	}
-	h, err := m.cfg.Open()
+	return l
+}
+
+// all returns the lanes.
+func (m *Mechanism) all() []*lane {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.lanes))
+}
+
+// open returns the handle, and opens it at the first call that succeeds.
+func (l *lane) open() (*kfd.Kmap, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.handle != nil {
+		return l.handle, nil
+	}
+	h, err := l.cfg.Open()
 	if err != nil {
 		return nil, err
 	}
-	m.handle, m.ended = h, make(chan struct{})
-	go m.renew()
+	l.handle, l.ended = h, make(chan struct{})
+	go l.renew()
 	return h, nil
 }
 
-// Close closes the handle: whatever it limits runs.
+// Close closes the handles: whatever they limit runs.
 func (m *Mechanism) Close() error {
 	m.mu.Lock()
-	h, ended := m.handle, m.ended
+	m.closing = true
+	lanes := slices.Collect(maps.Values(m.lanes))
 	m.mu.Unlock()
-	close(m.closed)
+	errs := make([]error, len(lanes))
+	var closing sync.WaitGroup
+	for i, l := range lanes {
+		closing.Go(func() { errs[i] = l.close() })
+	}
+	closing.Wait()
+	return errors.Join(errs...)
+}
+
+func (l *lane) close() error {
+	l.mu.Lock()
+	h, ended := l.handle, l.ended
+	l.mu.Unlock()
+	close(l.closed)
 	if h == nil {
 		return nil
 	}
@@ -161,12 +214,16 @@ func (m *Mechanism) Close() error {
 
 // Calls returns the number of calls of the driver, and their total time.
 func (m *Mechanism) Calls() (n int64, took time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.handle == nil {
-		return 0, 0
+	for _, l := range m.all() {
+		l.mu.Lock()
+		handle := l.handle
+		l.mu.Unlock()
+		if handle != nil {
+			more, longer := handle.Calls()
+			n, took = n+more, took+longer
+		}
 	}
-	return m.handle.Calls()
+	return n, took
 }
 
 // Attach implements mechanism.Mechanism. It changes nothing for the process.
@@ -174,19 +231,20 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if _, err := m.open(); err != nil {
+	l := m.lane(target)
+	if _, err := l.open(); err != nil {
 		return nil, err
 	}
 	pidfd, err := m.cfg.Host.Pidfd(target)
 	if err != nil {
 		return nil, err
 	}
-	s := &session{m: m, target: target, pidfd: pidfd, room: make([]kfd.KmapQueue, kfd.MaxQueues), events: make(chan struct{}, 1)}
+	s := &session{m: m, lane: l, target: target, pidfd: pidfd, room: make([]kfd.KmapQueue, kfd.MaxQueues), events: make(chan struct{}, 1)}
 	if err := m.sessions.Add(target, s); err != nil {
 		m.cfg.Host.ClosePidfd(pidfd)
 		return nil, err
 	}
-	if err := m.set([]*session{s}, kfd.KmapNoLimit)[0]; err != nil { // another program limits it, say
+	if err := l.set([]*session{s}, kfd.KmapNoLimit)[0]; err != nil { // another program limits it, say
 		m.sessions.Remove(target, s)
 		m.cfg.Host.ClosePidfd(pidfd)
 		return nil, err
@@ -194,13 +252,47 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	return s, nil
 }
 
-// SuspendAll implements mechanism.Batcher.
-func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
-	own := ours(sessions)
+// SuspendEach implements mechanism.Batcher.
+func (m *Mechanism) SuspendEach(ctx context.Context, sessions []mechanism.Session, done func(int, error)) {
+	each(sessions, func(l *lane, some []*session) []error { return l.suspend(ctx, some) }, done)
+}
+
+// ResumeEach implements mechanism.Batcher.
+func (m *Mechanism) ResumeEach(_ context.Context, sessions []mechanism.Session, done func(int, error)) {
+	each(sessions, func(l *lane, some []*session) []error { return l.set(some, kfd.KmapNoLimit) }, done)
+}
+
+// each does something for the sessions of each lane, and for the lanes at the same time.
+func each(sessions []mechanism.Session, do func(*lane, []*session) []error, done func(int, error)) {
+	type part struct {
+		own   []*session
+		which []int
+	}
+	parts := map[*lane]part{}
+	for i, one := range sessions {
+		s := one.(*session)
+		p := parts[s.lane]
+		parts[s.lane] = part{append(p.own, s), append(p.which, i)}
+	}
+	var all sync.WaitGroup
+	for l, p := range parts {
+		all.Go(func() {
+			errs := make([]error, len(p.own))
+			broken := mechanism.Guard(func() error { copy(errs, do(l, p.own)); return nil })
+			for i, err := range errs {
+				done(p.which[i], cmp.Or(broken, err))
+			}
+		})
+	}
+	all.Wait()
+}
+
+// suspend suspends sessions.
+func (l *lane) suspend(ctx context.Context, own []*session) []error {
 	if ctx.Err() != nil {
 		return fill(len(own), context.Cause(ctx))
 	}
-	errs := m.set(own, 0)
+	errs := l.set(own, 0)
 	if ctx.Err() != nil {
 		for i, err := range errs {
 			if err == nil {
@@ -218,7 +310,7 @@ func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session
 	if failed == nil {
 		return errs
 	}
-	for i, err := range m.set(failed, kfd.KmapNoLimit) {
+	for i, err := range l.set(failed, kfd.KmapNoLimit) {
 		if err != nil && !errors.Is(err, mechanism.ErrGone) && !errors.Is(err, mechanism.ErrReplaced) {
 			errs[which[i]] = errors.Join(errs[which[i]], fmt.Errorf("it may stay suspended until gpreemptd releases it or ends: %w", err))
 		}
@@ -226,42 +318,29 @@ func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session
 	return errs
 }
 
-// ResumeAll implements mechanism.Batcher.
-func (m *Mechanism) ResumeAll(_ context.Context, sessions []mechanism.Session) []error {
-	return m.set(ours(sessions), kfd.KmapNoLimit)
-}
-
-func ours(sessions []mechanism.Session) []*session {
-	own := make([]*session, len(sessions))
-	for i, s := range sessions {
-		own[i] = s.(*session)
-	}
-	return own
-}
-
 func fill(n int, err error) []error { return slices.Repeat([]error{err}, n) }
 
 // set sets the limit of sessions, with as few calls as the driver allows.
-func (m *Mechanism) set(all []*session, limit uint32) (errs []error) {
-	m.calls.Lock()
-	defer m.calls.Unlock()
+func (l *lane) set(all []*session, limit uint32) (errs []error) {
+	l.calls <- struct{}{}
+	defer func() { <-l.calls }()
 	for some := range slices.Chunk(all, kfd.KmapMaxTargets) {
-		errs = append(errs, m.setSome(some, limit)...)
+		errs = append(errs, l.setSome(some, limit)...)
 	}
 	return errs
 }
 
 // setSome is one call, and a second for those that the lease has resumed meanwhile. It needs calls.
-func (m *Mechanism) setSome(some []*session, limit uint32) []error {
-	errs, slow := m.call(some, limit)
+func (l *lane) setSome(some []*session, limit uint32) []error {
+	errs, slow := l.call(some, limit)
 	if !slow || limit != 0 {
 		return errs
 	}
-	again, which := m.lapsed(some, errs)
+	again, which := l.lapsed(some, errs)
 	if again == nil {
 		return errs
 	}
-	repeated, slow := m.call(again, limit)
+	repeated, slow := l.call(again, limit)
 	for i, err := range repeated {
 		if slow && err == nil {
 			err = fmt.Errorf("process %d: %w", again[i].target.PID, errSlow)
@@ -273,12 +352,12 @@ func (m *Mechanism) setSome(some []*session, limit uint32) []error {
 
 // lapsed renews the lease, and returns those of some without an error that are not held any
 // more, or that it does not know of, and their indexes. It needs calls.
-func (m *Mechanism) lapsed(some []*session, errs []error) (lapsed []*session, which []int) {
-	_, unknown := m.renewLease()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+func (l *lane) lapsed(some []*session, errs []error) (lapsed []*session, which []int) {
+	_, unknown := l.renewLease()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for i, s := range some {
-		if errs[i] == nil && (unknown != nil || !m.held[s]) {
+		if errs[i] == nil && (unknown != nil || !l.held[s]) {
 			lapsed, which = append(lapsed, s), append(which, i)
 		}
 	}
@@ -287,8 +366,8 @@ func (m *Mechanism) lapsed(some []*session, errs []error) (lapsed []*session, wh
 
 // call sets a limit. It reports whether that was slow: the lease, which begins before the GPUs
 // are waited for, may have ended. It needs calls.
-func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
-	handle, err := m.open()
+func (l *lane) call(some []*session, limit uint32) ([]error, bool) {
+	handle, err := l.open()
 	if err != nil {
 		return fill(len(some), err), false
 	}
@@ -298,18 +377,18 @@ func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 	}
 	began := time.Now()
 	answer, err := handle.Set(targets, Lease, kfd.GraceMin)
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if err != nil { // limits stay as they were
 		for _, s := range some {
-			if _, limited := m.held[s]; limited && limit != 0 {
-				m.held[s] = false
+			if _, limited := l.held[s]; limited && limit != 0 {
+				l.held[s] = false
 			}
 		}
 		return fill(len(some), err), false
 	}
-	m.renewed = began
-	m.noteLapses(answer.Lapses, some)
+	l.renewed = began
+	l.noteLapses(answer.Lapses, some)
 	errs := make([]error, len(some))
 	for i, s := range some {
 		r := answer.Results[i]
@@ -317,9 +396,9 @@ func (m *Mechanism) call(some []*session, limit uint32) ([]error, bool) {
 		s.changed = s.changed || r.Err == nil && r.Total != s.total
 		s.total, s.ran, s.lost = r.Total, false, nil
 		if limit == 0 {
-			m.held[s] = errs[i] == nil
+			l.held[s] = errs[i] == nil
 		} else {
-			delete(m.held, s)
+			delete(l.held, s)
 		}
 	}
 	return errs, time.Since(began) > Lease/2
@@ -366,18 +445,18 @@ func (s *session) gone() error {
 
 // noteLapses takes in how many leases have ended: then all ran that were held before, and
 // those that were not suspended again by this call run. It needs mu.
-func (m *Mechanism) noteLapses(lapses uint32, again []*session) {
-	if lapses == m.lapses {
+func (l *lane) noteLapses(lapses uint32, again []*session) {
+	if lapses == l.lapses {
 		return
 	}
-	m.lapses = lapses
-	m.cfg.Log.Warn("the lease of kfd_kmap has ended because gpreemptd did not renew it in time; what was suspended runs, and is suspended again",
+	l.lapses = lapses
+	l.cfg.Log.Warn("the lease of kfd_kmap has ended because gpreemptd did not renew it in time; what was suspended runs, and is suspended again",
 		log.Mechanism(name))
-	for s, wanted := range m.held {
+	for s, wanted := range l.held {
 		if slices.Contains(again, s) {
 			continue
 		}
-		delete(m.held, s)
+		delete(l.held, s)
 		if wanted {
 			s.ran = true
 			s.notify()
@@ -387,20 +466,22 @@ func (m *Mechanism) noteLapses(lapses uint32, again []*session) {
 
 // Beat shows that the daemon works. It is called at least every BeatEvery, and does not block.
 func (m *Mechanism) Beat() {
-	select {
-	case m.alive <- struct{}{}:
-	default:
+	for _, l := range m.all() {
+		select {
+		case l.alive <- struct{}{}:
+		default:
+		}
 	}
 }
 
 // renew renews the lease while the daemon works.
-func (m *Mechanism) renew() {
-	defer close(m.ended)
+func (l *lane) renew() {
+	defer close(l.ended)
 	for {
 		select {
-		case <-m.alive:
-			m.beat()
-		case <-m.closed:
+		case <-l.alive:
+			l.beat()
+		case <-l.closed:
 			return
 		}
 	}
@@ -408,59 +489,59 @@ func (m *Mechanism) renew() {
 
 // beat renews the lease unless that was done a moment ago or nothing is held, and looks for
 // processes that are not held any more.
-func (m *Mechanism) beat() {
-	m.calls.Lock()
-	defer m.calls.Unlock()
-	m.mu.Lock()
-	idle := !slices.Contains(slices.Collect(maps.Values(m.held)), true) || time.Since(m.renewed) < renewAfter
-	m.mu.Unlock()
+func (l *lane) beat() {
+	l.calls <- struct{}{}
+	defer func() { <-l.calls }()
+	l.mu.Lock()
+	idle := !slices.Contains(slices.Collect(maps.Values(l.held)), true) || time.Since(l.renewed) < renewAfter
+	l.mu.Unlock()
 	if idle {
 		return
 	}
 	began := time.Now()
-	limited, err := m.renewLease()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	limited, err := l.renewLease()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if err != nil {
-		if !m.failing {
-			m.cfg.Log.Error("the lease of kfd_kmap cannot be renewed: what is suspended runs once it has ended", log.Mechanism(name), log.Err(err))
+		if !l.failing {
+			l.cfg.Log.Error("the lease of kfd_kmap cannot be renewed: what is suspended runs once it has ended", log.Mechanism(name), log.Err(err))
 		}
-		m.failing = true
+		l.failing = true
 		return
 	}
-	m.renewed, m.failing = began, false
-	if limited >= len(m.held) {
+	l.renewed, l.failing = began, false
+	if limited >= len(l.held) {
 		return
 	}
-	held := slices.Collect(maps.Keys(m.held))
-	m.mu.Unlock()
-	lost := m.unlimited(held)
-	m.mu.Lock()
+	held := slices.Collect(maps.Keys(l.held))
+	l.mu.Unlock()
+	lost := l.unlimited(held)
+	l.mu.Lock()
 	for _, s := range lost {
-		delete(m.held, s)
+		delete(l.held, s)
 		s.lost = s.gone()
 		s.notify()
 	}
 }
 
 // renewLease renews the lease, and returns how many living processes are limited. It needs calls.
-func (m *Mechanism) renewLease() (limited int, err error) {
-	answer, err := m.handle.Set(nil, Lease, kfd.GraceMin)
+func (l *lane) renewLease() (limited int, err error) {
+	answer, err := l.handle.Set(nil, Lease, kfd.GraceMin)
 	if err != nil {
 		return 0, err
 	}
-	m.mu.Lock()
-	m.noteLapses(answer.Lapses, nil)
-	m.mu.Unlock()
-	info, err := m.handle.Info()
+	l.mu.Lock()
+	l.noteLapses(answer.Lapses, nil)
+	l.mu.Unlock()
+	info, err := l.handle.Info()
 	return info.Limited, err
 }
 
 // unlimited returns those of the sessions whose processes the handle does not limit: they have
 // exited, or replaced their programs. It asks with a handle of its own, because a release by
 // that one is refused for what is limited, and without effect otherwise.
-func (m *Mechanism) unlimited(held []*session) (lost []*session) {
-	other, err := m.cfg.Open()
+func (l *lane) unlimited(held []*session) (lost []*session) {
+	other, err := l.cfg.Open()
 	if err != nil {
 		return nil
 	}

@@ -30,7 +30,7 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 		return one(mechanism.Evidence{Check: "process", Found: err.Error()})
 	}
 	m.cfg.Host.ClosePidfd(pidfd)
-	handle, err := m.open()
+	handle, err := m.lane(target).open()
 	if err != nil {
 		return one(mechanism.Evidence{Check: "kfd_kmap", Found: err.Error(), Remedy: remedies[kfd.KmapSupportOf(err)]})
 	}

@@ -12,14 +12,15 @@ import (
 // session is a process that the handle may limit. It implements mechanism.Watcher.
 type session struct {
 	m      *Mechanism
+	lane   *lane
 	target gpreempt.ProcessKey
 	pidfd  int
-	// room takes the driver's report of the queues; m.calls guards it.
+	// room takes the driver's report of the queues; lane.calls guards it.
 	room   []kfd.KmapQueue
 	events chan struct{}
 	closed bool
 
-	// m.mu guards what follows.
+	// lane.mu guards what follows.
 	// ran: the lease has ended, and the process runs. lost is why it can no longer be
 	// suspended.
 	ran  bool
@@ -39,7 +40,7 @@ func (s *session) Suspend(ctx context.Context) error {
 	if s.closed {
 		return errClosed
 	}
-	return s.m.SuspendAll(ctx, []mechanism.Session{s})[0]
+	return s.lane.suspend(ctx, []*session{s})[0]
 }
 
 // SuspendThen implements mechanism.Watcher.
@@ -52,11 +53,11 @@ func (s *session) SuspendThen(ctx context.Context, done func()) error {
 }
 
 // Resume implements mechanism.Session.
-func (s *session) Resume(ctx context.Context) error {
+func (s *session) Resume(context.Context) error {
 	if s.closed {
 		return errClosed
 	}
-	return s.m.ResumeAll(ctx, []mechanism.Session{s})[0]
+	return s.lane.set([]*session{s}, kfd.KmapNoLimit)[0]
 }
 
 // Close implements mechanism.Session.
@@ -64,7 +65,7 @@ func (s *session) Close() error {
 	if s.closed {
 		return nil
 	}
-	err := s.m.set([]*session{s}, kfd.KmapNoLimit)[0]
+	err := s.lane.set([]*session{s}, kfd.KmapNoLimit)[0]
 	if err != nil && !errors.Is(err, mechanism.ErrGone) && !errors.Is(err, mechanism.ErrReplaced) {
 		return err
 	}
@@ -86,19 +87,22 @@ func (s *session) notify() {
 func (s *session) Events() <-chan struct{} { return s.events }
 
 // Handle implements mechanism.Watcher. Queues that are born while the process is suspended are
-// born held: running is only true when the lease has ended.
-func (s *session) Handle(context.Context) (running bool, err error) {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	running, err = s.ran, s.lost
+// born held: it only runs when the lease has ended.
+func (s *session) Handle(context.Context) (running mechanism.Running, err error) {
+	s.lane.mu.Lock()
+	defer s.lane.mu.Unlock()
+	if s.ran {
+		running = mechanism.Lapsed
+	}
+	err = s.lost
 	s.ran, s.lost = false, nil
 	return running, err
 }
 
 // Changed implements mechanism.Watcher.
 func (s *session) Changed() bool {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
+	s.lane.mu.Lock()
+	defer s.lane.mu.Unlock()
 	changed := s.changed
 	s.changed = false
 	return changed

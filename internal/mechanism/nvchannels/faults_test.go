@@ -1,6 +1,7 @@
 package nvchannels
 
 import (
+	"context"
 	"errors"
 	"os"
 	"runtime"
@@ -10,14 +11,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/nvrmtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
 // examine examines a process now, by a scan.
 func (w *world) examine(s mechanism.Session) {
-	w.m.calls.Lock()
-	defer w.m.calls.Unlock()
+	s.(*session).begin()
+	defer s.(*session).end()
 	s.(*session).full, s.(*session).looked = time.Time{}, time.Time{}
 	s.(*session).examine()
 }
@@ -84,10 +88,12 @@ func TestCloseDoesNotWaitForACallThatHangs(t *testing.T) {
 	})
 	ended := make(chan error, 1)
 	go func() { ended <- s.Suspend(t.Context()) }()
-	<-hangs
-	must(t, w.m.Close()) // the test's timeout ends this
+	testutil.Receive(t, hangs, "the call")
+	closed := make(chan error, 1)
+	go func() { closed <- w.m.Close() }()
+	must(t, testutil.Receive(t, closed, "the end of Close"))
 	close(release)
-	<-ended
+	testutil.Receive(t, ended, "the end of the call")
 	w.nothingIsOff(s)
 }
 
@@ -135,7 +141,7 @@ func TestASupervisorThatHangsIsReplaced(t *testing.T) {
 	}
 	p := w.machine.Start(target)
 	s := w.attach()
-	defer unix.Close(<-ends)
+	defer unix.Close(testutil.Receive(t, ends, "the supervisor"))
 	first := w.m.guard.Load()
 	first.heard.Store(-int64(time.Hour))
 	for range 5000 {
@@ -143,7 +149,7 @@ func TestASupervisorThatHangsIsReplaced(t *testing.T) {
 	}
 	w.m.cfg.Start = w.start
 	must(t, s.Suspend(t.Context()))
-	<-first.ended
+	testutil.Receive(t, first.ended, "the end of the supervisor")
 	if got := stateOf(p); got.Off != 8 || w.starts != 1 {
 		t.Errorf("%v with %d further supervisors", got, w.starts)
 	}
@@ -175,12 +181,10 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	p := w.machine.Start(target)
 	w.machine.Start(other)
 	must(t, errors.Join(w.m.SuspendAll(t.Context(), []mechanism.Session{w.attach(), w.attachTo(other)})...))
-	w.m.calls.Lock() // nothing of the first daemon runs any more
+	free := w.stand() // nothing of the first daemon runs any more
 	w.die()
-	<-tried
-	for stateOf(p).Off > 0 { // until the supervisor has resumed it; the test's timeout ends this
-		runtime.Gosched()
-	}
+	testutil.Receive(t, tried, "a try")
+	testutil.Until(t, "the supervisor resumes it", func() bool { return stateOf(p).Off == 0 })
 	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal, Start: w.startNext})
 	for _, e := range w.journal.list() {
 		must(t, later.Undo(t.Context(), e))
@@ -188,18 +192,18 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	s, err := later.Attach(t.Context(), target)
 	must(t, err)
 	for len(tried) > 0 {
-		<-tried
+		testutil.Receive(t, tried, "a try")
 	}
 	must(t, s.Suspend(t.Context()))
 	for range 20 { // of its tries
-		<-tried
+		testutil.Receive(t, tried, "a try")
 	}
 	if got := stateOf(p); got.Off != 8 {
 		t.Errorf("what the next daemon has suspended is %v", got)
 	}
 	broken.Store(false)
-	w.m.calls.Unlock()
-	<-ended
+	free()
+	testutil.Receive(t, ended, "the end of the supervisor")
 	must(t, s.Close())
 	must(t, later.Close())
 }
@@ -242,7 +246,7 @@ func TestSuspendAfterASilenceLearnsFirstWhatTheSupervisorDid(t *testing.T) {
 	must(t, restore(w.machine.Sys(), w.m.cfg.Profile, inner.process, inner.disabled, every)) // as the supervisor does
 	guard := w.m.guard.Load()
 	guard.heard.Store(-int64(time.Hour))
-	guard.lapse.Store(true) // its news comes before the answer
+	guard.lapses.Add(1) // its news comes before the answer
 	must(t, s.Suspend(t.Context()))
 	if got := stateOf(p); got.Off != 8 {
 		t.Errorf("after Suspend: %v", got)
@@ -255,15 +259,15 @@ func TestTheEndOfTheSupervisorDuringAnExaminationResumes(t *testing.T) {
 	p := w.machine.Start(target)
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
-	w.m.calls.Lock()
+	free := w.stand()
 	guard := w.m.guard.Load()
 	w.kill()
-	<-guard.ended
+	testutil.Receive(t, guard.ended, "the end of the supervisor")
 	s.(*session).full = time.Now()
 	s.(*session).examine()
 	off, known := stateOf(p).Off, len(s.(*session).disabled)
-	w.m.calls.Unlock()
-	if running, err := s.Handle(t.Context()); !running || err != nil || off != 0 || known != 0 {
+	free()
+	if running, err := s.Handle(t.Context()); running != mechanism.Lapsed || err != nil || off != 0 || known != 0 {
 		t.Errorf("Handle: %v, %v; %d channels are off, %d as the session knows", running, err, off, known)
 	}
 	w.nothingIsOff(s)
@@ -276,7 +280,7 @@ func TestALapseCountsAlsoWhenTheSupervisorHasJustAnswered(t *testing.T) {
 	must(t, s.Suspend(t.Context()))
 	inner, guard := s.(*session), w.m.guard.Load()
 	must(t, inner.restore(inner.disabled)) // as the supervisor does
-	guard.lapse.Store(true)
+	guard.lapses.Add(1)
 	guard.heard.Store(int64(time.Since(guard.begin)))
 	must(t, s.Suspend(t.Context()))
 	if got := stateOf(p); got.Off != 8 {
@@ -318,13 +322,99 @@ func TestASuspendDuringCloseLeavesNothingSuspended(t *testing.T) {
 	})
 	ended := make(chan error, 1)
 	go func() { ended <- s.Suspend(t.Context()) }()
-	<-hangs
+	testutil.Receive(t, hangs, "the call")
 	must(t, w.m.Close())
-	if err := <-ended; !errors.Is(err, errClosed) {
+	if err := testutil.Receive(t, ended, "the end of the call"); !errors.Is(err, errClosed) {
 		t.Errorf("Suspend: %v", err)
 	}
 	if off, _ := w.machine.Off(); off > 0 {
 		t.Errorf("%d channels are off", off)
 	}
 	must(t, s.Close())
+}
+
+// A call of the driver for one process does not return, whatever it is: meanwhile the others are
+// suspended, resumed and examined, alone and in batches, also in one with the process itself, and
+// learn what the supervisor has done.
+func TestACallThatHangsHoldsUpItsOwnProcessOnly(t *testing.T) {
+	for name, call := range map[string]func(w *world, s *session) error{
+		"an examination": func(w *world, s *session) error { w.examine(s); return nil },
+		"a suspend":      func(_ *world, s *session) error { return s.Suspend(t.Context()) },
+		"a resume":       func(_ *world, s *session) error { return s.Resume(t.Context()) },
+		"the end":        func(_ *world, s *session) error { return s.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.m.patience = patience
+			hangs, release := make(chan struct{}, 1000), make(chan struct{})
+			var on atomic.Bool
+			w.daemon.before = func(p gpreempt.ProcessKey) {
+				if p == target && on.Load() {
+					hangs <- struct{}{}
+					<-release
+				}
+			}
+			var sessions []mechanism.Session
+			var processes []*nvrmtest.Process
+			for i := range int32(4) {
+				key := gpreempt.ProcessKey{PID: target.PID + i, Start: target.Start}
+				processes = append(processes, w.machine.Start(key))
+				sessions = append(sessions, w.attachTo(key))
+			}
+			must(t, errors.Join(w.m.SuspendAll(t.Context(), sessions)...))
+			on.Store(true)
+			ended := make(chan error, 1)
+			go func() { ended <- call(w, sessions[0].(*session)) }()
+			testutil.Receive(t, hangs, "the call")
+
+			others := sessions[1:]
+			each := func(do func(context.Context, []mechanism.Session, func(int, error)), with []mechanism.Session) {
+				t.Helper()
+				results := make(chan error, len(with))
+				go do(t.Context(), with, func(_ int, err error) { results <- err })
+				for range others {
+					must(t, testutil.Receive(t, results, "the result for another process"))
+				}
+			}
+			want := func(off int) {
+				t.Helper()
+				for _, p := range processes[1:] {
+					if got := stateOf(p); got.Off != off {
+						t.Errorf("%v, want %d channels off", got, off)
+					}
+				}
+			}
+			began := time.Now()
+			each(w.m.ResumeEach, others)
+			t.Logf("the others run %v after the order to resume them", time.Since(began))
+			want(0)
+			each(w.m.SuspendEach, others)
+			want(8)
+			for _, s := range others {
+				must(t, s.Resume(t.Context()))
+			}
+			want(0)
+			if name == "an examination" { // else the owner makes the call that hangs
+				began = time.Now()
+				each(w.m.SuspendEach, sessions)
+				t.Logf("in a batch with it the others are suspended after %v", time.Since(began))
+			} else {
+				each(w.m.SuspendEach, others)
+			}
+			w.lapse()
+			for _, s := range others {
+				testutil.Receive(t, s.(mechanism.Watcher).Events(), "the news of the lapse")
+				if running, err := s.(mechanism.Watcher).Handle(t.Context()); running != mechanism.Lapsed || err != nil {
+					t.Errorf("after a lapse: %v, %v", running, err)
+				}
+			}
+			for _, s := range others {
+				must(t, s.Close())
+			}
+			on.Store(false)
+			close(release)
+			testutil.Receive(t, ended, "the end of the call")
+			w.nothingIsOff(sessions[0])
+		})
+	}
 }

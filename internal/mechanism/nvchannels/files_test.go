@@ -2,12 +2,12 @@ package nvchannels
 
 import (
 	"errors"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
@@ -168,9 +168,7 @@ func TestAChildThatOutlivesItsSuspendedParentIsResumed(t *testing.T) {
 	must(t, errors.Join(w.m.SuspendAll(t.Context(), sessions[:1])...))
 	p.Kill()
 	w.examine(sessions[0])
-	if got := stateOf(child); got != (state{0, 8, 0}) {
-		t.Errorf("after the parent's end: %v", got)
-	}
+	testutil.Until(t, "the end of the parent resumes it", func() bool { return stateOf(child) == state{0, 8, 0} })
 	must(t, sessions[1].Suspend(t.Context()))
 	w.nothingIsOff(sessions...)
 }
@@ -181,9 +179,7 @@ func TestChannelsOfANewClientAreDisabled(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
 	p.OpenFile()
-	for off := 0; off < 16; off, _ = w.machine.Off() { // the test's timeout ends this
-		runtime.Gosched()
-	}
+	testutil.Until(t, "the channels of both clients are off", func() bool { off, _ := w.machine.Off(); return off == 16 })
 	w.nothingIsOff(s)
 }
 
@@ -195,14 +191,14 @@ func TestAFileThatIsClosedMeanwhileDoesNotResumeTheProcess(t *testing.T) {
 	must(t, s.Suspend(t.Context()))
 	p.CloseFile(number)
 	enables := countSets(w.machine, 0, nil)
-	w.m.calls.Lock()
+	free := w.stand()
 	s.(*session).full = time.Now()
 	s.(*session).examine()
-	w.m.calls.Unlock()
+	free()
 	w.examine(s)
 	must(t, s.Suspend(t.Context()))
 	w.machine.Before(nil)
-	if running, err := s.Handle(t.Context()); *enables > 0 || running || err != nil {
+	if running, err := s.Handle(t.Context()); *enables > 0 || running != mechanism.NotRunning || err != nil {
 		t.Errorf("%d calls set channels; Handle: %v, %v", *enables, running, err)
 	}
 	w.nothingIsOff(s)

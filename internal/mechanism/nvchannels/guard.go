@@ -24,16 +24,13 @@ const answerTime = 2 * time.Second
 type guard struct {
 	// process is nil for a supervisor that is not a program.
 	process *os.Process
-	// lapsed is called when the supervisor has resumed everything because the daemon was silent. lapse
-	// is set before.
+	// lapsed is called when the supervisor has resumed everything because the daemon was silent. lapses
+	// is increased before.
 	lapsed func()
-	lapse  atomic.Bool
+	lapses atomic.Int64
 	// heard is the time of the supervisor's last answer, in nanoseconds since begin.
 	begin time.Time
 	heard atomic.Int64
-
-	// handled is set when the mechanism has handled its end. The mechanism's lock guards it.
-	handled bool
 
 	mu sync.Mutex // guards what follows
 	// file is the daemon's end of the socket, whose descriptor is fd, or -1 after the supervisor has
@@ -91,7 +88,7 @@ func (g *guard) listen(fd int) {
 		}
 		switch m.Kind {
 		case kindLapsed:
-			g.lapse.Store(true)
+			g.lapses.Add(1)
 			g.lapsed()
 		case kindDone:
 			g.heard.Store(int64(time.Since(g.begin)))

@@ -13,6 +13,7 @@
 package nvchannels
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,6 +53,8 @@ const (
 	// suspended process are disabled within fullEvery.
 	fullEvery     = 500 * time.Millisecond
 	idleFullEvery = 5 * time.Second
+	// patience is longer than an examination takes.
+	patience = 5 * time.Millisecond
 	// searchScans is the number of scans after which every handle for a client has been tried.
 	searchScans = 300
 )
@@ -77,23 +80,25 @@ type Config struct {
 	Start func(socket *os.File) (*os.Process, error)
 }
 
-// Mechanism is a mechanism.Batcher.
+// Mechanism is a mechanism.Batcher. It holds no lock of several processes during a call of the
+// driver or of the supervisor, so one that hangs holds up only the processes that it is for.
 type Mechanism struct {
 	cfg      Config
 	pauses   mechanism.Pauses
 	sessions mechanism.Sessions[*session]
 	guard    atomic.Pointer[guard] // nil before the first
-	wake     chan struct{}         // makes examine look soon
 	stop     chan struct{}
-	examiner sync.WaitGroup
+	watchers sync.WaitGroup
 	closed   atomic.Bool
-
-	// calls is held during calls of the driver, which makes them one at a time. It guards what
-	// follows, and the sessions.
-	calls   sync.Mutex
-	members []*session
 	// single is set when the driver has refused a call with channels of several processes.
-	single bool
+	single atomic.Bool
+	// patience is how long a call for several processes waits for those that have one under way.
+	patience time.Duration
+
+	starting sync.Mutex // held while a supervisor is started
+
+	mu      sync.Mutex // guards members; held for no call
+	members []*session
 }
 
 var _ mechanism.Batcher = (*Mechanism)(nil)
@@ -114,7 +119,7 @@ func New(cfg Config) *Mechanism {
 	}
 	return &Mechanism{
 		cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: Name, Log: cfg.Log},
-		wake: make(chan struct{}, 1), stop: make(chan struct{}),
+		stop: make(chan struct{}), patience: patience,
 	}
 }
 
@@ -134,68 +139,65 @@ func (m *Mechanism) Beat() {
 	}
 }
 
-// supervised starts a supervisor if none runs. It needs calls.
-func (m *Mechanism) supervised() error {
+// supervised returns the supervisor, and starts one if none runs.
+func (m *Mechanism) supervised() (*guard, error) {
+	m.starting.Lock()
+	defer m.starting.Unlock()
 	if m.closed.Load() {
-		return errClosed
+		return nil, errClosed
 	}
-	if g := m.guard.Load(); g != nil {
-		if !g.hasEnded() {
-			return nil
-		}
-		m.handleEnd(g)
+	if g := m.guard.Load(); g != nil && !g.hasEnded() {
+		return g, nil
 	}
 	g, err := newGuard(m.cfg.Start, m.lapsed)
 	if err != nil {
-		return fmt.Errorf("start the supervisor: %w", err)
+		return nil, fmt.Errorf("start the supervisor: %w", err)
 	}
 	m.guard.Store(g)
 	if m.closed.Load() { // Close was called meanwhile
 		m.guard.Store(nil)
 		g.close()
-		return errClosed
+		return nil, errClosed
 	}
 	go func() {
 		<-g.ended
-		m.calls.Lock()
-		defer m.calls.Unlock()
-		m.handleEnd(g)
+		if !m.closed.Load() {
+			m.cfg.Log.Error("the supervisor of nvchannels has ended; what was suspended runs, and is suspended again with another one", log.Mechanism(Name))
+			m.alarm()
+		}
 	}()
-	return nil
-}
-
-// handleEnd resumes everything after a supervisor has ended before the daemon, because nothing would
-// do so at the daemon's death. It needs calls.
-func (m *Mechanism) handleEnd(g *guard) {
-	if m.closed.Load() || m.guard.Load() != g || g.handled {
-		return
-	}
-	g.handled = true
-	m.cfg.Log.Error("the supervisor of nvchannels has ended; what was suspended runs, and is suspended again with another one", log.Mechanism(Name))
-	for _, s := range m.members {
-		s.runAgain()
-		s.armed = nil
-	}
+	return g, nil
 }
 
 // lapsed is called when the supervisor reports that it has resumed everything.
 func (m *Mechanism) lapsed() {
-	go func() { // not in the goroutine that receives the supervisor's answers
-		m.calls.Lock()
-		defer m.calls.Unlock()
-		m.handleLapse()
-	}()
+	m.cfg.Log.Warn("gpreemptd was silent, and the supervisor of nvchannels has resumed everything; it is suspended again", log.Mechanism(Name))
+	m.alarm()
 }
 
-// handleLapse resumes everything here too if the supervisor has resumed it. It needs calls.
-func (m *Mechanism) handleLapse() {
-	if g := m.guard.Load(); g == nil || !g.lapse.CompareAndSwap(true, false) {
-		return
+// alarm has every session catch up with the supervisor.
+func (m *Mechanism) alarm() {
+	for _, s := range m.all() {
+		select {
+		case s.alarm <- struct{}{}:
+		default:
+		}
 	}
-	m.cfg.Log.Warn("gpreemptd was silent, and the supervisor of nvchannels has resumed everything; it is suspended again", log.Mechanism(Name))
-	for _, s := range m.members {
-		s.runAgain()
-	}
+}
+
+// all returns the sessions.
+func (m *Mechanism) all() []*session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.members)
+}
+
+// remove removes a session.
+func (m *Mechanism) remove(s *session) {
+	m.mu.Lock()
+	m.members = slices.DeleteFunc(m.members, func(other *session) bool { return other == s })
+	m.mu.Unlock()
+	m.sessions.Remove(s.target, s)
 }
 
 // Close ends the supervisor, which enables what may still be disabled. It does not wait for calls that
@@ -210,7 +212,7 @@ func (m *Mechanism) Close() error {
 	}
 	ended := make(chan struct{})
 	go func() {
-		m.examiner.Wait()
+		m.watchers.Wait()
 		close(ended)
 	}()
 	select {
@@ -246,7 +248,10 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if err != nil {
 		return nil, err
 	}
-	s := &session{m: m, target: target, process: p, events: make(chan struct{}, 1)}
+	s := &session{
+		m: m, target: target, process: p, events: make(chan struct{}, 1), calls: make(chan struct{}, 1),
+		soon: make(chan struct{}, 1), alarm: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
 	if s.view, err = search(func() error { return context.Cause(ctx) }, m.cfg.Sys, m.cfg.Profile, p); err == nil {
 		err = m.sessions.Add(target, s)
 	}
@@ -254,11 +259,16 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		p.Close()
 		return nil, err
 	}
-	m.calls.Lock()
-	defer m.calls.Unlock()
+	s.publish()
+	s.begin()
+	defer s.end()
+	m.mu.Lock()
+	m.members = append(m.members, s) // before it arms: of two that share a file, one owns it
+	m.mu.Unlock()
 	if err = m.pauses.Begin(mechanism.JournalEntry{Target: target}); err == nil {
-		if err = m.supervised(); err == nil {
-			err = s.arm()
+		var g *guard
+		if g, err = m.supervised(); err == nil {
+			err = s.arm(g)
 		}
 		if err == nil && len(s.armed) > 0 { // a process that shared the file may have left them disabled
 			err = s.restore(s.armed)
@@ -268,33 +278,73 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		}
 	}
 	if err != nil {
-		m.sessions.Remove(target, s)
+		m.remove(s)
 		p.Close()
 		return nil, err
 	}
-	if m.members == nil {
-		m.examiner.Go(m.examine)
-	}
-	m.members = append(m.members, s)
+	m.watchers.Go(s.watch)
 	return s, nil
 }
 
-// SuspendAll implements mechanism.Batcher.
-func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
-	return m.suspend(ctx, toSessions(sessions), func() {})
+// SuspendEach implements mechanism.Batcher.
+func (m *Mechanism) SuspendEach(ctx context.Context, sessions []mechanism.Session, done func(int, error)) {
+	m.learn()
+	m.each(sessions, func(all []*session) []error { return m.suspend(ctx, all, func() {}) }, done)
 }
 
-// suspend calls done for each session that it has suspended.
-func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []error {
-	m.calls.Lock()
-	defer m.calls.Unlock()
-	if g := m.guard.Load(); g != nil && !g.fresh() {
-		_ = g.ask(message{Kind: kindBeat}) // the answer follows the report of a lapse; supervised replaces a supervisor that does not answer
+// ResumeEach implements mechanism.Batcher.
+func (m *Mechanism) ResumeEach(_ context.Context, sessions []mechanism.Session, done func(int, error)) {
+	m.each(sessions, m.resume, done)
+}
+
+// each does something for all sessions without a call under way together, and for each of the others
+// when that has ended.
+func (m *Mechanism) each(sessions []mechanism.Session, do func([]*session) []error, done func(int, error)) {
+	guarded := func(all []*session, which []int) {
+		errs := make([]error, len(all))
+		broken := mechanism.Guard(func() error { copy(errs, do(all)); return nil })
+		for i, s := range all {
+			s.end()
+			done(which[i], cmp.Or(broken, errs[i]))
+		}
 	}
-	m.handleLapse()
+	late := make(chan struct{})
+	defer time.AfterFunc(m.patience, func() { close(late) }).Stop()
+	var free []*session
+	var which []int
+	var others sync.WaitGroup
+	defer others.Wait()
+	for i, one := range sessions {
+		s := one.(*session)
+		select {
+		case s.calls <- struct{}{}:
+			free, which = append(free, s), append(which, i)
+		case <-late:
+			others.Go(func() {
+				s.begin()
+				guarded([]*session{s}, []int{i})
+			})
+		}
+	}
+	if len(free) > 0 {
+		guarded(free, which)
+	}
+}
+
+// learn waits for what a supervisor may have to report: it has been silent for a while. Its answer
+// follows the report of a lapse, and supervised replaces one that does not answer.
+func (m *Mechanism) learn() {
+	if g := m.guard.Load(); g != nil && !g.fresh() {
+		_ = g.ask(message{Kind: kindBeat})
+	}
+}
+
+// suspend calls done for each session that it has suspended. It needs their calls.
+func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []error {
 	errs := make([]error, len(all))
 	var ready []*session
 	for i, s := range all {
+		s.catchUp()
 		if errs[i] = s.ready(ctx); errs[i] == nil {
 			ready = append(ready, s)
 		}
@@ -311,50 +361,50 @@ func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []
 			errs[i] = s.failure(context.Cause(ctx))
 		}
 		if errs[i] == nil {
-			s.suspended, s.ran = true, false
+			s.suspended, s.ran = true, mechanism.NotRunning
 			done()
 		}
-	}
-	select {
-	case m.wake <- struct{}{}:
-	default:
+		select {
+		case s.soon <- struct{}{}:
+		default:
+		}
 	}
 	return errs
 }
 
-// several calls do for several sessions at once, and reports whether that succeeded. It needs calls.
+// several calls do for several sessions at once, and reports whether that succeeded. It needs their
+// calls.
 func (m *Mechanism) several(all []*session, do func([]*session) error) bool {
-	if len(all) < 2 || m.single {
+	if len(all) < 2 || m.single.Load() {
 		return false
 	}
 	err := do(all)
 	if err != nil {
 		m.cfg.Log.Info("one call for the channels of several processes failed; each process gets a call of its own", log.Err(err))
-		m.single = errors.Is(err, nvrm.NotPermitted)
+		m.single.Store(errors.Is(err, nvrm.NotPermitted))
 	}
 	return err == nil
 }
 
 // disable disables every channel of sessions that is known, or found after at most gap handles without
-// an object. After an error some may be disabled. It needs calls.
+// an object. After an error some may be disabled. It needs their calls.
 func (m *Mechanism) disable(all []*session, gap int) error {
-	earlier := m.guard.Load()
-	if err := m.supervised(); err != nil {
-		return err
+	for _, s := range all {
+		if s.catchUp() || s.unsure {
+			return errUnsure
+		}
 	}
-	if earlier != m.guard.Load() { // everything that the earlier one knew was resumed
-		return errUnsure
+	g, err := m.supervised()
+	if err != nil {
+		return err
 	}
 	var groups []nvrm.Group
 	armed := make([][]nvrm.Channel, len(all))
 	for i, s := range all {
-		if s.unsure {
-			return errUnsure
-		}
-		if err := s.view.Quick(gap); err != nil {
+		if err := s.look(func() error { return s.view.Quick(gap) }); err != nil {
 			return err
 		}
-		if err := s.arm(); err != nil {
+		if err := s.arm(g); err != nil {
 			return err
 		}
 		armed[i] = s.armed
@@ -363,7 +413,7 @@ func (m *Mechanism) disable(all []*session, gap int) error {
 			groups = append(groups, nvrm.Group{Process: s.process, Channels: added})
 		}
 	}
-	err := nvrm.Set(groups, true)
+	err = nvrm.Set(groups, true)
 	if err == nil && m.closed.Load() { // the supervisor has ended meanwhile
 		err = errClosed
 	}
@@ -375,11 +425,8 @@ func (m *Mechanism) disable(all []*session, gap int) error {
 
 var errUnsure = errors.New("which channels of a process are disabled is not known")
 
-// ResumeAll implements mechanism.Batcher.
-func (m *Mechanism) ResumeAll(_ context.Context, sessions []mechanism.Session) []error {
-	m.calls.Lock()
-	defer m.calls.Unlock()
-	all := toSessions(sessions)
+// resume resumes sessions. It needs their calls.
+func (m *Mechanism) resume(all []*session) []error {
 	errs := make([]error, len(all))
 	if m.several(all, m.enable) {
 		return errs
@@ -390,7 +437,7 @@ func (m *Mechanism) ResumeAll(_ context.Context, sessions []mechanism.Session) [
 	return errs
 }
 
-// enable enables every channel of sessions. It needs calls.
+// enable enables every channel of sessions. It needs their calls.
 func (m *Mechanism) enable(all []*session) error {
 	var groups []nvrm.Group
 	for _, s := range all {
@@ -406,46 +453,4 @@ func (m *Mechanism) enable(all []*session) error {
 		s.disabled, s.suspended = nil, false
 	}
 	return nil
-}
-
-func toSessions(sessions []mechanism.Session) []*session {
-	own := make([]*session, len(sessions))
-	for i, s := range sessions {
-		own[i] = s.(*session)
-	}
-	return own
-}
-
-// examine examines the processes periodically.
-func (m *Mechanism) examine() {
-	tick := time.NewTimer(idleEvery)
-	defer tick.Stop()
-	due := time.Now().Add(idleEvery)
-	for {
-		select {
-		case <-m.stop:
-			return
-		case <-m.wake:
-			if next := time.Now().Add(soon); next.Before(due) {
-				due = next
-				tick.Reset(soon)
-			}
-			continue
-		case <-tick.C:
-		}
-		every := idleEvery
-		m.calls.Lock()
-		members := slices.Clone(m.members)
-		m.calls.Unlock()
-		for _, s := range members { // a Suspend need not wait for all of them
-			m.calls.Lock()
-			if s.suspended {
-				every = PollEvery
-			}
-			s.examine()
-			m.calls.Unlock()
-		}
-		due = time.Now().Add(every)
-		tick.Reset(every)
-	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
@@ -63,11 +64,7 @@ func TestChannelsCreatedWhileSuspendedAreDisabled(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
 	p.Bear(3)
-	for stateOf(p) != (state{11, 11, 0}) { // run examines it; the test's timeout ends this
-		if t.Context().Err() != nil {
-			t.Fatal(stateOf(p))
-		}
-	}
+	testutil.Until(t, "the new channels are off", func() bool { return stateOf(p) == state{11, 11, 0} })
 	p.FreeChannel()
 	must(t, s.Resume(t.Context()))
 	if got := stateOf(p); got != (state{0, 10, 0}) {
@@ -96,7 +93,7 @@ func TestAProcessKilledWhileSuspendedIsGoneAndLeavesNothing(t *testing.T) {
 	p.Kill()
 	var err error
 	for err == nil { // an examination that was under way has noticed only that it failed
-		<-s.Events()
+		testutil.Receive(t, s.Events(), "an event")
 		_, err = s.Handle(t.Context())
 	}
 	if !errors.Is(err, mechanism.ErrGone) {
@@ -108,8 +105,9 @@ func TestAProcessKilledWhileSuspendedIsGoneAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestEveryChannelIsEnabledAfterADeathAtAnyCall ends the daemon before and after each of its calls.
-func TestEveryChannelIsEnabledAfterADeathAtAnyCall(t *testing.T) {
+// The daemon dies before and after each of its calls; all that again until it died GPREEMPT_CRASHES
+// times.
+func TestDeathAtEveryCallLeavesEveryChannelEnabled(t *testing.T) {
 	during := func(w *world, s mechanism.Watcher) {
 		for range 2 {
 			if s.Suspend(context.Background()) != nil || s.Resume(context.Background()) != nil {
@@ -129,8 +127,11 @@ func TestEveryChannelIsEnabledAfterADeathAtAnyCall(t *testing.T) {
 	if calls < 10 {
 		t.Fatalf("only %d calls", calls)
 	}
-	for n := int64(1); n <= calls; n++ {
-		for _, after := range []bool{false, true} {
+	deaths := 0
+	for wanted := int64(testutil.Number(t, "GPREEMPT_CRASHES", 1)); int64(deaths) < wanted && !t.Failed(); {
+		before := deaths
+		for n := range 2 * calls {
+			n, after := 1+n/2, n%2 == 1
 			t.Run(fmt.Sprint(n, after), func(t *testing.T) {
 				w := newWorld(t)
 				p := w.machine.Start(target)
@@ -145,9 +146,16 @@ func TestEveryChannelIsEnabledAfterADeathAtAnyCall(t *testing.T) {
 				if off := len(w.journal.list()); after && off > 1 {
 					t.Errorf("%d entries", off)
 				}
+				if w.dead {
+					deaths++
+				}
 			})
 		}
+		if deaths == before {
+			t.Fatal("no daemon died")
+		}
 	}
+	t.Logf("%d deaths; every channel is enabled", deaths)
 }
 
 // TestUndoResumesWhatTheJournalNames is the death of both, daemon and supervisor.
@@ -178,14 +186,10 @@ func TestASilentDaemonIsResumedAndLearnsThat(t *testing.T) {
 	p := w.machine.Start(target)
 	s := w.attach()
 	must(t, s.Suspend(t.Context()))
-	for stateOf(p).Off > 0 {
-		if t.Context().Err() != nil {
-			t.Fatal("nobody resumed it")
-		}
-	}
+	testutil.Until(t, "the supervisor resumes it", func() bool { return stateOf(p).Off == 0 })
 	w.m.Beat()
-	<-s.Events()
-	if running, err := s.Handle(t.Context()); !running || err != nil {
+	testutil.Receive(t, s.Events(), "an event")
+	if running, err := s.Handle(t.Context()); running != mechanism.Lapsed || err != nil {
 		t.Errorf("Handle = %v, %v; want that it runs", running, err)
 	}
 	must(t, s.Close())
@@ -198,9 +202,9 @@ func TestTheEndOfTheSupervisorResumesAndTheNextSuspendHasAnother(t *testing.T) {
 	first := w.ended
 	must(t, s.Suspend(t.Context()))
 	w.kill()
-	<-first // it resumes everything, too
-	<-s.Events()
-	if running, err := s.Handle(t.Context()); !running || err != nil {
+	testutil.Receive(t, first, "the end of the supervisor") // it resumes everything, too
+	testutil.Receive(t, s.Events(), "an event")
+	if running, err := s.Handle(t.Context()); running != mechanism.Lapsed || err != nil {
 		t.Errorf("Handle = %v, %v; want that it runs", running, err)
 	}
 	if got := stateOf(p); got.Off != 0 {
@@ -276,10 +280,10 @@ func TestASuspendedProcessIsResumedAlsoWithoutFreeDescriptors(t *testing.T) {
 	must(t, s.Suspend(t.Context()))
 	w.daemon.full.Store(true)
 	inner := s.(*session)
-	w.m.calls.Lock()
+	free := w.stand()
 	inner.full = time.Time{}
 	inner.examine()
-	w.m.calls.Unlock()
+	free()
 	if err := s.Resume(t.Context()); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("Resume without descriptors: %v", err)
 	}
@@ -346,7 +350,7 @@ func TestWithoutASupervisorOrAJournalNothingIsSuspended(t *testing.T) {
 		s := w.attach()
 		w.m.cfg.Start = func(*os.File) (*os.Process, error) { return nil, none }
 		w.kill()
-		<-w.m.guard.Load().ended
+		testutil.Receive(t, w.m.guard.Load().ended, "the end of the supervisor")
 		if err := s.Suspend(t.Context()); !errors.Is(err, none) {
 			t.Errorf("Suspend: %v", err)
 		}
@@ -370,14 +374,13 @@ func TestAnyHistory(t *testing.T) {
 		// The look for newborn channels may be what a fault strikes. It then has the owner suspend
 		// the process again.
 		check := func(errs []error, which []int, off bool) {
-			w.m.calls.Lock()
-			defer w.m.calls.Unlock()
+			defer w.stand()()
 			for n, i := range which {
 				s := sessions[i].(*session)
 				s.examine() // as it follows a Suspend at once
 				got := stateOf(processes[i])
 				switch {
-				case errs[n] == nil && off && !s.ran && got.Off != got.All, errs[n] == nil && !off && got.Off != 0:
+				case errs[n] == nil && off && s.ran == mechanism.NotRunning && got.Off != got.All, errs[n] == nil && !off && got.Off != 0:
 					rt.Fatalf("process %d: suspended %v without an error: %v; session %+v", i, off, got, struct {
 						off, armed                int
 						suspended, unsure, closed bool

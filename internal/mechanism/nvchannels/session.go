@@ -1,10 +1,12 @@
 package nvchannels
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/log"
@@ -13,14 +15,26 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// session is a process whose channels may be disabled. It implements mechanism.Watcher. The
-// mechanism's lock guards its fields.
+// session is a process whose channels may be disabled. It implements mechanism.Watcher.
 type session struct {
 	m       *Mechanism
 	target  gpreempt.ProcessKey
 	process nvrm.Process
 	events  chan struct{}
-	view    *nvrm.View
+	// soon asks watch for an examination, and alarm to catch up with the supervisor.
+	soon, alarm chan struct{}
+	ended       chan struct{} // closed when the session is
+	// known is what other sessions may know of it.
+	known atomic.Pointer[known]
+
+	// calls holds a value during the calls of the driver and of the supervisor for this process, which
+	// are made one at a time. Who has put it there may use what follows.
+	calls chan struct{}
+	view  *nvrm.View
+	// guard is the supervisor that has armed, nil for none, and lapses the number of its lapses that
+	// are taken in.
+	guard  *guard
+	lapses int64
 	// looked is the time of the last examination, and full of the last one by a scan.
 	looked, full time.Time
 	total        int // number of channels, for changed
@@ -32,12 +46,95 @@ type session struct {
 	unsure   bool
 	// suspended is set from a successful Suspend to the next Resume.
 	suspended bool
-	// ran is set when a suspended process runs again. lost is why it can no longer be suspended.
-	ran, changed, closed bool
-	lost                 error
+	// ran is why a suspended process runs again, and lost why it can no longer be suspended.
+	ran             mechanism.Running
+	changed, closed bool
+	lost            error
 }
 
 var _ mechanism.Watcher = (*session)(nil)
+
+// known are the clients and channels of a process, by its last examination.
+type known struct {
+	clients  []nvrm.Handle
+	channels []nvrm.Channel
+}
+
+func (s *session) begin() { s.calls <- struct{}{} }
+func (s *session) end()   { <-s.calls }
+
+// look examines the process.
+func (s *session) look(examine func() error) error {
+	defer s.publish()
+	return examine()
+}
+
+func (s *session) publish() {
+	channels, _ := s.view.Channels()
+	s.known.Store(&known{slices.Clone(s.view.Clients()), slices.Clone(channels)})
+}
+
+// catchUp resumes the process if its supervisor has ended, because nothing would do so at the daemon's
+// death, or has resumed it. It reports whether the process was resumed.
+func (s *session) catchUp() bool {
+	g := s.guard
+	if g == nil || s.m.closed.Load() {
+		return false
+	}
+	lapses := g.lapses.Load()
+	switch {
+	case g.hasEnded():
+		s.guard, s.armed = nil, nil
+	case lapses != s.lapses:
+		s.lapses = lapses
+	default:
+		return false
+	}
+	return s.runAgain()
+}
+
+// watch examines the process periodically.
+func (s *session) watch() {
+	tick := time.NewTimer(idleEvery)
+	defer tick.Stop()
+	due := time.Now().Add(idleEvery)
+	for {
+		act := s.catchUp
+		select {
+		case <-s.m.stop:
+			return
+		case <-s.ended:
+			return
+		case <-s.soon:
+			if next := time.Now().Add(soon); next.Before(due) {
+				due = next
+				tick.Reset(soon)
+			}
+			continue
+		case <-s.alarm:
+		case <-tick.C:
+			act = nil
+		}
+		select {
+		case <-s.m.stop:
+			return
+		case s.calls <- struct{}{}:
+		}
+		if act != nil {
+			act()
+			s.end()
+			continue
+		}
+		every := idleEvery
+		if s.suspended {
+			every = PollEvery
+		}
+		s.examine()
+		s.end()
+		due = time.Now().Add(every)
+		tick.Reset(every)
+	}
+}
 
 var errClosed = errors.New("the mechanism, or the session with the process, has been closed")
 
@@ -64,8 +161,8 @@ func (s *session) owns(client nvrm.Handle) bool {
 	if owner := s.m.cfg.Owner(client); !owner.IsZero() {
 		return owner == s.target
 	}
-	return !slices.ContainsFunc(s.m.members, func(o *session) bool {
-		return nvrm.Older(o.target, s.target) && slices.Contains(o.view.Clients(), client)
+	return !slices.ContainsFunc(s.m.all(), func(o *session) bool {
+		return nvrm.Older(o.target, s.target) && slices.Contains(o.known.Load().clients, client)
 	})
 }
 
@@ -74,9 +171,12 @@ func (s *session) restore(known []nvrm.Channel) error {
 	return restore(s.m.cfg.Sys, s.m.cfg.Profile, s.process, known, s.owns)
 }
 
-// arm sends the supervisor the channels before any of them is disabled. Disabled channels stay in its
+// arm sends a supervisor the channels before any of them is disabled. Disabled channels stay in its
 // list even if they are no longer found.
-func (s *session) arm() error {
+func (s *session) arm(g *guard) error {
+	if s.guard != nil && s.guard != g { // it has ended meanwhile
+		return errUnsure
+	}
 	all, err := s.channels()
 	if err != nil {
 		return err
@@ -89,12 +189,12 @@ func (s *session) arm() error {
 	if s.armed != nil && slices.Equal(all, s.armed) {
 		return nil
 	}
-	g := s.m.guard.Load()
-	if g == nil {
-		return errClosed
-	}
+	lapses := g.lapses.Load()
 	if err := g.arm(s.target, s.process.FD(), all); err != nil {
 		return err
+	}
+	if s.guard == nil {
+		s.guard, s.lapses = g, lapses
 	}
 	s.armed = all
 	return nil
@@ -189,18 +289,23 @@ func (s *session) Suspend(ctx context.Context) error { return s.SuspendThen(ctx,
 
 // SuspendThen implements mechanism.Watcher.
 func (s *session) SuspendThen(ctx context.Context, done func()) error {
+	s.m.learn()
+	s.begin()
+	defer s.end()
 	return s.m.suspend(ctx, []*session{s}, done)[0]
 }
 
 // Resume implements mechanism.Session.
-func (s *session) Resume(ctx context.Context) error {
-	return s.m.ResumeAll(ctx, []mechanism.Session{s})[0]
+func (s *session) Resume(context.Context) error {
+	s.begin()
+	defer s.end()
+	return s.m.resume([]*session{s})[0]
 }
 
 // Close implements mechanism.Session.
 func (s *session) Close() error {
-	s.m.calls.Lock()
-	defer s.m.calls.Unlock()
+	s.begin()
+	defer s.end()
 	if s.closed {
 		return nil
 	}
@@ -209,20 +314,21 @@ func (s *session) Close() error {
 	}
 	s.release()
 	s.closed = true
-	s.m.members = slices.DeleteFunc(s.m.members, func(other *session) bool { return other == s })
+	close(s.ended)
+	s.m.remove(s)
 	s.process.Close()
-	s.m.sessions.Remove(s.target, s)
 	return nil
 }
 
 // release makes the supervisor and the journal forget a process that runs or has ended.
 func (s *session) release() {
 	s.suspended, s.unsure, s.disabled, s.armed = false, false, nil, nil
-	if g := s.m.guard.Load(); g != nil && !g.hasEnded() {
+	if g := s.guard; g != nil && !g.hasEnded() {
 		if err := g.disarm(s.target); err != nil {
 			s.m.cfg.Log.Warn("the supervisor does not forget a process that runs", log.Target(s.target), log.Err(err))
 		}
 	}
+	s.guard = nil
 	s.m.pauses.End(s.target)
 }
 
@@ -238,12 +344,16 @@ func (s *session) examine() {
 		if time.Since(s.looked) < idleEvery {
 			return
 		}
-		look := func() error { return s.view.Quick(gap) }
+		s.catchUp()
+		look := func() error { return s.look(func() error { return s.view.Quick(gap) }) }
 		if s.looked = time.Now(); s.total == 0 || time.Since(s.full) >= idleFullEvery {
 			look = s.scan
 		}
-		if look() == nil && s.m.supervised() == nil {
-			_ = s.arm() // Suspend reports it
+		if look() != nil {
+			return
+		}
+		if g, err := s.m.supervised(); err == nil {
+			_ = s.arm(g) // Suspend reports it
 		}
 		return
 	case s.unsure: // the owner suspends the process again
@@ -258,27 +368,33 @@ func (s *session) examine() {
 	}
 	s.looked = time.Now()
 	if err := s.m.disable([]*session{s}, gap); err != nil { // the owner suspends the process again, and gets the error
-		s.ran = true
+		s.ran = cmp.Or(s.ran, mechanism.NewQueue)
 		s.notify()
 	}
 }
 
 func (s *session) scan() error {
 	s.full = time.Now()
-	return s.view.Scan()
+	return s.look(s.view.Scan)
 }
 
 // lose records why the process can no longer be suspended. Another process may still have its file
 // and channels.
 func (s *session) lose(why error) {
-	for _, o := range s.m.members {
-		if o == s {
+	disabled := s.disabled
+	for _, o := range s.m.all() {
+		shared := slices.DeleteFunc(slices.Clone(o.known.Load().channels), func(c nvrm.Channel) bool { return !slices.ContainsFunc(disabled, c.Is) })
+		if o == s || len(shared) == 0 {
 			continue
 		}
-		all, _ := o.view.Channels()
-		left := slices.DeleteFunc(slices.Clone(all), func(c nvrm.Channel) bool { return !slices.ContainsFunc(s.disabled, c.Is) })
-		if _, err := nvrm.EnableEach(o.process, left); err != nil {
-			s.m.cfg.Log.Warn("a process that shares a file with one that has exited may stay suspended", log.Target(o.target), log.Err(err))
+		select {
+		case o.calls <- struct{}{}:
+			o.takeOver(shared)
+		default:
+			s.m.watchers.Go(func() {
+				o.begin()
+				o.takeOver(shared)
+			})
 		}
 	}
 	s.lost = fmt.Errorf("process %d: %w", s.target.PID, why)
@@ -286,17 +402,32 @@ func (s *session) lose(why error) {
 	s.notify()
 }
 
-// runAgain resumes the process after the supervisor has resumed it or has ended. The owner suspends
-// it again.
-func (s *session) runAgain() {
-	if !s.suspended && !s.unsure && len(s.disabled) == 0 {
+// takeOver enables the channels of a process that has exited and shared a file with this one. It ends
+// the use of calls.
+func (s *session) takeOver(shared []nvrm.Channel) {
+	defer s.end()
+	if s.closed {
 		return
 	}
-	s.ran = s.ran || s.suspended
+	if _, err := nvrm.EnableEach(s.process, shared); err != nil {
+		s.m.cfg.Log.Warn("a process that shares a file with one that has exited may stay suspended", log.Target(s.target), log.Err(err))
+	}
+}
+
+// runAgain resumes the process after the supervisor has resumed it or has ended. The owner suspends
+// it again. It reports whether there was something to resume.
+func (s *session) runAgain() bool {
+	if !s.suspended && !s.unsure && len(s.disabled) == 0 {
+		return false
+	}
+	if s.suspended {
+		s.ran = mechanism.Lapsed
+	}
 	if err := s.enable(); err != nil {
 		s.m.cfg.Log.Error("a process could not be resumed", log.Target(s.target), log.Err(err))
 	}
 	s.notify()
+	return true
 }
 
 // notify makes the owner call Handle.
@@ -311,18 +442,18 @@ func (s *session) notify() {
 func (s *session) Events() <-chan struct{} { return s.events }
 
 // Handle implements mechanism.Watcher.
-func (s *session) Handle(context.Context) (running bool, err error) {
-	s.m.calls.Lock()
-	defer s.m.calls.Unlock()
+func (s *session) Handle(context.Context) (running mechanism.Running, err error) {
+	s.begin()
+	defer s.end()
 	running, err = s.ran, s.lost
-	s.ran = false
+	s.ran = mechanism.NotRunning
 	return running, err
 }
 
 // Changed implements mechanism.Watcher.
 func (s *session) Changed() bool {
-	s.m.calls.Lock()
-	defer s.m.calls.Unlock()
+	s.begin()
+	defer s.end()
 	changed := s.changed
 	s.changed = false
 	return changed

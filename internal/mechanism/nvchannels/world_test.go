@@ -1,6 +1,7 @@
 package nvchannels
 
 import (
+	"context"
 	"errors"
 	"os"
 	"sync"
@@ -89,16 +90,18 @@ type mortal struct {
 	after       atomic.Bool
 	full        atomic.Bool // no descriptors are left
 	died        func()
+	before      func(gpreempt.ProcessKey) // is called before each, unless it is nil
 }
 
 func (d *mortal) Open(key gpreempt.ProcessKey) (nvrm.Process, error) {
 	p, err := d.Sys.Open(key)
-	return mortalProcess{p, d}, err
+	return mortalProcess{p, d, key}, err
 }
 
 type mortalProcess struct {
 	nvrm.Process
-	d *mortal
+	d   *mortal
+	key gpreempt.ProcessKey
 }
 
 func (p mortalProcess) Copy(n int) (nvrm.File, error) {
@@ -106,15 +109,19 @@ func (p mortalProcess) Copy(n int) (nvrm.File, error) {
 		return nil, unix.EMFILE
 	}
 	f, err := p.Process.Copy(n)
-	return mortalFile{f, p.d}, err
+	return mortalFile{f, p.d, p.key}, err
 }
 
 type mortalFile struct {
 	nvrm.File
-	d *mortal
+	d   *mortal
+	key gpreempt.ProcessKey
 }
 
 func (f mortalFile) Control(client, object nvrm.Handle, cmd nvrm.Command, params []byte) error {
+	if f.d.before != nil {
+		f.d.before(f.key)
+	}
 	n, last := f.d.calls.Add(1), f.d.last.Load()
 	switch {
 	case last == 0 || n < last:
@@ -137,14 +144,13 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	w.m = New(Config{Sys: w.daemon, Profile: profile, Journal: &w.journal, Log: zaptest.NewLogger(t, zaptest.Level(zap.DPanicLevel)), Start: w.start})
+	w.m.patience = testutil.Patience
 	t.Cleanup(func() {
 		_ = w.m.Close()
 		w.supervisors.Wait()
-		w.m.calls.Lock()
-		for _, left := range w.m.members { // the kernel does so when a daemon dies
+		for _, left := range w.m.all() { // the kernel does so when a daemon dies
 			left.process.Close()
 		}
-		w.m.calls.Unlock()
 		w.machine.Close()
 	})
 	return w
@@ -179,7 +185,7 @@ func (w *world) startNext(socket *os.File) (*os.Process, error) {
 
 // lapse is the report that the supervisor has resumed everything.
 func (w *world) lapse() {
-	w.m.guard.Load().lapse.Store(true)
+	w.m.guard.Load().lapses.Add(1)
 	w.m.lapsed()
 }
 
@@ -216,4 +222,27 @@ type state struct{ Off, All, OthersOff int }
 func stateOf(p *nvrmtest.Process) state {
 	off, all, others, _ := p.State()
 	return state{off, all, others}
+}
+
+// SuspendAll returns the results of SuspendEach.
+func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
+	return mechanism.Results(ctx, m.SuspendEach, sessions)
+}
+
+// ResumeAll returns the results of ResumeEach.
+func (m *Mechanism) ResumeAll(ctx context.Context, sessions []mechanism.Session) []error {
+	return mechanism.Results(ctx, m.ResumeEach, sessions)
+}
+
+// stand waits until no call is made for the sessions, and has none made until the result is called.
+func (w *world) stand() (free func()) {
+	all := w.m.all()
+	for _, s := range all {
+		s.begin()
+	}
+	return func() {
+		for _, s := range all {
+			s.end()
+		}
+	}
 }
