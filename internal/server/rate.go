@@ -210,18 +210,14 @@ func (u *user) endCall() {
 	u.calls--
 }
 
-// MayConnect returns an error if a user connects, or is refused, too often.
+// MayConnect returns an error if the user of a process connects, or is refused, too often.
 // auth.NewUnixListener calls it before anything else is done for a connection, so that a
-// flood of connections costs little. Connections of uid 0 are checked by join only, because
-// root in a container has another account than root.
-func (s *Server) MayConnect(uid uint32) error {
-	if uid == 0 {
-		return nil
-	}
+// flood of connections costs little.
+func (s *Server) MayConnect(p auth.Process) error {
 	cs := s.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	u := cs.user(auth.Process{UID: uid}.Principal())
+	u := cs.user(p.Principal())
 	if err := cs.tooOften(u); err != nil {
 		return err
 	}
@@ -267,19 +263,21 @@ func reservedPlaces(total int) int { return total / 16 }
 
 // place returns an error if a user may not have another connection. Admins may use every
 // place; the others have all but the reserved ones, and none of them more than as many as
-// are left, so that a few users cannot take the places of all. The caller holds mu.
+// are left beyond a tenth, so that a few users cannot take the places of all. The tenth is
+// for users with few: none has more than a sixteenth of what is left. The caller holds mu.
 func (cs *clients) place(u *user, admin bool) error {
 	l := cs.s.cfg.Limits()
 	left := l.ConnectionsTotal - len(cs.byConn)
 	if !admin {
 		left = l.ConnectionsTotal - reservedPlaces(l.ConnectionsTotal) - (len(cs.byConn) - cs.admins)
 	}
+	most := max(left-l.ConnectionsTotal/10, left/16+1)
 	switch {
 	case u.conns >= l.ConnectionsPerUser:
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser,
 			fmt.Sprintf("%s has %d connections, its maximum", u.id, u.conns),
 			"use the open connections, or raise limits.connections_per_user")
-	case left <= 0, !admin && u.conns >= left:
+	case left <= 0, !admin && u.conns >= most:
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal,
 			fmt.Sprintf("%d connections are open, %d of them of %s, and %d are left", len(cs.byConn), u.conns, u.id, max(0, left)),
 			"see which processes have them (ss -xp), or raise limits.connections_total")
