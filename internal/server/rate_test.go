@@ -95,7 +95,7 @@ func TestConnectionInDebtEndsWhenItsClientHasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7"))
+		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
 		p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: leftConn{}, client: c}}
 		if n, err := p.Read(make([]byte, 1)); n != 1 || err != nil {
 			t.Errorf("without a debt: read %d bytes, %v; want what it has sent", n, err)
@@ -115,7 +115,7 @@ func TestConnectionInDebtIsNotReadUntilItIsPaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7"))
+		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
 		p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: openConn{}, client: c}}
 		read := func() time.Duration {
 			began := time.Now()
@@ -144,7 +144,7 @@ func TestWaitingConnectionsAreReadInTurns(t *testing.T) {
 		const connections = 50
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7"))
+		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
 		for range 11 {
 			c.charge(l, 25_600)
 		}
@@ -267,7 +267,7 @@ func TestCallWithoutItsMessageEndsItsConnection(t *testing.T) {
 }
 
 func TestCallsInFlightOfAUserAreBounded(t *testing.T) {
-	u := newUser("uid 7")
+	u := newUser("uid 7", &meter{})
 	for range callsPerUser {
 		if err := u.beginCall(); err != nil {
 			t.Fatal(err)
@@ -287,7 +287,7 @@ func places(h *host, limits map[string]int, admin map[string]bool) (got map[stri
 	defer cs.mu.Unlock()
 	got = map[string]int{}
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		u := newUser(name)
+		u := newUser(name, &cs.all)
 		for range limits[name] {
 			if cs.place(u, admin[name]) != nil {
 				break
