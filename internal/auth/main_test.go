@@ -9,7 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
@@ -45,6 +48,28 @@ func play(role, socket string) error {
 		}
 		order()
 		conn.Close()
+		order()
+		return nil
+	case "owner": // start a member of a new user namespace, and print its pid
+		member := exec.Command("/proc/self/exe")
+		member.Env = append(os.Environ(), roleKey+"=member")
+		member.Stdin, member.Stdout, member.Stderr = os.Stdin, os.Stdout, os.Stderr
+		member.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, AmbientCaps: []uintptr{unix.CAP_SETUID}}
+		if err := member.Start(); err != nil {
+			return err
+		}
+		fmt.Println(member.Process.Pid)
+		return member.Wait()
+	case "member": // become root of the namespace, once it has users, and connect
+		order()
+		if err := syscall.Setuid(0); err != nil {
+			return err
+		}
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
 		order()
 		return nil
 	case "parent": // connect, leave the socket to a grandchild and exit

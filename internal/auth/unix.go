@@ -31,19 +31,44 @@ type Process struct {
 	// Nested is set if it is in a pid namespace below that of the daemon, as in a
 	// container. Root there can become any user and join any group of the host.
 	Nested bool
+	// Account is the principal, if that is not UID: who can act as many users of the host
+	// is one. It is the owner of the user namespace, or else the container.
+	Account string
 }
 
 // Key returns the key of the process.
 func (p Process) Key() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: p.PID, Start: p.Start} }
 
 // Principal returns the user that the process acts for, the same text for every process
-// of that user. In containers a user is another one than on the host: root in a container
-// can become each of them.
+// of that user.
 func (p Process) Principal() string {
-	if p.Nested {
-		return fmt.Sprintf("uid %d in a container", p.UID)
+	if p.Account != "" {
+		return p.Account
 	}
 	return fmt.Sprintf("uid %d", p.UID)
+}
+
+// accountOf returns Process.Account of the process that has a pid. Who made a user namespace has
+// as many uids in it as are mapped. In one that root made, as for a container, and in a pid
+// namespace, root can become each user of it: the namespace itself has the account. "" also if
+// the namespaces cannot be read: then the uid that the kernel gives counts.
+func accountOf(pid int32) string {
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: pid})
+	if err != nil {
+		return ""
+	}
+	defer p.Close()
+	switch ns, below, err := p.Below("user"); {
+	case err != nil || !below:
+	case ns.Owner != 0:
+		return fmt.Sprintf("uid %d", ns.Owner)
+	default:
+		return fmt.Sprintf("user namespace %d", ns.Inode)
+	}
+	if ns, below, err := p.Below("pid"); err == nil && below {
+		return fmt.Sprintf("pid namespace %d", ns.Inode)
+	}
+	return ""
 }
 
 // String returns the user and the pid for a person to read.
@@ -121,10 +146,10 @@ type UnixOptions struct {
 	// Reserved reports whether a peer may have one of the last connections. Accept calls
 	// it, so it must not block.
 	Reserved func(Process) bool
-	// Admit is called with the user of each connection, before the peer is identified:
-	// an error refuses the connection, wrapped, at the cost of two system calls. Accept
+	// Admit is called with PID, UID, GID and Account of each peer, before the rest is known:
+	// an error refuses the connection, wrapped, at the cost of a few system calls. Accept
 	// calls it, so it must not block.
-	Admit func(uid uint32) error
+	Admit func(Process) error
 	// Refused is called for each connection that Accept closed because it did not
 	// identify the peer. The error names the peer, the reason and the remedy. Accept
 	// calls it, so it must not block.
@@ -137,7 +162,7 @@ type UnixOptions struct {
 // leaves the accepted connections open.
 func NewUnixListener(l *net.UnixListener, o UnixOptions) net.Listener {
 	if o.Admit == nil {
-		o.Admit = func(uint32) error { return nil }
+		o.Admit = func(Process) error { return nil }
 	}
 	if o.Reserved == nil {
 		o.Reserved = func(Process) bool { return false }
@@ -231,7 +256,8 @@ func (l *unixListener) lookup(socket int) (p Process, pidfd int, err error) {
 		return p, -1, fmt.Errorf("connection of uid %d refused: its process is in a pid namespace that gpreemptd cannot see:"+
 			" run gpreemptd in the host's pid namespace (hostPID: true in a pod)", p.UID)
 	}
-	if err := l.options.Admit(p.UID); err != nil {
+	p.Account = accountOf(p.PID)
+	if err := l.options.Admit(p); err != nil {
 		return p, -1, refusal(p, err)
 	}
 	if p.Groups, err = peerGroups(socket); err != nil {

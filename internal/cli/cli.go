@@ -189,6 +189,9 @@ func New(streams IO) *cobra.Command {
 			case a.timeout <= 0:
 				return usage(cmd, "--timeout must be greater than 0")
 			}
+			if err := a.checkEmpty(cmd); err != nil {
+				return err
+			}
 			return errors.Join(a.compile(cmd), a.checkHosts(cmd), a.checkAddress(cmd))
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -102,6 +103,32 @@ func (a *app) dial() (*client.Client, error) {
 
 // daemonAt names the daemon for people.
 func (a *app) daemonAt() string { return or(a.address, a.socket) }
+
+// checkEmpty refuses what should name daemons and is empty, as with a variable of a script that is
+// not set: the command would reach the daemon of this host, which was not meant. A flag that is
+// given takes precedence over the environment.
+func (a *app) checkEmpty(cmd *cobra.Command) error {
+	if a.rec != nil { // runOnHost has replaced --hosts
+		return nil
+	}
+	given := false
+	for _, name := range []string{"hosts", "address", "socket"} {
+		flag := cmd.Flags().Lookup(name)
+		if flag.Changed && flag.Value.String() == "" {
+			return usage(cmd, "--%s is empty: name a daemon, or leave it out for the daemon of this host", name)
+		}
+		given = given || flag.Changed
+	}
+	if given || a.Environ == nil {
+		return nil
+	}
+	for _, name := range []string{AddressEnv, SocketEnv} {
+		if slices.Contains(a.Environ(), name+"=") {
+			return usage(cmd, "%s is set and empty: name a daemon, or unset it for the daemon of this host", name)
+		}
+	}
+	return nil
+}
 
 // checkAddress refuses flags that contradict each other. A flag takes precedence over the
 // environment: --socket selects the daemon of this host.

@@ -2,6 +2,7 @@
 package config
 
 import (
+	"cmp"
 	_ "embed"
 	"regexp"
 	"time"
@@ -81,6 +82,16 @@ type Limits struct {
 	Leases          scheduler.Limits
 	Clients         server.Limits
 	MaxMessageBytes int
+}
+
+// Rates returns Clients for a number of processors: a rate that is 0 follows it. All
+// announcements of a host pass one lock, so more than eight processors do not serve more.
+func (l Limits) Rates(processors int) server.Limits {
+	c, n := l.Clients, min(processors, 8)
+	c.RequestsPerSecond = cmp.Or(c.RequestsPerSecond, min(500*n, 2000))
+	c.Burst = cmp.Or(c.Burst, min(1000*n, 4000))
+	c.RequestsPerUser = cmp.Or(c.RequestsPerUser, 1000*n)
+	return c
 }
 
 // Discovery configures how the daemon scans KFD.

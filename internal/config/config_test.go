@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/safety"
+	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -197,7 +198,7 @@ safety:
 		{Key: "socket", From: "/run/gpreempt/gpreemptd.sock", To: "/run/x.sock"},
 		{Key: "mechanisms", From: "[dbgtrap]", To: "[criu, dbgtrap]"},
 		{Key: "access.admin_groups", From: "[gpreempt-admin]", To: "[wheel, 0]", Live: true},
-		{Key: "limits.burst", From: "4000", To: "5000", Live: true},
+		{Key: "limits.burst", From: "0", To: "5000", Live: true},
 		{Key: "limits.max_message_bytes", From: "65536", To: "4096"},
 		{Key: "policy.preset", From: "balanced", To: "custom", Live: true},
 		{Key: "policy.shadow", From: "false", To: "true", Live: true},
@@ -263,5 +264,22 @@ func TestValidateChecksValuesThatAreNotFromAFile(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, err.Error()); diff != "" {
 		t.Errorf("Validate (-want +got):\n%s", diff)
+	}
+}
+
+// The rates follow the processors of the daemon, up to eight, unless the file has them.
+func TestDefaultRatesFollowTheProcessors(t *testing.T) {
+	for processors, want := range map[int]server.Limits{
+		1:  {RequestsPerSecond: 500, Burst: 1000, RequestsPerUser: 1000},
+		2:  {RequestsPerSecond: 1000, Burst: 2000, RequestsPerUser: 2000},
+		96: {RequestsPerSecond: 2000, Burst: 4000, RequestsPerUser: 8000},
+	} {
+		if diff := cmp.Diff(want, Limits{}.Rates(processors)); diff != "" {
+			t.Errorf("%d processors (-want +got):\n%s", processors, diff)
+		}
+	}
+	own := server.Limits{RequestsPerSecond: 7, Burst: 8, RequestsPerUser: 9, ConnectionsTotal: 10}
+	if diff := cmp.Diff(own, Limits{Clients: own}.Rates(1)); diff != "" {
+		t.Errorf("of the file (-want +got):\n%s", diff)
 	}
 }

@@ -72,8 +72,8 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"1:17: limits.burst: 0x10 is not written in plain decimal digits: write a whole number"},
 		},
 		{
-			"int out of range", "limits: {burst: 0}\n",
-			[]string{"1:17: limits.burst: 0 is outside 1 to 1000000: choose a number in that range"},
+			"int out of range", "limits: {burst: -1}\n",
+			[]string{"1:17: limits.burst: -1 is outside 0 to 1000000: choose a number in that range"},
 		},
 		{
 			"client limit above the total", "limits: {leases_per_client: 9, leases_total: 8}\n",

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -271,7 +272,7 @@ func (d *daemon) build(cfg config.Config) error {
 		Backlogs:        d.backlogs,
 		BootID:          bootID(),
 		Authz:           func() auth.Policy { return *d.authz.Load() },
-		Limits:          func() server.Limits { return d.config.Load().Limits.Clients },
+		Limits:          func() server.Limits { return d.config.Load().Limits.Rates(runtime.GOMAXPROCS(0)) },
 		MaxMessageBytes: cfg.Limits.MaxMessageBytes,
 		Epoch:           d.epoch,
 		Now:             time.Now,

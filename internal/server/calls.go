@@ -103,11 +103,21 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.StreamHandle
 			}
 			defer c.client.user.endRead()
 		}
-		resp, err := next(srv, withCaller(ctx, c), readInTime, handle)
+		free := func() {}
+		defer func() { free() }()
+		seated := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			var err error // the message has arrived
+			if free, err = s.takeSeat(ctx, c, method); err != nil {
+				free = func() {}
+				return nil, err
+			}
+			return handle(ctx, req, info, handler)
+		}
+		resp, err := next(srv, withCaller(ctx, c), readInTime, seated)
 		if err != nil {
 			return err
 		}
-		return c.sendAnswer(method, resp, true, ss)
+		return c.sendAnswer(method, resp, true, ss) // encodes it, and does not wait for the client
 	}
 }
 
@@ -258,6 +268,7 @@ type stream struct {
 	// needs a place among the user's reads from the receipt of the request. One goroutine
 	// receives and answers.
 	computes, reading bool
+	free              func() // the seat, while reading
 }
 
 func (s *stream) Context() context.Context { return s.ctx }
@@ -269,6 +280,11 @@ func (s *stream) RecvMsg(m any) error {
 	}
 	s.endRead()
 	err := s.c.client.user.beginRead(s.ctx)
+	if err == nil {
+		if s.free, err = s.s.takeSeat(s.ctx, s.c, s.method); err != nil {
+			s.c.client.user.endRead()
+		}
+	}
 	s.reading = err == nil
 	return err
 }
@@ -276,6 +292,7 @@ func (s *stream) RecvMsg(m any) error {
 func (s *stream) endRead() {
 	if s.reading {
 		s.reading = false
+		s.free()
 		s.c.client.user.endRead()
 	}
 }
@@ -299,6 +316,11 @@ func (s *stream) recv(m any) error {
 // SendMsg sends a message.
 func (s *stream) SendMsg(m any) error {
 	s.endRead() // a client that does not read must not keep the place
+	if strings.HasPrefix(s.method, adminPrefix) {
+		if err := s.c.pace(s.ctx); err != nil {
+			return err
+		}
+	}
 	return s.c.sendAnswer(s.method, m, false, s.ServerStream)
 }
 

@@ -207,6 +207,7 @@ type clients struct {
 	byConn map[auth.Conn]*connection
 	byID   map[scheduler.ClientID]*client
 	users  map[string]*user // by principal
+	all    meter            // of all users
 	admins int              // connections made with the right Admin
 	// pruneUsers is len(users) at which those without connections are looked for.
 	pruneUsers int

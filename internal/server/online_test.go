@@ -399,7 +399,7 @@ func TestNotesOfExpiredLeasesAreDeleted(t *testing.T) {
 func TestAnnouncementsAboveTheLimitAreRefused(t *testing.T) {
 	const limit = 10_000
 	h := startHost(t, func(_ *Config, l *scheduler.Limits) {
-		l.LeasesPerClient, l.LeasesPerUser, l.LeasesTotal = limit, limit+2, limit+1
+		l.LeasesPerClient, l.LeasesPerUser, l.LeasesTotal = limit, limit+2, 11_112
 	})
 	req := &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(0), Gpus: []*gpreemptv1.GpuSelector{byID(gpuA)}}
 	c := h.session(t)

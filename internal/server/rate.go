@@ -4,13 +4,16 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -57,6 +60,13 @@ func (l Limits) shared() quota {
 	return quota{perSecond, l.Burst * perSecond / l.RequestsPerSecond}
 }
 
+// together is the quota of the users who use up theirs: that of two. Its burst is a tenth of a
+// second, so that what they have saved up does not run at once.
+func (l Limits) together() quota {
+	perSecond := 2 * l.shared().perSecond
+	return quota{perSecond, max(1, perSecond/10)}
+}
+
 // meter measures what a client, or all clients of a user, request. The zero meter
 // has measured nothing. Its methods are safe for concurrent use.
 type meter struct {
@@ -92,6 +102,28 @@ func (m *meter) charge(now time.Time, q quota, n int) {
 	}
 }
 
+// work takes n requests, which may end in debt.
+func (m *meter) work(now time.Time, q quota, n int) {
+	requests, _ := m.limiters(q)
+	if debtOf(requests, now) < maxWait {
+		requests.ReserveN(now, min(n, q.burst))
+	}
+}
+
+// workDebt returns the time until requests and bytes are paid.
+func (m *meter) workDebt(now time.Time, q quota) time.Duration {
+	requests, bytes := m.limiters(q)
+	return max(debtOf(requests, now), debtOf(bytes, now))
+}
+
+// busy reports whether more was asked for than the rate allows in a tenth of a second, and is
+// not yet paid.
+func (m *meter) busy(now time.Time, q quota) bool {
+	requests, bytes := m.limiters(q)
+	used := func(l *rate.Limiter) bool { return l.TokensAt(now) < float64(l.Burst())-float64(l.Limit())/10 }
+	return used(requests) || used(bytes)
+}
+
 // debt returns the time until the bytes are paid.
 func (m *meter) debt(now time.Time, q quota) time.Duration {
 	_, bytes := m.limiters(q)
@@ -113,6 +145,7 @@ func (m *meter) full(now time.Time, q quota) bool {
 // charged to both.
 func (c *client) takeRequest(l Limits, cost int) error {
 	now := time.Now()
+	c.user.all.work(now, l.together(), cost)
 	e := &gpreempt.Error{Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited}
 	switch {
 	case !c.meter.take(now, l.own(), cost):
@@ -132,6 +165,19 @@ func (c *client) charge(l Limits, bytes int) {
 	now := time.Now()
 	c.meter.charge(now, l.own(), bytes)
 	c.user.meter.charge(now, l.shared(), bytes)
+	c.user.all.charge(now, l.together(), bytes)
+}
+
+// debt returns how long a connection has to wait, for what it and its user did, or because all
+// users together ask for much and this is one of those who ask for most.
+func (c *connection) debt(l Limits) time.Duration {
+	now, u := time.Now(), c.client.user
+	debt := max(c.client.meter.debt(now, l.own()), u.meter.debt(now, l.shared()))
+	if debt == 0 && !c.rights.Allows(auth.Admin) && u.meter.busy(now, l.shared()) {
+		debt = u.all.workDebt(now, l.together())
+		debt += rand.N(debt + 1) // or all would go on at once
+	}
+	return debt
 }
 
 // openStream counts a stream in; closeStream counts it out.
@@ -158,6 +204,7 @@ func (c *client) closeStream() {
 type user struct {
 	id    scheduler.UserID
 	meter meter
+	all   *meter // of all users
 	// refusals limits the lines of the audit log.
 	refusals *logLimiter
 
@@ -175,8 +222,47 @@ type user struct {
 // wait. Such an answer may need a megabyte before it is encoded.
 const readsPerUser = 2
 
-func newUser(name string) *user {
-	return &user{id: scheduler.UserID(name), refusals: newLogLimiter(), reads: make(chan struct{}, readsPerUser)}
+// The calls that read the state, of all users without the right Admin together, use at most half
+// of the processors at a time, so that announcements, completions and renewals, which never wait
+// here, find the others free. The others wait in the order of their arrival; with readsPerUser
+// no user has more of that queue than another. Diagnose may wait for the driver, and is computed
+// once at a time.
+func newSeats() chan struct{} { return make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)) }
+
+// takeSeat waits until a caller may read; free lets the next one do so.
+func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (free func(), err error) {
+	need, _ := auth.Need(method)
+	if need != auth.Read || c.rights.Allows(auth.Admin) || method == gpreemptv1.AdminService_Diagnose_FullMethodName {
+		return func() {}, nil
+	}
+	select {
+	case s.seats <- struct{}{}:
+		return func() { <-s.seats }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// pace waits while the users of a connection are in debt: what a stream sends is charged, and a
+// user with many streams has no other bound of what they cost together.
+func (c *connection) pace(ctx context.Context) error {
+	for {
+		debt := c.debt(c.s.cfg.Limits())
+		if debt == 0 || c.rights.Allows(auth.Admin) {
+			return nil
+		}
+		timer := time.NewTimer(min(debt, maxWait))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func newUser(name string, all *meter) *user {
+	return &user{id: scheduler.UserID(name), all: all, refusals: newLogLimiter(), reads: make(chan struct{}, readsPerUser)}
 }
 
 // beginRead waits until a call may read the state; endRead lets the next one do so.
@@ -210,18 +296,14 @@ func (u *user) endCall() {
 	u.calls--
 }
 
-// MayConnect returns an error if a user connects, or is refused, too often.
+// MayConnect returns an error if the user of a process connects, or is refused, too often.
 // auth.NewUnixListener calls it before anything else is done for a connection, so that a
-// flood of connections costs little. Connections of uid 0 are checked by join only, because
-// root in a container has another account than root.
-func (s *Server) MayConnect(uid uint32) error {
-	if uid == 0 {
-		return nil
-	}
+// flood of connections costs little.
+func (s *Server) MayConnect(p auth.Process) error {
 	cs := s.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	u := cs.user(auth.Process{UID: uid}.Principal())
+	u := cs.user(p.Principal())
 	if err := cs.tooOften(u); err != nil {
 		return err
 	}
@@ -245,7 +327,7 @@ func (cs *clients) user(name string) *user {
 		}
 		cs.pruneUsers = max(minPrune, 2*len(cs.users))
 	}
-	u := newUser(name)
+	u := newUser(name, &cs.all)
 	cs.users[name] = u
 	return u
 }
@@ -267,19 +349,21 @@ func reservedPlaces(total int) int { return total / 16 }
 
 // place returns an error if a user may not have another connection. Admins may use every
 // place; the others have all but the reserved ones, and none of them more than as many as
-// are left, so that a few users cannot take the places of all. The caller holds mu.
+// are left beyond a tenth, so that a few users cannot take the places of all. The tenth is
+// for users with few: none has more than a sixteenth of what is left. The caller holds mu.
 func (cs *clients) place(u *user, admin bool) error {
 	l := cs.s.cfg.Limits()
 	left := l.ConnectionsTotal - len(cs.byConn)
 	if !admin {
 		left = l.ConnectionsTotal - reservedPlaces(l.ConnectionsTotal) - (len(cs.byConn) - cs.admins)
 	}
+	most := max(left-l.ConnectionsTotal/10, left/16+1)
 	switch {
 	case u.conns >= l.ConnectionsPerUser:
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser,
 			fmt.Sprintf("%s has %d connections, its maximum", u.id, u.conns),
 			"use the open connections, or raise limits.connections_per_user")
-	case left <= 0, !admin && u.conns >= left:
+	case left <= 0, !admin && u.conns >= most:
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal,
 			fmt.Sprintf("%d connections are open, %d of them of %s, and %d are left", len(cs.byConn), u.conns, u.id, max(0, left)),
 			"see which processes have them (ss -xp), or raise limits.connections_total")
@@ -297,8 +381,8 @@ type throttledConn struct {
 func (t *throttledConn) Read(b []byte) (int, error) {
 	client := t.c.client
 	for waited := false; ; waited = true {
-		now, l := time.Now(), t.s.cfg.Limits()
-		debt := max(client.meter.debt(now, l.own()), client.user.meter.debt(now, l.shared()))
+		l := t.s.cfg.Limits()
+		debt := t.c.debt(l)
 		if debt > 0 && t.c.conn.Left() {
 			return 0, errLeft // what it has sent is not worth waiting for
 		}

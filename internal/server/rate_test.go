@@ -95,7 +95,7 @@ func TestConnectionInDebtEndsWhenItsClientHasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7"))
+		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
 		p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: leftConn{}, client: c}}
 		if n, err := p.Read(make([]byte, 1)); n != 1 || err != nil {
 			t.Errorf("without a debt: read %d bytes, %v; want what it has sent", n, err)
@@ -115,7 +115,7 @@ func TestConnectionInDebtIsNotReadUntilItIsPaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7"))
+		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
 		p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: openConn{}, client: c}}
 		read := func() time.Duration {
 			began := time.Now()
@@ -144,7 +144,7 @@ func TestWaitingConnectionsAreReadInTurns(t *testing.T) {
 		const connections = 50
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7"))
+		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
 		for range 11 {
 			c.charge(l, 25_600)
 		}
@@ -267,7 +267,7 @@ func TestCallWithoutItsMessageEndsItsConnection(t *testing.T) {
 }
 
 func TestCallsInFlightOfAUserAreBounded(t *testing.T) {
-	u := newUser("uid 7")
+	u := newUser("uid 7", &meter{})
 	for range callsPerUser {
 		if err := u.beginCall(); err != nil {
 			t.Fatal(err)
@@ -287,7 +287,7 @@ func places(h *host, limits map[string]int, admin map[string]bool) (got map[stri
 	defer cs.mu.Unlock()
 	got = map[string]int{}
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		u := newUser(name)
+		u := newUser(name, &cs.all)
 		for range limits[name] {
 			if cs.place(u, admin[name]) != nil {
 				break
@@ -314,15 +314,23 @@ func TestPlacesAreLeftForOthersAndForAdmins(t *testing.T) {
 		"few": {map[string]int{"a": 200, "b": 200, "root": 5}, map[string]int{"a": 200, "b": 200, "root": 5}},
 		"too many": {
 			map[string]int{"a": 1000, "b": 1000, "c": 1000, "d": 1000, "e": 1000, "f": 1000, "root": 1000},
-			map[string]int{"a": 256, "b": 256, "c": 224, "d": 112, "e": 56, "f": 28, "root": 92},
+			map[string]int{"a": 256, "b": 256, "c": 173, "d": 87, "e": 43, "f": 22, "root": 187},
 		},
 	} {
 		if diff := cmp.Diff(c.want, places(h, c.tried, map[string]bool{"root": true})); diff != "" {
 			t.Errorf("%s: places (-want +got):\n%s", name, diff)
 		}
 	}
+	// Thirty users who take all they can leave some for one more.
+	crowd := map[string]int{"zoe": 1000}
+	for i := range 30 {
+		crowd[fmt.Sprintf("%04d", i)] = 1000
+	}
+	if got := places(h, crowd, nil)["zoe"]; got != 2 {
+		t.Errorf("%d places are left for a user who comes later, want 2", got)
+	}
 	// Whatever other users do, the reserved places are left for admins.
-	crowd := map[string]int{"root": 1000}
+	crowd = map[string]int{"root": 1000}
 	for i := range 5000 {
 		crowd[fmt.Sprintf("%04d", i)] = 1
 	}
@@ -401,7 +409,7 @@ func TestRefusedConnectionsThatAreSilentAreClosed(t *testing.T) {
 func TestUsersWithFullMetersAreDeleted(t *testing.T) {
 	h := startHost(t)
 	for uid := range uint32(100_000) {
-		if err := h.server.MayConnect(uid); err != nil {
+		if err := h.server.MayConnect(auth.Process{UID: uid}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -193,6 +193,8 @@ type Server struct {
 	statistics *shared[*gpreemptv1.GetStatisticsResponse]
 	diagnosis  *shared[*gpreemptv1.DiagnoseResponse]
 
+	seats chan struct{} // has an element for each call that reads the state, while it does
+
 	explaining chan struct{}  // has an element for each connection in explain
 	explainers sync.WaitGroup // their goroutines
 
@@ -211,6 +213,7 @@ func New(cfg Config) *Server {
 		unidentified: newLogLimiter(),
 		started:      cfg.Now(),
 		leasePrefix:  leasePrefix(cfg.Epoch),
+		seats:        newSeats(),
 		explaining:   make(chan struct{}, explaining),
 		statistics:   newShared[*gpreemptv1.GetStatisticsResponse](),
 		diagnosis:    newShared[*gpreemptv1.DiagnoseResponse](),

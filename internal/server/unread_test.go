@@ -169,7 +169,7 @@ func backlogs(h *host, users map[string][]int64) map[string][]*connection {
 	defer cs.mu.Unlock()
 	all := map[string][]*connection{}
 	for name, sizes := range users {
-		u := newUser(name)
+		u := newUser(name, &meter{})
 		cl := newClient(1, auth.Process{}, u)
 		for _, size := range sizes {
 			conn := &closable{done: make(chan struct{})}

@@ -124,11 +124,15 @@ func (c *Core) room(id ClientID, user UserID) error {
 	if admins := c.clients[0]; admins != nil {
 		live = len(admins.leases)
 	}
-	of := "the admins"
+	of, most := "the admins", c.limits.LeasesTotal
 	if id != 0 {
 		live, of = len(c.leases)-live, "clients"
+		// The last tenth is for users with few leases.
+		if c.perUser[user] > (c.limits.LeasesTotal-live)/16 {
+			most -= c.limits.LeasesTotal / 10
+		}
 	}
-	if live >= c.limits.LeasesTotal {
+	if live >= most {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesTotal,
 			Message: fmt.Sprintf("%d leases of %s are live on this host, which is the limit", live, of),

@@ -63,7 +63,8 @@ type Limits struct {
 	// instead where that is more.
 	LeasesPerUser int
 	// LeasesTotal bounds the live leases of all clients together, and apart from them those
-	// of the admins: clients cannot keep an admin from a lease.
+	// of the admins: clients cannot keep an admin from a lease. The last tenth is for users
+	// who hold at most a sixteenth of what is left.
 	LeasesTotal int
 }
 

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -57,15 +56,19 @@ type actor struct {
 
 const hostileUsers = 2 * abusers
 
-// lowest begins a command that runs only where nothing else would.
-var lowest = []string{"chrt", "--idle", "0"}
+// When times are judged, hostile clients have the last processor, and the daemon and the others
+// have the first: what is measured is the daemon, and not who gets the processors.
+const servingCPU, attackingCPU = "0", "1"
 
-// sizedFor is the number of processors of a host for which the default limits are: one user may
-// have the daemon work on 200 us of each ms.
-const sizedFor = 8
+// pinned begins a command on a processor, if times are judged.
+func pinned(judged bool, processor string) []string {
+	if !judged {
+		return nil
+	}
+	return []string{"taskset", "--cpu-list", processor}
+}
 
-// newArena starts a daemon with clients. When times are judged, its limits are those of a host
-// with this number of processors, because the clients and what they measure share them.
+// newArena starts a daemon with its default limits, and clients.
 func newArena(t *testing.T, judged bool) *arena {
 	t.Helper()
 	w := overTCP(t)
@@ -81,15 +84,15 @@ func newArena(t *testing.T, judged bool) *arena {
 		s.users = append(s.users, certificate{cert, key})
 	}
 	config = strings.Replace(config, "[dns:web.example]", "["+strings.Join(names, ", ")+"]", 1)
-	if part := runtime.NumCPU(); judged && part < sizedFor {
-		config += fmt.Sprintf("limits:\n  requests_per_second: %d\n  burst: %d\n  requests_per_user: %d\n",
-			2000*part/sizedFor, 4000*part/sizedFor, 8000*part/sizedFor)
-	}
 	dir := testutil.TempSocketDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	d := prepare(t, dir, config)
+	if judged {
+		d.process.Args = append(pinned(judged, servingCPU), d.process.Args...)
+		d.process.Path = "/usr/bin/taskset"
+	}
 	unit := limitsOfTheUnit(t)
 	d.process.Env = append(d.process.Env, fmt.Sprintf("GOMEMLIMIT=%d", unit.soft))
 	s.limit = int(unit.soft >> 10)
@@ -108,13 +111,13 @@ func newArena(t *testing.T, judged bool) *arena {
 
 	cert, key := w.ca.Issue(webHolder)
 	s.orders["tcp"] = order{Address: w.address, Certificates: []certificate{{cert, key}}, CA: w.ca.File}
-	s.honest["tcp"], s.hostile["tcp"] = s.player(nil), []*actor{s.player(nil, lowest...)}
+	s.honest["tcp"], s.hostile["tcp"] = s.player(nil, pinned(judged, servingCPU)...), []*actor{s.player(nil, pinned(judged, attackingCPU)...)}
 	if os.Getuid() == 0 {
 		s.transports = append(s.transports, "unix")
 		s.orders["unix"] = order{Address: d.socket}
-		s.honest["unix"] = s.player(user(99_999))
+		s.honest["unix"] = s.player(user(99_999), pinned(judged, servingCPU)...)
 		for i := range hostileUsers {
-			s.hostile["unix"] = append(s.hostile["unix"], s.player(user(100_000+uint32(i)), lowest...))
+			s.hostile["unix"] = append(s.hostile["unix"], s.player(user(100_000+uint32(i)), pinned(judged, attackingCPU)...))
 		}
 		s.admins = append(s.admins, func() error { return getStatusOnce(t, func() (*grpc.ClientConn, error) { return connect(d.socket) }) })
 	} else {
@@ -240,8 +243,7 @@ func (s *arena) request(of protoreflect.MessageDescriptor) proto.Message {
 	return m
 }
 
-// player starts a process that carries out orders. A hostile one has the lowest priority: what
-// is measured is the daemon, and not who gets the processors.
+// player starts a process that carries out orders.
 func (s *arena) player(as *syscall.SysProcAttr, command ...string) *actor {
 	command = append(command, strangersBinary)
 	t := s.t
