@@ -121,7 +121,7 @@ func TestPeerIsIdentifiedOnKernelsWithoutPeerPidfd(t *testing.T) {
 	if err := client.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-c.Done()
+	testutil.Receive(t, c.Done(), "the end of the connection of a process that was killed")
 	if !c.Died() {
 		t.Error("Died is false after SIGKILL")
 	}
@@ -211,7 +211,7 @@ func TestDeathClosesASocketThatAnotherProcessInherited(t *testing.T) {
 	}
 	parent.order(t) // to exit
 	serve(c)
-	<-c.Done()
+	testutil.Receive(t, c.Done(), "the end of the connection of a process that has exited")
 	if !c.Died() {
 		t.Error("Died is false, but the process exited")
 	}
@@ -246,7 +246,12 @@ func TestProcessThatDiesDuringIdentificationIsRefused(t *testing.T) {
 				c.Close()
 				next <- c.(*unixConn).peer
 			}()
-			err := <-refused
+			var err error
+			select {
+			case err = <-refused:
+			case got := <-next:
+				t.Fatalf("accepted a connection of pid %d, which has exited", got.PID)
+			}
 			want := fmt.Sprintf("connection of pid %d, uid %d refused: it has exited", client.cmd.Process.Pid, os.Geteuid())
 			if !errors.Is(err, ErrExited) || err.Error() != want {
 				t.Errorf("refused with %q, want %q", err, want)

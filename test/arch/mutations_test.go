@@ -27,9 +27,9 @@ const mutationsFile = "test/arch/testdata/mutations.txt"
 // newlines; `+` alone removes it. A row may have several changes, or instead of all one line
 // `none: REASON`.
 type mutations struct {
-	rows      []promise
+	rows    []promise
 	all     []mutation
-	reasons   map[string]string // by the row's key
+	reasons map[string]string // by the row's key
 }
 
 // mutation is one change of the product. Its tests are names with the directory of their
@@ -133,8 +133,11 @@ func rowsOf(root fs.FS, document string) (rows []promise, err error) {
 	return rows, nil
 }
 
-// names returns whether the row names the test.
+// names returns whether the row names the test. Those of other modules have a target of make.
 func (r promise) names(test string) bool {
+	if strings.HasPrefix(test, "deploy/kubernetes/") {
+		return strings.Contains(r.text, "`make kubernetes-test`")
+	}
 	_, short, _ := strings.Cut(test, ".")
 	for _, named := range r.tests {
 		if named == test || named == short {
@@ -254,4 +257,3 @@ func TestStaleMutationsAreFound(t *testing.T) {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
 }
-
