@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -78,29 +78,40 @@ type runner struct {
 	limit     time.Duration // for the tests of one mutation
 }
 
-// all runs the tests without a change, and then each mutation, some at a time.
-func (r runner) all(ctx context.Context, w io.Writer, mutations []mutation, jobs int) []outcome {
-	without := r.without(ctx, w, mutations)
-	results := make([]outcome, len(mutations))
-	var mu sync.Mutex // of w and done
-	done := 0
+// bench is the mutations of one package whose tests are in one package: they share a test binary.
+type bench struct {
+	pkg       string // of the tests
+	mutations []mutation
+}
+
+// all runs the tests of each bench, some benches at a time.
+func (r runner) all(ctx context.Context, w io.Writer, mutations []mutation, jobs int) (results []outcome) {
+	var benches []*bench
+	at := map[[2]string]*bench{}
+	for _, m := range mutations {
+		key := [2]string{filepath.Dir(m.file), m.pkg()}
+		if at[key] == nil {
+			at[key] = &bench{pkg: m.pkg()}
+			benches = append(benches, at[key])
+		}
+		at[key].mutations = append(at[key].mutations, m)
+	}
+	var mu sync.Mutex // of w and results
 	var wg sync.WaitGroup
 	next := make(chan int)
 	for range jobs {
 		wg.Go(func() {
 			for i := range next {
-				began := time.Now()
-				res := r.one(ctx, mutations[i], i, without)
-				res.took = time.Since(began)
-				mu.Lock()
-				results[i] = res
-				done++
-				fmt.Fprintf(w, "%3d/%d %-14s %5.1f s %s: %s\n", done, len(mutations), res.verdict, res.took.Seconds(), res.file, res.detail)
-				mu.Unlock()
+				r.bench(ctx, benches[i], filepath.Join(r.dir, strconv.Itoa(i)), func(o outcome) {
+					mu.Lock()
+					defer mu.Unlock()
+					results = append(results, o)
+					fmt.Fprintf(w, "%3d/%d %-14s %5.1f s %s: %s\n", len(results), len(mutations), o.verdict, o.took.Seconds(), o.file, o.detail)
+				})
 			}
 		})
 	}
-	for i := range mutations {
+	for i := range benches {
 		next <- i
 	}
 	close(next)
@@ -108,90 +119,143 @@ func (r runner) all(ctx context.Context, w io.Writer, mutations []mutation, jobs
 	return results
 }
 
-// without returns PASS, SKIP, FAIL or nothing for each test of the mutations in the tree as it is.
-func (r runner) without(ctx context.Context, w io.Writer, mutations []mutation) map[string]string {
-	packages := map[string][]string{}
-	for _, m := range mutations {
-		for _, test := range m.tests {
-			dir, name, _ := strings.Cut(test, ".")
-			if !slices.Contains(packages[dir], name) {
-				packages[dir] = append(packages[dir], name)
+var (
+	ended   = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\w+)`)
+	running = regexp.MustCompile(`(?m)^=== (?:RUN|CONT) +(\w+)`)
+)
+
+// bench makes one binary with all mutations that can be in one, and runs it once without any and
+// once with each. What is not killed by it is made again, in a binary of its own.
+func (r runner) bench(ctx context.Context, b *bench, dir string, done func(outcome)) {
+	binary, in, out := r.shared(ctx, b, dir)
+	without := map[string]string{}
+	if binary != "" {
+		var names []string
+		for _, m := range b.mutations {
+			names = append(names, m.names()...)
+		}
+		out, _ = r.run(ctx, b.pkg, binary, names, "none", 10*r.limit)
+		for _, m := range ended.FindAllStringSubmatch(out, -1) {
+			without[m[2]] = m[1]
+		}
+	}
+	for i, m := range b.mutations {
+		began := time.Now()
+		o := outcome{mutation: m}
+		skips := 0
+		for _, name := range m.names() {
+			switch without[name] {
+			case "SKIP":
+				skips++
+			case "PASS":
+			default:
+				o.verdict, o.detail = failing, name+"\n"+lastLines(out)
 			}
 		}
-	}
-	seen := map[string]string{}
-	for _, dir := range slices.Sorted(maps.Keys(packages)) {
-		began := time.Now()
-		out, err := r.test(ctx, dir, packages[dir], "", 10*r.limit)
-		for _, m := range ended.FindAllStringSubmatch(out, -1) {
-			seen[dir+"."+m[2]] = m[1]
+		switch {
+		case o.verdict == failing:
+		case skips == len(m.tests):
+			o.verdict, o.detail = skipped, strings.Join(m.names(), " ")
+		default:
+			o.verdict, o.detail = survived, ""
+			if in[i] {
+				o.verdict, o.detail = judge(r.run(ctx, b.pkg, binary, m.names(), strconv.Itoa(i), r.limit))
+			}
+			if o.verdict == survived {
+				o.verdict, o.detail = r.alone(ctx, m, filepath.Join(dir, strconv.Itoa(i)))
+			}
 		}
-		fmt.Fprintf(w, "without a change %5.1f s %s: %d tests\n", time.Since(began).Seconds(), dir, len(packages[dir]))
-		if err != nil {
-			fmt.Fprintf(w, "%s\n", lastLines(out))
-		}
+		o.took = time.Since(began)
+		done(o)
 	}
-	return seen
 }
 
-var ended = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\w+)`)
-var running = regexp.MustCompile(`(?m)^=== (?:RUN|CONT) +(\w+)`)
-
-// one makes the change and runs its tests.
-func (r runner) one(ctx context.Context, m mutation, number int, without map[string]string) outcome {
-	res := outcome{mutation: m, verdict: survived}
+// alone makes one mutation in a binary of its own.
+func (r runner) alone(ctx context.Context, m mutation, dir string) (verdict, string) {
 	text, err := m.apply(os.DirFS(r.root))
 	if err != nil {
-		res.verdict, res.detail = broken, err.Error()
-		return res
+		return broken, err.Error()
 	}
-	overlay, err := r.overlay(m.file, text, number)
+	binary, out := r.build(ctx, m.pkg(), dir, map[string]string{m.file: text})
+	if binary == "" {
+		return broken, lastLines(out)
+	}
+	return judge(r.run(ctx, m.pkg(), binary, m.names(), "none", r.limit))
+}
+
+// shared builds the binary with all mutations that it can have: they are chosen by mutantEnv.
+// in says which it has; out is the output of a build that failed.
+func (r runner) shared(ctx context.Context, b *bench, dir string) (binary string, in map[int]bool, out string) {
+	in = map[int]bool{}
+	for i := range b.mutations {
+		in[i] = true
+	}
+	for range 3 {
+		files := schemata(os.DirFS(r.root), b.mutations, in)
+		if binary, out = r.build(ctx, b.pkg, dir, files); binary != "" {
+			return binary, in, out
+		}
+		bad := inMutant.FindAllStringSubmatch(out, -1)
+		if len(bad) == 0 {
+			clear(in)
+		}
+		for _, m := range bad { // alone it shows whether it builds
+			i, _ := strconv.Atoi(m[1])
+			delete(in, i)
+		}
+	}
+	return binary, in, out
+}
+
+// build makes the test binary of a package in its module, with files in place of those of the tree.
+func (r runner) build(ctx context.Context, pkg, dir string, files map[string]string) (binary, out string) {
+	err := os.MkdirAll(dir, 0o700)
+	replace := map[string]string{}
+	for name, text := range files {
+		changed := filepath.Join(dir, strings.ReplaceAll(name, "/", "_"))
+		absolute, failed := filepath.Abs(filepath.Join(r.root, name))
+		replace[absolute] = changed
+		err = errors.Join(err, failed, os.WriteFile(changed, []byte(text), 0o600))
+	}
+	data, failed := json.Marshal(map[string]map[string]string{"Replace": replace})
+	overlay := filepath.Join(dir, "overlay.json")
+	if err = errors.Join(err, failed, os.WriteFile(overlay, data, 0o600)); err != nil {
+		return "", err.Error()
+	}
+	binary = filepath.Join(dir, "test")
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", binary, ".")
+	cmd.Dir = filepath.Join(r.root, pkg)
+	text, err := cmd.CombinedOutput()
 	if err != nil {
-		res.verdict, res.detail = broken, err.Error()
-		return res
+		return "", string(text) + err.Error()
 	}
-	packages := map[string][]string{}
-	skips := 0
-	for _, test := range m.tests {
-		dir, name, _ := strings.Cut(test, ".")
-		switch without[test] {
-		case "SKIP":
-			skips++
-		case "PASS":
-			packages[dir] = append(packages[dir], name)
-		default:
-			res.verdict, res.detail = failing, test
-			return res
-		}
-	}
-	if skips == len(m.tests) {
-		res.verdict, res.detail = skipped, strings.Join(m.tests, " ")
-		return res
-	}
-	var by []string
-	for _, dir := range slices.Sorted(maps.Keys(packages)) {
-		v, names := judge(r.test(ctx, dir, packages[dir], overlay, r.limit))
-		by = append(by, names...)
-		if res.verdict == survived || v == broken {
-			res.verdict = v
-		}
-	}
-	if len(by) > 0 && res.verdict != broken {
-		res.verdict = killed
-	}
-	res.detail = strings.Join(by, " ")
-	return res
+	return binary, ""
+}
+
+// run runs tests of a binary.
+func (r runner) run(ctx context.Context, pkg, binary string, names []string, mutant string, limit time.Duration) (string, error) {
+	// The process that hangs may be one that keeps the test itself from its end.
+	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.timeout", limit.String(), "-test.run", "^("+strings.Join(names, "|")+")$")
+	cmd.Dir = filepath.Join(r.root, pkg)
+	cmd.Env = append(os.Environ(), mutantEnv+"="+mutant)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 10 * time.Second
+	err := cmd.Run()
+	return "\n" + out.String(), err
 }
 
 // judge returns what the run of the tests says about the mutation, and the tests that failed.
-func judge(out string, err error) (verdict, []string) {
+func judge(out string, err error) (verdict, string) {
 	switch {
 	case err == nil:
-		return survived, nil
-	case strings.Contains(out, "[build failed]"), strings.Contains(out, "cannot be built"):
-		return broken, []string{lastLines(out)}
-	case strings.Contains(out, "panic: test timed out"), !strings.Contains(out, "\nFAIL"):
-		return late, nil
+		return survived, ""
+	case strings.Contains(out, "panic: test timed out"), strings.Contains(err.Error(), "signal: killed"):
+		return late, ""
 	}
 	var by []string
 	for _, m := range ended.FindAllStringSubmatch(out, -1) {
@@ -206,48 +270,9 @@ func judge(out string, err error) (verdict, []string) {
 		}
 	}
 	if len(by) == 0 {
-		return noName, nil
+		return noName, lastLines(out)
 	}
-	return killed, by
-}
-
-// overlay writes the changed file, and what makes go build read it for the file of the tree.
-func (r runner) overlay(file, text string, number int) (string, error) {
-	absolute, err := filepath.Abs(filepath.Join(r.root, file))
-	if err != nil {
-		return "", err
-	}
-	changed := filepath.Join(r.dir, fmt.Sprintf("%d.go", number))
-	if err := os.WriteFile(changed, []byte(text), 0o600); err != nil {
-		return "", err
-	}
-	data, err := json.Marshal(map[string]map[string]string{"Replace": {absolute: changed}})
-	if err != nil {
-		return "", err
-	}
-	name := filepath.Join(r.dir, fmt.Sprintf("%d.json", number))
-	return name, os.WriteFile(name, data, 0o600)
-}
-
-// test runs tests of one package, in the module that it belongs to. An overlay is in GOFLAGS,
-// so that it holds for the programs which a test builds, too.
-func (r runner) test(ctx context.Context, dir string, names []string, overlay string, limit time.Duration) (string, error) {
-	// The process that hangs may be one that keeps the test itself from its end.
-	ctx, cancel := context.WithTimeout(ctx, limit+2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-ldflags=-s -w", "-v", "-timeout", limit.String(), "-run", "^("+strings.Join(names, "|")+")$", ".")
-	cmd.Dir = filepath.Join(r.root, dir)
-	cmd.Env = os.Environ()
-	if overlay != "" {
-		cmd.Env = append(cmd.Env, "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay))
-	}
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 10 * time.Second
-	err := cmd.Run()
-	return "\n" + out.String(), err
+	return killed, strings.Join(by, " ")
 }
 
 // lastLines returns the last lines of an output.
@@ -293,15 +318,14 @@ func TestOutputOfARunIsAVerdict(t *testing.T) {
 		out     string
 		err     error
 		verdict verdict
-		by      []string
+		by      string
 	}{
-		{"\n=== RUN   TestA\n--- PASS: TestA (0.00s)\nPASS\nok  \tx\t0.1s\n", nil, survived, nil},
-		{"\n--- FAIL: TestA (0.00s)\n    --- FAIL: TestA/b (0.00s)\n--- PASS: TestB (0.00s)\nFAIL\nFAIL\tx\t0.1s\n", failed, killed, []string{"TestA"}},
-		{"\n=== RUN   TestA\n--- PASS: TestA (0.00s)\n=== RUN   TestB\n=== RUN   TestB/c\npanic: x\n\ngoroutine 7\nFAIL\tx\t0.1s\n", failed, killed, []string{"TestB"}},
-		{"\n=== RUN   TestA\npanic: test timed out after 1s\n--- FAIL: TestA (1.00s)\nFAIL\tx\t1.1s\n", failed, late, nil},
-		{"\n=== RUN   TestA\n", failed, late, nil},
-		{"\n--- PASS: TestA (0.00s)\nPASS\nleaked goroutines\nFAIL\tx\t0.1s\n", failed, noName, nil},
-		{"\n# x\n./a.go:1: undefined: y\nFAIL\tx [build failed]\nFAIL\n", failed, broken, []string{"# x\n./a.go:1: undefined: y\nFAIL\tx [build failed]\nFAIL"}},
+		{"\n=== RUN   TestA\n--- PASS: TestA (0.00s)\nPASS\n", nil, survived, ""},
+		{"\n--- FAIL: TestA (0.00s)\n    --- FAIL: TestA/b (0.00s)\n--- PASS: TestB (0.00s)\nFAIL\n", failed, killed, "TestA"},
+		{"\n=== RUN   TestA\n--- PASS: TestA (0.00s)\n=== RUN   TestB\n=== RUN   TestB/c\npanic: x\n\ngoroutine 7\n", failed, killed, "TestB"},
+		{"\n=== RUN   TestA\npanic: test timed out after 1s\n--- FAIL: TestA (1.00s)\n", failed, late, ""},
+		{"\n=== RUN   TestA\n", errors.New("signal: killed"), late, ""},
+		{"\n--- PASS: TestA (0.00s)\nPASS\nleaked goroutines\n", failed, noName, "--- PASS: TestA (0.00s)\nPASS\nleaked goroutines"},
 	} {
 		v, by := judge(c.out, c.err)
 		if diff := cmp.Diff([]any{c.verdict, c.by}, []any{v, by}); diff != "" {

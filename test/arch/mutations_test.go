@@ -43,6 +43,20 @@ func (m mutation) String() string {
 	return fmt.Sprintf("%s: %s: %q -> %q (%s)", m.row, m.file, m.was, m.is, strings.Join(m.tests, " "))
 }
 
+// pkg returns the package of its tests, names their names.
+func (m mutation) pkg() string {
+	dir, _, _ := strings.Cut(m.tests[0], ".")
+	return dir
+}
+
+func (m mutation) names() (names []string) {
+	for _, test := range m.tests {
+		_, name, _ := strings.Cut(test, ".")
+		names = append(names, name)
+	}
+	return names
+}
+
 // promise is a row of a document with the tests that it names, with their package or without.
 type promise struct {
 	document, text string
@@ -197,8 +211,12 @@ func checkMutations(root fs.FS) (problems []string, err error) {
 		}
 		if len(m.tests) == 0 {
 			problems = append(problems, m.row+": "+m.file+" has no test")
+			continue
 		}
 		for _, test := range m.tests {
+			if !strings.HasPrefix(test, m.pkg()+".") {
+				problems = append(problems, m.row+": "+test+" is not in the package of the first test")
+			}
 			if !found[0].names(test) {
 				problems = append(problems, m.row+": the row does not name "+test)
 			}
@@ -237,12 +255,13 @@ func TestStaleMutationsAreFound(t *testing.T) {
 			"| fault | test |\n|---|---|\n| one | `a.TestA`, `TestB/sub` |\n| two | `TestA` |\n| three | |\n| three times | |\n| four | |\n")},
 		"a/a.go":      {Data: []byte("package a\n\nvar x = 1 + 1\n")},
 		"a/a_test.go": {Data: []byte("package a\n\nfunc TestA(t *testing.T) {}\n\nfunc TestB(t *testing.T) {}\n")},
-		mutationsFile: {Data: []byte("# A comment.\n== docs/a.md\n= one\na/a.go TestA b.TestB\n- x = 1 +\n+ x = 2 +\na/a.go a.TestB\n- 1\n+ 2\n" +
+		mutationsFile: {Data: []byte("# A comment.\n== docs/a.md\n= one\na/a.go b.TestB a.TestA\n- x = 1 +\n+ x = 2 +\na/a.go a.TestB\n- 1\n+ 2\n" +
 			"= two\na/a.go\n- var x\n+ var y\n= three\nnone: no reason\n= none\na/b.go TestA\n- x\n+ y\n= three times\nnone: a reason\n")},
 	}
 	want := []string{
 		"docs/a.md: three: not the beginning of one row",
 		"docs/a.md: one: no test b.TestB",
+		"docs/a.md: one: a.TestA is not in the package of the first test",
 		`docs/a.md: one: a/a.go contains "1" 2 times, not once`,
 		"docs/a.md: two: a/a.go has no test",
 		"docs/a.md: none: not the beginning of one row",
