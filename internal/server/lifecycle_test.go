@@ -134,27 +134,6 @@ func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
 	}
 }
 
-// TestShutdownIsBounded has a client that never reads, so its session cannot end
-// gracefully.
-func TestShutdownIsBounded(t *testing.T) {
-	h := startHost(t)
-	c := h.session(t)
-	c.do(completeFrame(0, "x"))
-	full := make(chan struct{})
-	go func() { // more answers than fit the buffers of the connection
-		defer close(full)
-		for tag := range uint64(5000) {
-			if c.stream.Send(completeFrame(tag, "x")) != nil {
-				return
-			}
-		}
-	}()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	h.server.Shutdown(ctx)
-	<-full
-}
-
 // A handler that hangs in the kernel ends with no context.
 func TestShutdownDoesNotWaitForACallThatHangs(t *testing.T) {
 	peer := identity(t)

@@ -164,6 +164,9 @@ func (r runner) bench(ctx context.Context, b *bench, dir string, done func(outco
 			if o.verdict == survived {
 				o.verdict, o.detail = r.alone(ctx, m, filepath.Join(dir, strconv.Itoa(i)))
 			}
+			if o.detail == "" {
+				o.detail = strings.Join(m.names(), " ")
+			}
 		}
 		o.took = time.Since(began)
 		done(o)
