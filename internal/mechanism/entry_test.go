@@ -43,7 +43,7 @@ func TestForeignFilesAreIgnored(t *testing.T) {
 	}
 	put(t, dir, "1-5.foreign", good)
 	foreign, mode := 1, os.FileMode(0o600)
-	if os.Geteuid() != 0 { // only root can give a file away
+	if os.Geteuid() != 0 { // only root can change the owner
 		foreign, mode = os.Geteuid(), 0o666
 	}
 	if err := errors.Join(os.Chown(filepath.Join(dir, "1-5.foreign"), foreign, -1), os.Chmod(filepath.Join(dir, "1-5.foreign"), mode)); err != nil {
