@@ -204,7 +204,7 @@ nightly: ## Run mutate, and test on the real drivers of all kernels, before a ch
 	@results=$$(mktemp); status=0; for each in $(NIGHTLY); do \
 		began=$$(date +%s); out=$$(mktemp); \
 		if $(MAKE) --no-print-directory "$${each%%:*}" KERNEL="$${each#*:}" >"$$out" 2>&1; then result=$$(grep -q '^SKIP' "$$out" && echo SKIP || echo ok); else result=FAILED; status=1; fi; \
-		grep -E '^(SKIP|vm: |survived|killed )|^ *--- FAIL|expectations,' "$$out"; rm "$$out"; \
+		grep -E '^(SKIP|vm: |killed  |[a-z ]+: docs/)|^ *--- FAIL|expectations,' "$$out"; rm "$$out"; \
 		printf '%-12s %-6s %-6s %6d s\n' "$${each%%:*}" "$${each#*:}" "$$result" $$(($$(date +%s) - began)) >>"$$results"; \
 	done; cat "$$results"; rm "$$results"; exit $$status
 

@@ -315,6 +315,40 @@ func report(w io.Writer, all *mutations, results []outcome, took time.Duration) 
 	return count[killed]+count[skipped] == len(results)
 }
 
+func TestRunnerTellsWhatBecomesOfAMutation(t *testing.T) {
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module example.com/m\n\ngo 1.26\n",
+		"a/a.go": "package a\n\nconst limit = 3\n\nfunc less(x int) bool {\n\treturn x < limit\n}\n\nfunc unused() int { return 1 }\n",
+		"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestLess(t *testing.T) {\n\tif !less(2) || less(3) {\n\t\tt.Error(2)\n\t}\n}\n\n" +
+			"func TestSkips(t *testing.T) { t.Skip() }\n\nfunc TestFails(t *testing.T) { t.Fail() }\n",
+	} {
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := runner{root: root, dir: t.TempDir(), limit: time.Minute}
+	got := map[string]verdict{}
+	for _, o := range r.all(t.Context(), io.Discard, []mutation{
+		{row: "in a function", file: "a/a.go", was: "x < limit", is: "x <= limit", tests: []string{"a.TestLess"}},
+		{row: "in no function", file: "a/a.go", was: "limit = 3", is: "limit = 4", tests: []string{"a.TestLess"}},
+		{row: "of what no test calls", file: "a/a.go", was: "return 1", is: "return 2", tests: []string{"a.TestLess"}},
+		{row: "no Go", file: "a/a.go", was: "return 1", is: "return y", tests: []string{"a.TestLess"}},
+		{row: "a test that skips", file: "a/a.go", was: "return 1", is: "return 3", tests: []string{"a.TestSkips"}},
+		{row: "a test that fails", file: "a/a.go", was: "return 1", is: "return 4", tests: []string{"a.TestFails"}},
+	}, 2) {
+		got[o.row] = o.verdict
+	}
+	want := map[string]verdict{
+		"in a function": killed, "in no function": killed, "of what no test calls": survived,
+		"no Go": broken, "a test that skips": skipped, "a test that fails": failing,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("verdicts (-want +got):\n%s", diff)
+	}
+}
+
 func TestOutputOfARunIsAVerdict(t *testing.T) {
 	failed := errors.New("exit status 1")
 	for _, c := range []struct {
