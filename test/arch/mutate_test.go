@@ -134,7 +134,7 @@ func (r runner) bench(ctx context.Context, b *bench, dir string, done func(outco
 		for _, m := range b.mutations {
 			names = append(names, m.names()...)
 		}
-		out, _ = r.run(ctx, b.pkg, binary, names, "none", 10*r.limit)
+		out, _ = r.run(ctx, b.pkg, binary, names, "", 10*r.limit)
 		for _, m := range ended.FindAllStringSubmatch(out, -1) {
 			without[m[2]] = m[1]
 		}
@@ -235,12 +235,12 @@ func (r runner) build(ctx context.Context, pkg, dir string, files map[string]str
 	return binary, ""
 }
 
-// run runs tests of a binary.
+// run runs tests of a binary: all of them without a mutant, else until one fails.
 func (r runner) run(ctx context.Context, pkg, binary string, names []string, mutant string, limit time.Duration) (string, error) {
 	// The process that hangs may be one that keeps the test itself from its end.
 	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.timeout", limit.String(), "-test.run", "^("+strings.Join(names, "|")+")$")
+	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast="+strconv.FormatBool(mutant != ""), "-test.timeout", limit.String(), "-test.run", "^("+strings.Join(names, "|")+")$")
 	cmd.Dir = filepath.Join(r.root, pkg)
 	cmd.Env = append(os.Environ(), mutantEnv+"="+mutant)
 	var out bytes.Buffer
