@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale cluster kernel-userq kernel-strings
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes mutate clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale cluster kernel-userq kernel-strings
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -199,12 +199,12 @@ vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgp
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
 
 # 6.12's vm-kfd is part of each change's checks.
-NIGHTLY = vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
-nightly: ## Test on the real drivers of all kernels, before a change of the kernel's side is done: for hours, and a table at the end
+NIGHTLY = mutate: vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
+nightly: ## Run mutate, and test on the real drivers of all kernels, before a change of the kernel's side is done: for hours, and a table at the end
 	@results=$$(mktemp); status=0; for each in $(NIGHTLY); do \
 		began=$$(date +%s); out=$$(mktemp); \
 		if $(MAKE) --no-print-directory "$${each%%:*}" KERNEL="$${each#*:}" >"$$out" 2>&1; then result=$$(grep -q '^SKIP' "$$out" && echo SKIP || echo ok); else result=FAILED; status=1; fi; \
-		grep -E '^(SKIP|vm: )|^ *--- FAIL|expectations,' "$$out"; rm "$$out"; \
+		grep -E '^(SKIP|vm: |killed  |[a-z ]+: docs/)|^ *--- FAIL|expectations,' "$$out"; rm "$$out"; \
 		printf '%-12s %-6s %-6s %6d s\n' "$${each%%:*}" "$${each#*:}" "$$result" $$(($$(date +%s) - began)) >>"$$results"; \
 	done; cat "$$results"; rm "$$results"; exit $$status
 
@@ -239,6 +239,10 @@ crashes: ## Kill daemons CRASHES times with each mechanism, at its steps and at 
 	GPREEMPT_CRASHES=$(CRASHES) $(GO) test -count=1 -timeout 0 -run '^TestDeathAtEveryCall' ./internal/mechanism/dbgtrap ./internal/mechanism/criu ./internal/mechanism/kmap ./internal/mechanism/nvchannels
 	GPREEMPT_CRASHES=$(CRASHES) $(GO) test -count=1 -timeout 0 -v -run '^TestNoProcessStaysPausedAfterTheDaemonIsKilled$$' ./internal/mechanism/freezer
 	GPREEMPT_CRASHES=$$(($(CRASHES) * 3)) $(GO) test -count=1 -timeout 0 -v -run '^TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning$$' ./test/e2e
+
+MUTATE ?= .
+mutate: ## Break each promise of docs/reliability.md and docs/threat-model.md by a line of the product, and see a test named there fail (MUTATE=PATTERN of row, file or test)
+	GPREEMPT_MUTATE='$(MUTATE)' $(GO) test -count=1 -timeout 0 -v -run '^TestEachMutationIsKilledByATestOfItsRow$$' ./test/arch
 
 HOSTILE ?= 2s
 hostile: ## Abuse each method of each service for HOSTILE over each transport in each way, and judge what others see: a table, and build/hostile.json (ONLY=TRANSPORT/ABUSE/METHOD or a part of it)

@@ -122,7 +122,11 @@ func TestPeerIsIdentifiedOnKernelsWithoutPeerPidfd(t *testing.T) {
 	if err := client.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-c.Done()
+	select {
+	case <-c.Done():
+	case <-time.After(maxWait):
+		t.Fatal("the connection of a process that was killed has not ended")
+	}
 	if !c.Died() {
 		t.Error("Died is false after SIGKILL")
 	}
@@ -212,7 +216,11 @@ func TestDeathClosesASocketThatAnotherProcessInherited(t *testing.T) {
 	}
 	parent.order(t) // to exit
 	serve(c)
-	<-c.Done()
+	select {
+	case <-c.Done():
+	case <-time.After(maxWait):
+		t.Fatal("the connection of a process that has exited has not ended")
+	}
 	if !c.Died() {
 		t.Error("Died is false, but the process exited")
 	}
@@ -247,7 +255,12 @@ func TestProcessThatDiesDuringIdentificationIsRefused(t *testing.T) {
 				c.Close()
 				next <- c.(*unixConn).peer
 			}()
-			err := <-refused
+			var err error
+			select {
+			case err = <-refused:
+			case got := <-next:
+				t.Fatalf("accepted a connection of pid %d, which has exited", got.PID)
+			}
 			want := fmt.Sprintf("connection of pid %d, uid %d refused: it has exited", client.cmd.Process.Pid, os.Geteuid())
 			if !errors.Is(err, ErrExited) || err.Error() != want {
 				t.Errorf("refused with %q, want %q", err, want)

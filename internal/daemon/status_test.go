@@ -32,10 +32,10 @@ func fakeSystemd(t *testing.T) (next func(line string) string) {
 	t.Setenv("NOTIFY_SOCKET", path)
 	return func(line string) string {
 		t.Helper()
+		if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
 		for {
-			if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-				t.Fatal(err)
-			}
 			b := make([]byte, 4096)
 			n, err := conn.Read(b)
 			if err != nil {

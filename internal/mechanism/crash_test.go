@@ -21,6 +21,7 @@ type failing struct {
 	left  int
 	err   error
 	crash bool
+	dirty bool // a name may not be on the disk
 }
 
 func (d *failing) step() error {
@@ -45,6 +46,7 @@ func (d *failing) rename(from, to string) error {
 	if err := d.step(); err != nil {
 		return err
 	}
+	d.dirty = true
 	return d.disk.rename(from, to)
 }
 
@@ -59,6 +61,7 @@ func (d *failing) sync() error {
 	if err := d.step(); err != nil {
 		return err
 	}
+	d.dirty = false
 	return d.disk.sync()
 }
 
@@ -108,7 +111,8 @@ func TestCrashNeverLeavesAPauseWithoutAnEntry(t *testing.T) {
 func life(t *rapid.T, j *Journal, paused map[string]JournalEntry) {
 	whole := j.disk
 	defer func() { j.disk = whole }()
-	j.disk = &failing{disk: whole, left: rapid.IntRange(1, 12).Draw(t, "steps"), err: errCrash, crash: true}
+	d := &failing{disk: whole, left: rapid.IntRange(1, 12).Draw(t, "steps"), err: errCrash, crash: true}
+	j.disk = d
 	for {
 		e := stopped
 		e.Target.PID = rapid.Int32Range(1, 3).Draw(t, "pid")
@@ -122,6 +126,9 @@ func life(t *rapid.T, j *Journal, paused map[string]JournalEntry) {
 		err := j.Begin(e)
 		if err == nil {
 			paused[e.name()] = e
+			if d.dirty {
+				t.Fatal("an entry is done before its name is on the disk")
+			}
 		}
 		if errors.Is(err, errCrash) {
 			return

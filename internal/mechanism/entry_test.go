@@ -41,13 +41,21 @@ func TestForeignFilesAreIgnored(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(dir, "1-9.fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	put(t, dir, "1-5.foreign", good)
+	foreign, mode := 1, os.FileMode(0o600)
+	if os.Geteuid() != 0 { // only root can change the owner
+		foreign, mode = os.Geteuid(), 0o666
+	}
+	if err := errors.Join(os.Chown(filepath.Join(dir, "1-5.foreign"), foreign, -1), os.Chmod(filepath.Join(dir, "1-5.foreign"), mode)); err != nil {
+		t.Fatal(err)
+	}
 	put(t, dir, "1-6.huge", bytes.Repeat([]byte("x"), maxSize+1))
 	if err := os.Mkdir(filepath.Join(dir, "directory"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	bad := []string{
 		"core", "0-1.criu", "1-0.criu", "01-1.criu", "-1-1.criu", "1-1", "1-1.", "1-1.Criu", "1-1.criu.bak", "99999999999-1.criu",
-		"1-6.huge", "1-7.others", "1-8.link", "1-9.fifo", "directory",
+		"1-5.foreign", "1-6.huge", "1-7.others", "1-8.link", "1-9.fifo", "directory",
 	}
 	for range 2 { // and not removed
 		mustHold(t, j, []JournalEntry{stopped}, bad...)

@@ -135,25 +135,42 @@ func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
 	}
 }
 
-// TestShutdownIsBounded has a client that never reads, so its session cannot end
-// gracefully.
-func TestShutdownIsBounded(t *testing.T) {
-	h := startHost(t)
-	c := h.session(t)
-	c.do(completeFrame(0, "x"))
-	full := make(chan struct{})
-	go func() { // more answers than fit the buffers of the connection
-		defer close(full)
-		for tag := range uint64(5000) {
-			if c.stream.Send(completeFrame(tag, "x")) != nil {
-				return
+// A handler that hangs in the kernel ends with no context.
+func TestShutdownDoesNotWaitForACallThatHangs(t *testing.T) {
+	peer := identity(t)
+	synctest.Test(t, func(t *testing.T) {
+		hangs, release := make(chan struct{}), make(chan struct{})
+		h := startInMemory(t, peer, func(cfg *Config, _ *scheduler.Limits) {
+			cfg.Diagnose = func(context.Context) *gpreemptv1.DiagnoseResponse {
+				close(hangs)
+				<-release
+				return &gpreemptv1.DiagnoseResponse{}
 			}
+		})
+		admin := h.admin(t)
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			_, _ = admin.Diagnose(context.Background(), &gpreemptv1.DiagnoseRequest{}) // the shutdown ends it
+		}()
+		<-hangs
+		const limit = 3 * time.Second
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			h.server.Shutdown(ctx)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(limit + stopTime + time.Millisecond):
+			t.Errorf("the shutdown has not ended %v after its context", stopTime)
 		}
-	}()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	h.server.Shutdown(ctx)
-	testutil.Receive(t, full, "a full buffer")
+		close(release)
+		<-ended
+		<-answered
+	})
 }
 
 func TestAnnouncementsAreRefusedWhileShuttingDown(t *testing.T) {

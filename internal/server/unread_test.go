@@ -191,7 +191,7 @@ type closable struct {
 
 func (e *closable) Close() error { e.closed.Store(true); return nil }
 
-// Above the bound of a user its largest backlog is closed, and above that of all the
+// Above its bound a connection is closed, above that of a user its largest backlog is closed, and above that of all the
 // largest of the user who has most; others are left alone.
 func TestLargestBacklogIsClosed(t *testing.T) {
 	const mb = 1 << 20
@@ -200,6 +200,7 @@ func TestLargestBacklogIsClosed(t *testing.T) {
 		want  map[string][]bool
 	}{
 		"within the bounds": {map[string][]int64{"a": {mb / 2}, "b": {mb / 3}}, map[string][]bool{"a": {false}, "b": {false}}},
+		"of a connection":   {map[string][]int64{"a": {mb + 1, mb}, "b": {mb}}, map[string][]bool{"a": {true, false}, "b": {false}}},
 		"of a user": {
 			map[string][]int64{"a": append([]int64{mb - 1, mb}, sizes(19, mb-1)...), "b": {mb}},
 			map[string][]bool{"a": append([]bool{false, true}, make([]bool, 19)...), "b": {false}},

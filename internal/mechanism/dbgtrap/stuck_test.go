@@ -1,6 +1,7 @@
 package dbgtrap
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
@@ -10,6 +11,8 @@ import (
 // A call that waits for the target's own lock is one thing, and one that waits for a GPU another.
 func TestCallThatWaitsForTheTargetsLockIsRecognized(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
+		waits := f.cfg.WaitsIn
+		f.cfg.WaitsIn = func(tid int) string { return cmp.Or(waits(tid), "another_function") }
 		j := f.start()
 		s := f.attach(j)
 		if f.WaitsForTarget(j.key()) {

@@ -117,6 +117,20 @@ func TestProcessThatJoinsTheCgroupMeanwhileEndsThePause(t *testing.T) {
 	}
 }
 
+func TestPauseIsInTheJournalBeforeTheProcessStops(t *testing.T) {
+	m := newMachine(t)
+	v := startVictim(t, nil)
+	states := ""
+	m.Mechanism = New(Config{Root: "/", Log: zap.NewNop(), Journal: busyJournal{m.journal, func() error { states = v.states(t); return nil }}})
+	s := m.attach(t, v.key)
+	m.suspend(t, s)
+	if states == "" || strings.Contains(states, "T") {
+		t.Errorf("when the pause was recorded, its threads were in state %q", states)
+	}
+	m.resume(t, s)
+	v.mustRun(t)
+}
+
 func TestWithoutAnEntryInTheJournalNothingIsPaused(t *testing.T) {
 	m := newMachine(t)
 	v := startVictim(t, nil)
