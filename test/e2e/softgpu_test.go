@@ -233,7 +233,7 @@ func TestSoftGPUSecondDaemonTakesOver(t *testing.T) {
 	second.eventually("the second daemon says that it cannot suspend the job", func() bool { return second.target(job.PID).GetAttachError() != "" })
 	second.check(0, "another debugger holds the process on the GPU", "target", "explain", fmt.Sprint(job.PID))
 	taken, answer := second.ask(longest)
-	checkSaid(t, "by the second daemon", said{false, unsafeNow, 0}, answer)
+	checkSaid(t, "by the second daemon", said{false, cannotSuspend, 0}, answer)
 	lease := m.announce(first)
 	m.checkEach(job, queues, softOff)
 	first.complete(lease)
@@ -257,7 +257,7 @@ func TestSoftGPUJobUnderADebuggerIsAttachedAfterIt(t *testing.T) {
 	d := m.start(atOnce)
 	d.eventually("the daemon says why it cannot suspend the job", func() bool { return d.target(job.PID).GetAttachError() != "" })
 	lease, answer := d.ask(longest)
-	checkSaid(t, "of a job that another debugs", said{false, unsafeNow, 0}, answer)
+	checkSaid(t, "of a job that another debugs", said{false, cannotSuspend, 0}, answer)
 	m.checkEach(job, 2, softOn)
 
 	rocgdb.obey("ok", "disable %d", job.PID)
