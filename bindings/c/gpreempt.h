@@ -120,7 +120,8 @@ enum gpreempt_reason {
 	GPREEMPT_REASON_HOLD = 11,
 	GPREEMPT_REASON_STUCK = 12,
 	GPREEMPT_REASON_DRM_QUEUES = 13,
-	GPREEMPT_REASON_QUEUE_RESET = 14
+	GPREEMPT_REASON_QUEUE_RESET = 14,
+	GPREEMPT_REASON_CANNOT_SUSPEND = 15
 };
 
 /* A lease. The caller provides the memory; the library keeps no pointer to it. A lease

@@ -19,6 +19,8 @@ type Rule struct {
 	Priority *gpreempt.Priority
 	// NeverDebug is that of the Decision.
 	NeverDebug bool
+	// OnResist is that of the Decision.
+	OnResist gpreempt.Resistance
 }
 
 // Subject is a process and all that is known of it.
@@ -43,6 +45,8 @@ type Decision struct {
 	By string
 	// NeverDebug forbids every mechanism that attaches to the process as a debugger.
 	NeverDebug bool
+	// OnResist is what is done when the process resists being suspended.
+	OnResist gpreempt.Resistance
 	// Mechanism is the only one that may be used, by an admin override; "" leaves the choice.
 	Mechanism string
 	// Waits reports that a rule would make the process offline, and that an earlier one,
@@ -148,6 +152,9 @@ func compileRule(r *Rule, fail reject) rule {
 	if r.Class > gpreempt.Offline {
 		fail("class", fmt.Sprintf("%v is not online, offline or unmanaged", r.Class), "")
 	}
+	if r.OnResist.Enforced() && r.Class != gpreempt.Offline {
+		fail("on_resist", "only offline processes are suspended", "remove it, or write class: offline")
+	}
 	priority := DefaultPriority(r.Class)
 	if r.Priority != nil {
 		priority = *r.Priority
@@ -157,7 +164,7 @@ func compileRule(r *Rule, fail reject) rule {
 	}
 	return rule{
 		name: r.Name, conditions: conditions,
-		decision: Decision{Class: r.Class, Priority: priority, By: "rule " + r.Name, NeverDebug: r.NeverDebug},
+		decision: Decision{Class: r.Class, Priority: priority, By: "rule " + r.Name, NeverDebug: r.NeverDebug, OnResist: r.OnResist},
 		waiting:  Decision{Class: gpreempt.Unmanaged, Priority: DefaultPriority(gpreempt.Unmanaged), By: "rule " + r.Name + " may match", Waits: true},
 	}
 }
@@ -166,8 +173,8 @@ func compileRule(r *Rule, fail reject) rule {
 // else unmanaged. It does not allocate.
 //
 // Missing facts make no process preemptible: while an earlier rule that protects it more, by
-// another class or by NeverDebug, may match once more is known, no rule and no tag makes the
-// process offline.
+// another class, by NeverDebug, or by another OnResist where the decision is to stop or kill, may match
+// once more is known, no rule and no tag makes the process offline.
 func (c *Classifier) Decide(s *Subject) Decision {
 	d := byDefault
 	n := slices.IndexFunc(c.rules, func(r rule) bool { return r.matches(s) })
@@ -184,11 +191,16 @@ func (c *Classifier) Decide(s *Subject) Decision {
 	}
 	for i := range c.rules[:n] {
 		r := &c.rules[i]
-		if (r.decision.Class != gpreempt.Offline || r.decision.NeverDebug && !d.NeverDebug) && r.mayMatch(s) {
+		if r.decision.protectsMore(d) && r.mayMatch(s) {
 			return r.waiting
 		}
 	}
 	return d
+}
+
+// protectsMore reports whether d protects a process more than another decision.
+func (d Decision) protectsMore(other Decision) bool {
+	return d.Class != gpreempt.Offline || d.NeverDebug && !other.NeverDebug || other.OnResist.Enforced() && d.OnResist != other.OnResist
 }
 
 // mayMatch reports whether a rule that does not match s may match once more is known.

@@ -42,6 +42,9 @@ func (c *Classifier) Explain(s *Subject, override *Decision) []Step {
 		if r.decision.NeverDebug && matches {
 			detail += "; never_debug: no debugger attaches to it"
 		}
+		if r.decision.OnResist.Enforced() && matches {
+			detail += fmt.Sprintf("; on_resist: %v", r.decision.OnResist)
+		}
 		steps = append(steps, Step{
 			By: r.decision.By, Class: r.decision.Class, Priority: r.decision.Priority, Matches: matches, Detail: detail,
 		})

@@ -136,6 +136,9 @@ func (a *app) printTarget(p *printer, g *gpreemptv1.Target, names gpuNames) {
 	default:
 		field("mechanism", g.GetMechanism())
 	}
+	if g.GetOnResist() != "" || g.GetRefusedSuspensions() > 0 {
+		field("on_resist", or(g.GetOnResist(), "report")+refusals(g))
+	}
 	if n := g.GetAttachCycles(); n > 0 {
 		field("attach cycles", fmt.Sprintf("%d runlist cycles on GPUs that it does not use", n))
 	}

@@ -137,20 +137,21 @@ func cut(s string, n int) string {
 func printable(s string) string { return gpreempt.Printable(s) }
 
 var quiesceTexts = map[gpreemptv1.QuiesceReason]string{
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE:          "all targets that may be suspended are suspended",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_NOTHING_TO_DO: "there was no target to suspend",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_MAX_WAIT:      "max_wait passed; suspending continues",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_DEFERRED:      "the policy waits for the eta or until the SLO's slack runs out",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_NOT_AWAITED:   "the request did not ask to wait",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_SHARE_FLOOR:   "the share floor lets offline work run",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE:        "a target is quarantined, or the breaker of a GPU is open",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW:        "the policy is a shadow: it decides and does not act",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRAINING:      "the daemon is draining",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_ENDED:         "the lease ended meanwhile",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:          "an admin holds a target running",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_STUCK:         "a call of a target holds its lock in the driver: it is not suspended",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRM_QUEUES:    "a target has user queues of DRM, which no enabled mechanism can suspend",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_QUEUE_RESET:   "the driver reset a queue on a GPU meanwhile: gpctl events",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE:           "all targets that may be suspended are suspended",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_NOTHING_TO_DO:  "there was no target to suspend",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_MAX_WAIT:       "max_wait passed; suspending continues",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DEFERRED:       "the policy waits for the eta or until the SLO's slack runs out",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_NOT_AWAITED:    "the request did not ask to wait",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_SHARE_FLOOR:    "the share floor lets offline work run",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE:         "the breaker of a GPU is open, or a mechanism is not ready",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW:         "the policy is a shadow: it decides and does not act",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRAINING:       "the daemon is draining",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_ENDED:          "the lease ended meanwhile",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:           "an admin holds a target running",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_STUCK:          "a call of a target holds its lock in the driver: it is not suspended",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRM_QUEUES:     "a target has user queues of DRM, which no enabled mechanism can suspend",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_CANNOT_SUSPEND: "offline targets cannot be suspended: gpctl target list",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_QUEUE_RESET:    "the driver reset a queue on a GPU meanwhile: gpctl events",
 }
 
 // quiesce describes the reason for the answer to an announcement.

@@ -124,7 +124,11 @@ func printAnnounced(p *printer, l *gpreemptv1.NotifyOnlineResponse, names gpuNam
 	if l.GetQuiesced() {
 		p.linef("  GPUs quiet after %s: %s suspended", took(l.GetTiming().GetTotal()), count(l.GetSuspendedTargets(), "target"))
 	} else {
-		p.line("  ", cell{"GPUs not quiet: ", styleNote}, quiesce(l.GetReason()))
+		cannot := ""
+		if n := l.GetCannotSuspendTargets(); n > 0 {
+			cannot = fmt.Sprintf(" (%s that cannot be suspended)", count(n, "target"))
+		}
+		p.line("  ", cell{"GPUs not quiet: ", styleNote}, quiesce(l.GetReason())+cannot)
 	}
 	p.linef("  undo: gpctl lease release %s", l.GetLeaseId())
 }

@@ -61,8 +61,11 @@ func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
 		p.line(fmt.Sprintf("  %-9s  ", name), c)
 	}
 	field("GPUs", st.GetGpuCount(), styleNone)
-	field("targets", st.GetTargetCount(), styleNone,
-		fmt.Sprintf("%d offline", st.GetOfflineCount()), fmt.Sprintf("%d suspended now", st.GetSuspendedCount()))
+	ofThese := []string{fmt.Sprintf("%d offline", st.GetOfflineCount()), fmt.Sprintf("%d suspended now", st.GetSuspendedCount())}
+	if n := st.GetCannotSuspendCount(); n > 0 {
+		ofThese = append(ofThese, fmt.Sprintf("%d cannot be suspended", n))
+	}
+	field("targets", st.GetTargetCount(), styleNone, ofThese...)
 	field("queues", st.GetQueueCount(), styleNone)
 	field("leases", st.GetLeaseCount(), styleNone)
 	field("policy", st.GetPolicy(), styleNone)

@@ -160,12 +160,24 @@ func ownPID(g *gpreemptv1.Target) string {
 // note returns what people should know of a target besides its state.
 func note(g *gpreemptv1.Target) cell {
 	switch {
+	case g.GetAttachError() != "" && g.GetOnResist() != "":
+		return cell{"cannot be suspended, on_resist " + g.GetOnResist() + refusals(g) + ": " + g.GetAttachError(), styleBad}
 	case g.GetAttachError() != "":
 		return cell{"cannot be suspended: " + g.GetAttachError(), styleBad}
+	case g.GetMechanism() == "stop":
+		return cell{"resists: " + g.GetMechanismWhy(), styleNote}
 	case g.GetRunsWithin() != nil:
 		return cell{text: "resumes within " + took(g.GetRunsWithin())}
 	}
 	return cell{}
+}
+
+// refusals returns how often a target has refused to be suspended, in parentheses.
+func refusals(g *gpreemptv1.Target) string {
+	if g.GetRefusedSuspensions() == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s)", count(g.GetRefusedSuspensions(), "refused suspension"))
 }
 
 // named completes TARGET operands by the pids that the daemon knows.

@@ -29,7 +29,7 @@ func (p *parser) rules(n *yaml.Node) {
 }
 
 // ruleKeys are the keys of a rule.
-var ruleKeys = []string{"name", "match", "class", "priority", "never_debug"}
+var ruleKeys = []string{"name", "match", "class", "priority", "never_debug", "on_resist"}
 
 func (p *parser) rule(n *yaml.Node, path string) classify.Rule {
 	var r classify.Rule
@@ -45,12 +45,37 @@ func (p *parser) rule(n *yaml.Node, path string) classify.Rule {
 			p.value(e.Value, at, &r.Priority)
 		case "never_debug":
 			p.value(e.Value, at, &r.NeverDebug)
+		case "on_resist":
+			p.onResist(e.Value, at, &r.OnResist)
 		}
 	}
 	if !p.Given(path+".class") && n.Kind == yaml.MappingNode {
 		p.Fail(n, path+".class", "is missing", "write online, offline or unmanaged")
 	}
 	return r
+}
+
+// onResist reads what is done about a process that resists.
+func (p *parser) onResist(n *yaml.Node, key string, into *gpreempt.Resistance) {
+	const remedy = "write report, stop, or {kill: N}, with the number of refused suspensions"
+	switch {
+	case yamlfile.IsScalar(n, "!!str") && n.Value == "report":
+	case yamlfile.IsScalar(n, "!!str") && n.Value == "stop":
+		into.Stop = true
+	case n.Kind == yaml.MappingNode && len(n.Content) > 0:
+		for _, e := range p.Mapping(n, key, []string{"kill"}) {
+			at := yamlfile.Join(key, e.Name)
+			after, ok := p.Unsigned(e.Value, at, 1000)
+			if ok && after == 0 {
+				p.Fail(e.Value, at, "is 0", "write 1 to 1000 refused suspensions, or remove on_resist")
+			}
+			into.KillAfter = int(after)
+		}
+	case n.Kind == yaml.ScalarNode:
+		p.Fail(n, key, "is "+yamlfile.Quoted(n.Value), remedy)
+	default:
+		p.Fail(n, key, "is "+yamlfile.Kind(n), remedy)
+	}
 }
 
 // jobs reads the list of job rules, which replaces the default one.

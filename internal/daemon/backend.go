@@ -125,6 +125,9 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 	if b.dbgtrap != nil && h.Mechanisms == nil {
 		b.mechanisms = append(b.mechanisms, b.dbgtrap.PerQueue())
 	}
+	if b.pauses != nil && len(b.mechanisms) > 0 {
+		b.mechanisms = append(b.mechanisms, b.pauses.Stop)
+	}
 	if len(b.mechanisms) == 0 {
 		b.warn(gpreempt.WarnNoMechanism.Warn("no usable mechanism: the daemon observes and classifies, and suspends nothing"))
 	}

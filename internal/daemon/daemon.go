@@ -252,6 +252,8 @@ func (d *daemon) build(cfg config.Config) error {
 		Look:       func(key gpreempt.ProcessKey) { d.observer.LookAt(key) },
 		Bystanders: d.bystanders,
 		Disturbed:  func(gpu gpreempt.GPUID, cycles int) { d.events.Disturbed(gpu, cycles) },
+		Kill:       kill,
+		Permitted:  permittedTracer,
 		Now:        time0.Now,
 		Log:        d.log.Named("targets"),
 	})

@@ -130,7 +130,14 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 		facts, _ := d.registry.Facts(key)
 		return facts.Decision.By
 	}
-	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), offlineOwners(targets, by), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, d.config.Load().HQDAlarm))
+	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), offlineOwners(targets, by), cannotSuspend(targets, d.attachError), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, d.config.Load().HQDAlarm))
+}
+
+// attachError returns why no mechanism could be attached to a target, or suspend it; "" when that
+// is not known.
+func (d *daemon) attachError(key gpreempt.ProcessKey) string {
+	facts, _ := d.registry.Facts(key)
+	return facts.AttachError
 }
 
 // stuckWarning returns the warning about the targets whose own calls hold up an action on

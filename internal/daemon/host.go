@@ -7,15 +7,18 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -171,17 +174,46 @@ func (d *daemon) assess(name string, target gpreempt.ProcessKey) targets.Assessm
 	if p := d.backend.pauses; p != nil && p.Orphaned(target) {
 		return targets.Assessment{Evidence: mechanism.Evidence{Check: "journal", Found: "still paused by an earlier daemon"}}
 	}
-	proc, _ := d.inventory.Process(target)
+	found, _ := d.inventory.Process(target)
 	facts, _ := d.registry.Facts(target)
-	if e := targets.Obstacle(name, proc, facts.Decision); e != nil {
+	if e := targets.Obstacle(name, found, facts.Decision); e != nil {
 		return targets.Assessment{Evidence: *e}
+	}
+	if p := d.backend.pauses; p != nil && name == p.Stop.Name() && permittedTracer(target) {
+		return targets.Assessment{Evidence: mechanism.Evidence{Check: "tracer", Found: "a debugger of root's traces it"}}
 	}
 	h := d.hazards.Load()
 	if h == nil {
 		simulated := d.backend.simulated != ""
 		return targets.Assessment{Evidence: mechanism.Evidence{Check: "hazard table", Found: "the GPUs of this host are not known yet", OK: simulated}}
 	}
-	return h.Assess(name, proc, d.inventory.GPUs())
+	return h.Assess(name, found, d.inventory.GPUs())
+}
+
+// permittedTracer reports whether a debugger of an admin's traces a process: one of root's, of a job
+// that is not root's. Other users cannot start one.
+func permittedTracer(target gpreempt.ProcessKey) bool {
+	p, err := proc.Open("/", target)
+	if err != nil {
+		return false
+	}
+	defer p.Close()
+	status, err := p.Status()
+	if err != nil || status.Tracer == 0 || status.UID == 0 {
+		return false
+	}
+	tracer, err := proc.Status("/", strconv.Itoa(int(status.Tracer)))
+	return err == nil && tracer.UID == 0
+}
+
+// kill ends a process by SIGKILL.
+func kill(target gpreempt.ProcessKey) error {
+	p, err := proc.OpenWithPidfd("/", target)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return p.Signal(unix.SIGKILL)
 }
 
 // crashesWithoutVM is dbgtrap.Config.Crashes.

@@ -32,6 +32,7 @@ func (noTargets) Attach(gpreempt.ProcessKey)          {}
 func (noTargets) Detach(gpreempt.ProcessKey)          {}
 func (noTargets) Suspend(gpreempt.ProcessKey, uint64) {}
 func (noTargets) Resume(gpreempt.ProcessKey, uint64)  {}
+func (noTargets) Kill(gpreempt.ProcessKey)            {}
 func (noTargets) Inspect(gpreempt.ProcessKey, uint64) {}
 
 func newIdleHost(t *testing.T) *idleHost {

@@ -46,6 +46,8 @@ func journalDir(run string) string { return filepath.Join(run, "journal") }
 type pauses struct {
 	CRIU    *criu.Mechanism
 	Freezer *freezer.Mechanism
+	// Stop is the freezer for processes whose rule says so.
+	Stop *freezer.Mechanism
 	// NVIDIA is nil without a driver that is known.
 	NVIDIA  *nvchannels.Mechanism
 	journal *mechanism.Journal
@@ -82,6 +84,7 @@ func readPauses(h Host, helpers *helper.Pool, log *zap.Logger) (*pauses, []error
 	p := &pauses{
 		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Calls: helpers, Journal: j, Log: log.Named("criu")}),
 		Freezer: freezer.New(freezer.Config{Root: "/", Journal: j, Log: log.Named("freezer")}),
+		Stop:    freezer.NewStop(freezer.Config{Root: "/", Journal: j, Log: log.Named("stop")}),
 		journal: j,
 		log:     log,
 	}
@@ -100,7 +103,7 @@ func readPauses(h Host, helpers *helper.Pool, log *zap.Logger) (*pauses, []error
 
 // undoes reports whether this version has a mechanism, by its name.
 func (p *pauses) undoes(mechanism string) bool {
-	return mechanism == p.CRIU.Name() || mechanism == p.Freezer.Name() || mechanism == nvchannels.Name
+	return mechanism == p.CRIU.Name() || mechanism == p.Freezer.Name() || mechanism == p.Stop.Name() || mechanism == nvchannels.Name
 }
 
 // Close closes the journal.
@@ -166,6 +169,8 @@ func (p *pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 		return p.CRIU.Undo(ctx, e)
 	case p.Freezer.Name():
 		return p.Freezer.Undo(ctx, e)
+	case p.Stop.Name():
+		return p.Stop.Undo(ctx, e)
 	case nvchannels.Name:
 		if p.NVIDIA != nil {
 			return p.NVIDIA.Undo(ctx, e)

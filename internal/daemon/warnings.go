@@ -85,6 +85,31 @@ func offlineOwners(all []scheduler.TargetInfo, by func(gpreempt.ProcessKey) stri
 	return []gpreempt.Warning{gpreempt.WarnOwnerOffline.Warn("offline: " + strings.Join(offline, "; "))}
 }
 
+// cannotSuspend returns the warning about the targets that cannot be suspended; why says why a
+// target cannot.
+func cannotSuspend(all []scheduler.TargetInfo, why func(gpreempt.ProcessKey) string) []gpreempt.Warning {
+	const most = 5
+	var texts []string
+	for _, t := range all {
+		if !t.CannotSuspend {
+			continue
+		}
+		text := fmt.Sprintf("process %d", t.Key.PID)
+		if reason := why(t.Key); reason != "" {
+			text += ": " + reason
+		}
+		texts = append(texts, text)
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+	targets := fmt.Sprintf("%d targets: ", len(texts))
+	if more := len(texts) - most; more > 0 {
+		texts = append(texts[:most], fmt.Sprintf("%d more", more))
+	}
+	return []gpreempt.Warning{gpreempt.WarnCannotSuspend.Warn(targets + strings.Join(texts, "; "))}
+}
+
 // reported are the warnings that have been logged as raised, by code. One goroutine uses
 // it.
 type reported map[string]gpreempt.Warning

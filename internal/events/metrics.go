@@ -188,6 +188,7 @@ func (o output) gpus(s MetricsSnapshot) {
 	for _, gpu := range s.States {
 		id := gpu.ID.String()
 		o.value(gpuSuspended, float64(gpu.Suspended), id)
+		o.value(gpuCannotSuspend, float64(gpu.CannotSuspend), id)
 		o.value(gpuLeases, float64(gpu.Leases), id)
 		o.value(attachCycles, float64(s.Totals.AttachCycles[gpu.ID]), id)
 		o.yes(breakerOpen, gpu.BreakerOpen, id)

@@ -61,6 +61,8 @@ var (
 		"Processes with queues, by class, state and attached mechanism (or none).", "class", "state", "mechanism")
 	gpuSuspended = define(prometheus.GaugeValue, "gpreempt_gpu_suspended_targets",
 		"Targets that are suspended on a GPU.", "gpu")
+	gpuCannotSuspend = define(prometheus.GaugeValue, "gpreempt_gpu_cannot_suspend_targets",
+		"Targets of class offline on a GPU that cannot be suspended, by the last attempt: gpctl target list has the reasons.", "gpu")
 	gpuLeases = define(prometheus.GaugeValue, "gpreempt_gpu_leases",
 		"Live leases on a GPU.", "gpu")
 	breakerOpen = define(prometheus.GaugeValue, "gpreempt_gpu_breaker_open",

@@ -64,7 +64,7 @@ func (r QueueReset) class() string {
 // has no entry.
 type Totals struct {
 	// Announcements were answered, by the reason of the answer.
-	Announcements [scheduler.QuiesceReset + 1]uint64
+	Announcements [scheduler.QuiesceCannotSuspend + 1]uint64
 	// Decide, Wait and Reply are the stages of all of them; Quiesce is the wait of those
 	// whose answer was that all targets are suspended.
 	Decide, Wait, Reply, Quiesce *dto.Histogram

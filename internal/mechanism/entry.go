@@ -38,6 +38,7 @@ type record struct {
 	Start     uint64    `json:"start"`
 	Cgroup    string    `json:"cgroup,omitempty"`
 	CgroupID  uint64    `json:"cgroup_id,omitempty"`
+	Home      string    `json:"home,omitempty"`
 	At        time.Time `json:"at"`
 	BootID    string    `json:"boot_id"`
 }
@@ -108,7 +109,9 @@ func (e JournalEntry) check() error {
 		return errors.New("a cgroup has a path and an id, or neither")
 	case e.Cgroup != "" && (e.Cgroup[0] != '/' || path.Clean(e.Cgroup) != e.Cgroup || e.Cgroup == "/"):
 		return fmt.Errorf("%q is not the path of a cgroup that can be frozen", e.Cgroup)
-	case len(e.Cgroup) > 4096 || strings.ToValidUTF8(e.Cgroup, "") != e.Cgroup:
+	case e.Home != "" && (e.Cgroup == "" || e.Home[0] != '/' || path.Clean(e.Home) != e.Home):
+		return fmt.Errorf("%q is not the path of a cgroup", e.Home)
+	case len(e.Home) > 4096 || strings.ToValidUTF8(e.Home, "") != e.Home || len(e.Cgroup) > 4096 || strings.ToValidUTF8(e.Cgroup, "") != e.Cgroup:
 		return errors.New("the path of the cgroup is too long or not valid UTF-8")
 	case e.At.UTC().Year() < 1 || e.At.UTC().Year() > 9999:
 		return fmt.Errorf("%v is not a valid time", e.At)
@@ -134,7 +137,7 @@ func (e JournalEntry) checkName() error {
 
 // encode returns the text of an entry that passed check.
 func (e JournalEntry) encode() []byte {
-	body, err := json.Marshal(record{e.Mechanism, e.Target.PID, e.Target.Start, e.Cgroup, e.CgroupID, e.At.UTC(), e.BootID})
+	body, err := json.Marshal(record{e.Mechanism, e.Target.PID, e.Target.Start, e.Cgroup, e.CgroupID, e.Home, e.At.UTC(), e.BootID})
 	if err != nil {
 		panic(err) // numbers, strings and a time in the years JSON has
 	}
@@ -177,7 +180,7 @@ func decode(text []byte) (JournalEntry, error) {
 	}
 	e := JournalEntry{
 		Mechanism: r.Mechanism, Target: gpreempt.ProcessKey{PID: r.PID, Start: r.Start},
-		Cgroup: r.Cgroup, CgroupID: r.CgroupID, At: r.At, BootID: r.BootID,
+		Cgroup: r.Cgroup, CgroupID: r.CgroupID, Home: r.Home, At: r.At, BootID: r.BootID,
 	}
 	if err := e.check(); err != nil {
 		return JournalEntry{}, fmt.Errorf("%w: %w", errForeign, err)

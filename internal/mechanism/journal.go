@@ -26,6 +26,8 @@ type JournalEntry struct {
 	// next boot. "" and 0 if no cgroup is frozen.
 	Cgroup   string
 	CgroupID uint64
+	// Home is the cgroup where the process was, when Cgroup is one that it was moved to; "" for none.
+	Home string
 	// At is when the pause began, for a person to read.
 	At time.Time
 	// BootID is the boot of the pause, from /proc/sys/kernel/random/boot_id. Begin fills

@@ -35,6 +35,12 @@ var ErrReplaced = errors.New("the process has replaced its program")
 // returned wraps it and names the process.
 var ErrDebugged = errors.New("another debugger holds the process on the GPU")
 
+// ErrTraced reports that another program traces the process.
+var ErrTraced = proc.ErrTraced
+
+// ErrResumed reports that another program resumes the process each time it is suspended.
+var ErrResumed = errors.New("another program has resumed it")
+
 // ErrWaiting reports that a call of the driver for the process, which was given up, has not
 // returned: nothing else has failed, and the process can be attached to as soon as it returns.
 var ErrWaiting = errors.New("a call of the driver for the process has not returned")

@@ -31,6 +31,12 @@ func (e *DeniedError) Error() string {
 // Unwrap returns the errno of ptrace.
 func (e *DeniedError) Unwrap() error { return unix.EPERM }
 
+// ErrTraced matches a DeniedError because of another tracer.
+var ErrTraced = errors.New("another program traces the process")
+
+// Is reports whether target is ErrTraced and describes the error.
+func (e *DeniedError) Is(target error) bool { return target == ErrTraced && e.Tracer != 0 }
+
 // noTracing is the scope of Yama that forbids ptrace.
 const noTracing = "3"
 

@@ -183,6 +183,6 @@ func (s *Server) answerMessage(g granted, gpus []gpreempt.GPUID) *gpreemptv1.Not
 	}
 	return &gpreemptv1.NotifyOnlineResponse{
 		LeaseId: leaseID(s.leasePrefix, g.id), Quiesced: g.answer.Quiesced, OwnerOffline: g.answer.OwnerOffline, Reason: gpreemptv1.QuiesceReason(g.answer.Reason),
-		SuspendedTargets: uint32(g.answer.Suspended), GpuIds: gpuIDs(gpus), Ttl: durationpb.New(g.ttl), Timing: timing,
+		SuspendedTargets: uint32(g.answer.Suspended), CannotSuspendTargets: uint32(g.answer.CannotSuspend), GpuIds: gpuIDs(gpus), Ttl: durationpb.New(g.ttl), Timing: timing,
 	}
 }

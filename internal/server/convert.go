@@ -128,6 +128,10 @@ func (t *target) message(now clocks, memory bool) *gpreemptv1.Target {
 		return m
 	}
 	m.InState = now.since(t.info.Since)
+	m.CannotSuspend, m.RefusedSuspensions = t.info.CannotSuspend, uint32(t.info.Refusals)
+	if t.info.OnResist.Enforced() {
+		m.OnResist = t.info.OnResist.String()
+	}
 	switch t.info.State {
 	case scheduler.TargetSuspending, scheduler.TargetSuspended, scheduler.TargetResuming:
 		m.RunsWithin = now.until(t.info.RunsBy)

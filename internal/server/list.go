@@ -45,6 +45,9 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 		if t.class() == gpreempt.Offline {
 			m.OfflineCount++
 		}
+		if t.info.CannotSuspend {
+			m.CannotSuspendCount++
+		}
 		if t.info.State == scheduler.TargetSuspended {
 			m.SuspendedCount++
 		}

@@ -59,6 +59,8 @@ func newMachine() *machine {
 // Attach does nothing: directory.tell posts the result.
 func (m *machine) Attach(gpreempt.ProcessKey) {}
 
+func (m *machine) Kill(gpreempt.ProcessKey) {}
+
 func (m *machine) Inspect(target gpreempt.ProcessKey, seq uint64) {
 	m.enqueue(scheduler.Inspected{Target: target, Seq: seq})
 }

@@ -122,7 +122,7 @@ func (a *actor) attach() (ended bool) {
 	}
 	a.noteAttach(choice, err)
 	if held == nil {
-		result, gpus := outcome(err)
+		result, gpus := a.s.outcome(a.target, err)
 		a.end()
 		a.s.cfg.Post(scheduler.Attached{Target: a.target, Result: result, FailedGPUs: gpus})
 		return true
@@ -195,7 +195,7 @@ func (a *actor) suspend(seq uint64) {
 	a.noteAction(true, err)
 	switch {
 	case !posted:
-		post(outcome(err))
+		post(a.s.outcome(a.target, err))
 	case err != nil:
 		a.s.lost(a.target, err)
 	}
@@ -280,7 +280,7 @@ func (a *actor) detach() (ended bool) {
 	} else {
 		a.end()
 	}
-	result, gpus := outcome(err)
+	result, gpus := a.s.outcome(a.target, err)
 	a.s.cfg.Post(scheduler.Detached{Target: a.target, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin})
 	return err == nil
 }

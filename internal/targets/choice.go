@@ -101,7 +101,7 @@ func newHistory() history {
 func (h *history) reject(now time.Duration, start time.Time, name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
 	if f := h.failures[use{name, target}]; a.Evidence.OK && f != nil && now < f.backoff.Until() {
 		return &Rejection{
-			Mechanism: name, Reason: gpreempt.ReasonOf(f.err),
+			Mechanism: name, Reason: reasonOf(f.err),
 			Why: fmt.Sprintf("it failed on this target and is not tried again before %s: %v",
 				start.Add(f.backoff.Until()).UTC().Format(time.RFC3339), f.err),
 		}
@@ -111,6 +111,14 @@ func (h *history) reject(now time.Duration, start time.Time, name string, target
 		return &r
 	}
 	return nil
+}
+
+// reasonOf returns the stable name of the failure of a mechanism, if it has one.
+func reasonOf(err error) gpreempt.Reason {
+	if errors.Is(err, mechanism.ErrTraced) || errors.Is(err, mechanism.ErrDebugged) || errors.Is(err, mechanism.ErrResumed) {
+		return gpreempt.ReasonResisted
+	}
+	return gpreempt.ReasonOf(err)
 }
 
 // rejection returns the rejection of a mechanism that evidence prevents.
@@ -252,7 +260,7 @@ func (s *Sessions) try(ctx context.Context, m mechanism.Mechanism, target gpreem
 		return "", nil, err
 	}
 	s.fail(m.Name(), target, err)
-	return "", &Rejection{Mechanism: m.Name(), Reason: gpreempt.ReasonOf(err), Why: err.Error()}, nil
+	return "", &Rejection{Mechanism: m.Name(), Reason: reasonOf(err), Why: err.Error()}, nil
 }
 
 func rejected(m mechanism.Mechanism, c mechanism.Capability) Rejection {

@@ -16,6 +16,7 @@ const (
 	byCRIU     = "criu"
 	byKmap     = "kmap"
 	byFreezer  = "freezer"
+	byStop     = "stop"
 	byNVIDIA   = "nvchannels"
 )
 
@@ -27,7 +28,8 @@ func family(name string) string {
 	return name
 }
 
-// onlyNamed prevents a mechanism that exists for comparisons. It is not reported.
+// onlyNamed prevents a mechanism that is used only where an admin or a rule chooses it: one for
+// comparisons, and stop. It is not reported.
 var onlyNamed = mechanism.Evidence{Check: "mechanism", Found: "it is used only where an admin chooses it"}
 
 // Obstacle returns what prevents the use of a mechanism on a process, by what it was
@@ -37,7 +39,9 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 	switch {
 	case name == byPerQueue && d.Mechanism == "":
 		return &onlyNamed
-	case name != byFreezer && (name == byNVIDIA) != (proc.Driver == "nvidia"):
+	case name == byStop && !d.OnResist.Stop && d.Mechanism != byStop, name == byFreezer && d.OnResist.Stop && d.Mechanism == "":
+		return &onlyNamed // stop is for these what freezer is for others
+	case name != byFreezer && name != byStop && (name == byNVIDIA) != (proc.Driver == "nvidia"):
 		return otherDriver(name, proc.Driver)
 	case d.Mechanism != "" && d.Mechanism != name:
 		return &mechanism.Evidence{Check: "mechanism", Found: "an admin chose " + d.Mechanism, Remedy: "gpctl target classify without --mechanism leaves the choice to the daemon"}

@@ -305,9 +305,12 @@ func (r *Registry) classify(p *process) {
 	p.decision = r.classifier.Decide(s)
 	r.count(p, s)
 	if p.override != nil {
-		neverDebug := p.decision.NeverDebug // the override is of the class alone
+		rule := p.decision // the override is of the class alone
 		p.decision = *p.override
-		p.decision.NeverDebug = neverDebug
+		p.decision.NeverDebug = rule.NeverDebug
+		if p.decision.Class == gpreempt.Offline && p.decision.Mechanism == "" {
+			p.decision.OnResist = rule.OnResist
+		}
 	}
 	r.setJob(p, r.classifier.Job(s))
 	r.post(p)
@@ -324,7 +327,7 @@ func (r *Registry) classify(p *process) {
 func (r *Registry) post(p *process) {
 	r.cfg.Post(scheduler.TargetSeen{
 		Target: p.Key, Job: r.jobName(p), Class: p.decision.Class, Priority: p.decision.Priority,
-		GPUs: p.GPUs(), Kin: r.kin(p), Queues: r.cfg.Inventory.QueuesBorn(p.Key),
+		GPUs: p.GPUs(), Kin: r.kin(p), OnResist: p.decision.OnResist, Queues: r.cfg.Inventory.QueuesBorn(p.Key),
 	})
 }
 

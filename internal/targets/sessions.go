@@ -41,6 +41,11 @@ type Config struct {
 	Bystanders func(target gpreempt.ProcessKey) ([]gpreempt.GPUID, bool)
 	// Disturbed counts runlist cycles on a GPU that a target has no queue on. May be nil.
 	Disturbed func(gpu gpreempt.GPUID, cycles int)
+	// Kill ends a process by SIGKILL.
+	Kill func(target gpreempt.ProcessKey) error
+	// Permitted reports whether the program that traces the target is one that an admin permits to.
+	// May be nil: none is.
+	Permitted func(target gpreempt.ProcessKey) bool
 	// Now is a monotonic clock.
 	Now func() time.Duration
 	Log *zap.Logger
@@ -91,6 +96,9 @@ func NewSessions(cfg Config) *Sessions {
 	}
 	if cfg.Bystanders == nil {
 		cfg.Bystanders = func(gpreempt.ProcessKey) ([]gpreempt.GPUID, bool) { return nil, false }
+	}
+	if cfg.Permitted == nil {
+		cfg.Permitted = func(gpreempt.ProcessKey) bool { return false }
 	}
 	if cfg.Disturbed == nil {
 		cfg.Disturbed = func(gpreempt.GPUID, int) {}
@@ -143,6 +151,17 @@ func (s *Sessions) Inspect(target gpreempt.ProcessKey, seq uint64) {
 		})
 		s.cfg.Post(scheduler.Inspected{Target: target, Seq: seq, Stuck: stuck})
 	}()
+}
+
+// Kill implements scheduler.Executor.
+func (s *Sessions) Kill(target gpreempt.ProcessKey) {
+	s.wg.Go(func() { // the caller is in the middle of a step of the scheduler
+		if err := s.cfg.Kill(target); err != nil && !errors.Is(err, mechanism.ErrGone) {
+			s.cfg.Log.Error("target that cannot be suspended could not be killed", log.Target(target), log.Err(err))
+			return
+		}
+		s.cfg.Log.Warn("target was killed: its rule permits no more refused suspensions", log.Target(target))
+	})
 }
 
 // send hands a command to the target's actor. Without one nothing is attached and
@@ -259,7 +278,7 @@ func (s *Sessions) lost(target gpreempt.ProcessKey, err error) {
 	st.Choice, st.Err = Choice{}, err
 	s.mu.Unlock()
 	s.cfg.Log.Warn("target can no longer be suspended", log.Target(target), log.Err(err))
-	result, gpus := outcome(err)
+	result, gpus := s.outcome(target, err)
 	s.cfg.Post(scheduler.Lost{Target: target, Result: result, FailedGPUs: gpus})
 }
 
@@ -292,6 +311,15 @@ func (s *Sessions) fail(name string, target gpreempt.ProcessKey, err error) {
 	s.history.fail(s.cfg.Now(), name, target, err)
 }
 
+// outcome is the outcome of a failure about a target, whose tracer may be a permitted one.
+func (s *Sessions) outcome(target gpreempt.ProcessKey, err error) (scheduler.Outcome, []gpreempt.GPUID) {
+	result, gpus := outcome(err)
+	if result == scheduler.OutcomeResisted && s.cfg.Permitted(target) {
+		result = scheduler.OutcomeFailed
+	}
+	return result, gpus
+}
+
 // outcome returns what an error of a mechanism means to the scheduler, and the GPUs that
 // failed.
 func outcome(err error) (scheduler.Outcome, []gpreempt.GPUID) {
@@ -306,10 +334,12 @@ func outcome(err error) (scheduler.Outcome, []gpreempt.GPUID) {
 		return scheduler.OutcomeReplaced, nil
 	case failed:
 		return scheduler.OutcomeHardware, hardware.GPUs
-	case errors.Is(err, mechanism.ErrDebugged):
-		return scheduler.OutcomeDebugged, nil
+	case reasonOf(err) == gpreempt.ReasonResisted:
+		return scheduler.OutcomeResisted, nil
 	case rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == gpreempt.ReasonDRMQueues }):
 		return scheduler.OutcomeDRMQueues, nil
+	case rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == gpreempt.ReasonResisted }):
+		return scheduler.OutcomeResisted, nil
 	}
 	return scheduler.OutcomeFailed, nil
 }

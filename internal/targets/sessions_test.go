@@ -46,7 +46,7 @@ func TestFailuresHaveAKind(t *testing.T) {
 	}{
 		"gone":     {fail: mechanism.ErrGone, want: scheduler.OutcomeGone},
 		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.OutcomeReplaced},
-		"debugged": {fail: mechanism.ErrDebugged, want: scheduler.OutcomeDebugged},
+		"debugged": {fail: mechanism.ErrDebugged, want: scheduler.OutcomeResisted},
 		"hardware": {fail: errors.Join(hardware, errors.New("resume failed too")), want: scheduler.OutcomeHardware, gpus: []gpreempt.GPUID{7}},
 		"DRM":      {fail: &NotSuspendable{[]Rejection{{Mechanism: "fake", Reason: gpreempt.ReasonDRMQueues}}}, want: scheduler.OutcomeDRMQueues},
 		"other":    {fail: errors.New("partial"), want: scheduler.OutcomeFailed},

@@ -62,6 +62,7 @@ const (
 	ReasonGPUWithoutVM      Reason = "GPU_WITHOUT_VM"
 	ReasonNeverDebug        Reason = "NEVER_DEBUG"
 	ReasonDRMQueues         Reason = "DRM_QUEUES"
+	ReasonResisted          Reason = "RESISTED"
 	ReasonInternal          Reason = "INTERNAL"
 	ReasonDaemonUnavailable Reason = "DAEMON_UNAVAILABLE"
 	ReasonSecondDaemon      Reason = "SECOND_DAEMON"

@@ -85,6 +85,8 @@ var (
 		"processes are shown without these facts, and fewer rules match them")
 	WarnStuck = define("STUCK", SeverityWarning, "processes cannot be suspended or resumed now: their own calls hold their locks in the driver",
 		"wait: having the driver pin much memory takes seconds, and other processes are suspended meanwhile; ending the process ends it; gpctl target explain shows for how long it is left alone")
+	WarnCannotSuspend = define("CANNOT_SUSPEND", SeverityWarning, "processes of class offline run through every lease: no mechanism can suspend them, or the last attempt failed",
+		"gpctl target list has the reason of each: end the tracer or debugger that holds it, enable another mechanism, or have its rule stop or kill what resists (on_resist); without a reason of its own, see whether the daemon can start processes (pids.max, memory)")
 	WarnQueueReset = define("QUEUE_RESET", SeverityWarning, "the driver has reset a queue in the last hour, because it could not take it off a GPU: its process has lost work, and most programs end",
 		"gpctl events names the process, and the log has the kernel's line: if it was a server, take the GPU out of service (gpctl policy set shadow, or a row in safety.hazards) until the job that hangs is found; restart what lost a queue")
 	WarnSMIUnavailable = define("SMI_UNAVAILABLE", SeverityWarning, "a GPU's events cannot be read: evictions are not counted",

@@ -26,6 +26,9 @@ const (
 	// ActInspect: find out what the call waits for that is made for Target and has not
 	// returned; answer with Inspected{Seq}.
 	ActInspect
+	// ActKill: end Target, by SIGKILL. It has refused as many suspensions as its Resistance
+	// permits. Nothing is posted but the end of the process.
+	ActKill
 	// ActAnswer: answer the announcement of Lease. Exactly one for each lease.
 	ActAnswer
 )
@@ -49,6 +52,9 @@ type Answer struct {
 	Reason   QuiesceReason
 	// Suspended is the number of targets suspended on the lease's GPUs.
 	Suspended int
+	// CannotSuspend is the number of targets of class offline that run on the lease's GPUs
+	// because they cannot be suspended.
+	CannotSuspend int
 	// OwnerOffline: an offline target on the lease's GPUs is its owner, or has it among its Kin.
 	OwnerOffline bool
 	// Waited is the time from announcement to answer.
@@ -123,6 +129,10 @@ const (
 	CauseNotReady Cause = "not-ready"
 	// CauseDRMQueues is why a target runs that has user queues of DRM.
 	CauseDRMQueues Cause = "drm-queues"
+	// CauseCannotSuspend is why a target runs that could not be suspended at the last attempt.
+	CauseCannotSuspend Cause = "cannot-suspend"
+	// CauseKilled is on a target that is killed because it has refused to be suspended.
+	CauseKilled Cause = "killed"
 	// CauseNoLease is why a target runs that no lease outranks.
 	CauseNoLease Cause = "no-lease"
 	// CauseQuarantine is why a target that failed runs.
@@ -135,7 +145,7 @@ const (
 )
 
 // Record is one state change. From and to are equal for a target with a new class or
-// priority, with a failed resume or with an action that is found stuck, and for a lease that was answered although its GPUs are not
+// priority, with a failed resume, with an action that is found stuck or that is killed, and for a lease that was answered although its GPUs are not
 // quiet; the cause is the QuiesceReason then. The event stream, the log, the statistics,
 // the metrics and the traces are all made from records.
 type Record struct {

@@ -37,8 +37,11 @@ type attachment struct {
 	// the Attach has taken longer than StuckAfter; stuck: because of the target itself.
 	inspection  uint64
 	late, stuck bool
-	// drmQueues: the last Attach or session failed with OutcomeDRMQueues.
-	drmQueues bool
+	// refusal is why the last Attach or session failed; OutcomeOK when it did not, and for
+	// a new program.
+	refusal Outcome
+	// asked: a lease or an admin asked to suspend the target when the Attach was sent.
+	asked bool
 
 	// retryAt is when the next Attach or Detach may be sent: after sessions that failed
 	// and after releases that failed.
@@ -73,10 +76,11 @@ func (c *Core) mayAttach(a *attachment) bool {
 
 // attachDue returns since when the target is to have a mechanism attached, if it may: at
 // once when a lease asks for its gang. Attaching and detaching interrupt every process on
-// every GPU that the target can see, so that a process that ends before is left alone.
+// every GPU that the target can see, so that a process that ends before is left alone, unless
+// it is not trusted to be there to be suspended later.
 func (c *Core) attachDue(t *target) Time {
 	switch {
-	case c.policy.AttachAfter == 0 || t.gang.covered():
+	case c.policy.AttachAfter == 0 || t.gang.covered(), t.onResist.Enforced():
 		return c.now
 	case !t.hadQueues:
 		return never
@@ -121,7 +125,7 @@ func (c *Core) settleAttachment(a *attachment) {
 		return
 	}
 	if kind == ActAttach {
-		a.state = attaching
+		a.state, a.asked = attaching, c.asked(a.target.gang)
 		c.timers.set(&a.timer, c.now+StuckAfter)
 	} else {
 		a.state = detaching
@@ -183,7 +187,7 @@ func (c *Core) attached(ev Attached) {
 		return
 	}
 	c.markAttachment(a)
-	a.inspection, a.late, a.stuck, a.drmQueues = 0, false, false, ev.Result == OutcomeDRMQueues
+	a.inspection, a.late, a.stuck, a.refusal = 0, false, false, refusalBy(ev.Result)
 	c.timers.clear(&a.timer)
 	if a.target != nil {
 		c.mark(a.target.gang)
@@ -192,6 +196,9 @@ func (c *Core) attached(ev Attached) {
 		a.state = detached
 		c.openBreakers(ev.Result, ev.FailedGPUs, a.target)
 		a.retryAt = a.sessions.Fail(c.now, RetryAction)
+		if ev.Result == OutcomeResisted && a.asked && a.target != nil && !c.mayNot(a.target.gang) {
+			c.refused(a.target)
+		}
 		return
 	}
 	a.state, a.failure, a.reportsBirths = attached, OutcomeOK, ev.ReportsBirths
@@ -206,11 +213,14 @@ func (c *Core) sessionLost(ev Lost) {
 	}
 	c.openBreakers(ev.Result, ev.FailedGPUs, a.target)
 	c.failAttachment(a, ev.Result)
+	if t := a.target; ev.Result == OutcomeResisted && t != nil && c.asked(t.gang) {
+		c.refused(t)
+	}
 }
 
 // failAttachment ends the use of a session that failed.
 func (c *Core) failAttachment(a *attachment, failure Outcome) {
-	a.failure, a.drmQueues = failure, failure == OutcomeDRMQueues
+	a.failure, a.refusal = failure, refusalBy(failure)
 	c.markAttachment(a)
 	if a.target != nil {
 		c.mark(a.target.gang)
@@ -234,7 +244,7 @@ func (c *Core) detached(ev Detached) {
 		a.release = Backoff{}
 		a.failure = OutcomeOK
 	} else {
-		a.state, a.failure = attached, ev.Result
+		a.state, a.failure, a.refusal = attached, ev.Result, ev.Result
 		a.retryAt = a.release.Fail(c.now, RetryAction)
 	}
 	if t := a.target; t != nil {

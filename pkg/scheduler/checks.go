@@ -28,6 +28,9 @@ type check struct {
 	detail func(*Core, *gang) string
 }
 
+// mechanismCheck is the first check of what a mechanism, a lease and an admin can do.
+const mechanismCheck = "mechanism"
+
 // hqdCheck is left out of explanations while there is no budget.
 const hqdCheck = "HQD budget"
 
@@ -58,10 +61,13 @@ var checks = []check{
 	{"share floor and max_suspend", false, func(c *Core, g *gang) Cause {
 		return cmp.Or(g.forced, when(c.now < g.runUntil, g.runCause))
 	}, (*Core).mustRunText},
-	{"mechanism", false, func(c *Core, g *gang) Cause {
+	{mechanismCheck, false, func(c *Core, g *gang) Cause {
 		stuck := g.any(func(t *target) bool { return t.attachment.stuck })
-		drm := g.any(func(t *target) bool { return t.attachment.drmQueues && t.attachment.state != attaching })
-		return when(!c.policy.Shadow, cmp.Or(when(stuck, CauseStuck), when(drm, CauseDRMQueues), when(g.any((*target).unready), CauseNotReady)))
+		drm := g.any(func(t *target) bool {
+			return t.attachment.refusal == OutcomeDRMQueues && t.attachment.state != attaching
+		})
+		refuses := g.any(func(t *target) bool { return t.attachment.refusal != OutcomeOK && t.attachment.state != attaching })
+		return when(!c.policy.Shadow, cmp.Or(when(stuck, CauseStuck), when(drm, CauseDRMQueues), when(refuses, CauseCannotSuspend), when(g.any((*target).unready), CauseNotReady)))
 	}, (*Core).mechanismText},
 	{
 		"order by hand", true, func(_ *Core, g *gang) Cause { return when(g.byHand(), CauseByHand) },
@@ -105,6 +111,24 @@ func (c *Core) decide(g *gang) verdict {
 	}
 	panic("scheduler: the last check did not decide")
 }
+
+// mayNot reports whether the gang is to run whatever a lease or an admin asks for, and whether a
+// mechanism could suspend it.
+func (c *Core) mayNot(g *gang) bool {
+	for i := range checks {
+		switch {
+		case checks[i].name == mechanismCheck:
+			return c.policy.Shadow
+		case checks[i].cause(c, g) != "":
+			return true
+		}
+	}
+	panic("scheduler: there is no check of the mechanism")
+}
+
+// asked reports whether a lease, or an admin, asks to suspend the gang, and nothing but its
+// mechanism can be in the way.
+func (c *Core) asked(g *gang) bool { return !c.mayNot(g) && (g.outranked() || g.byHand()) }
 
 // Explanation is why a target is suspended or runs.
 type Explanation struct {
@@ -230,9 +254,12 @@ func (c *Core) mechanismText(g *gang) string {
 	if c.policy.Shadow {
 		return "not attached: a shadow policy attaches to nothing"
 	}
-	drm := func(t *target) bool { return t.attachment.drmQueues }
+	drm := func(t *target) bool { return t.attachment.refusal == OutcomeDRMQueues }
 	if g.any(drm) {
 		return g.membersText("", "it has user queues of DRM, which no enabled mechanism can suspend", drm)
+	}
+	if g.any((*target).refuses) {
+		return g.membersText("", "it could not be suspended or attached to at the last attempt", (*target).refuses) + g.refusalsText()
 	}
 	text := g.membersText("attached", "not attached", (*target).unready)
 	var due Time

@@ -22,6 +22,8 @@
 //     more is suspended there until it closes. A suspend during which its GPU raised an alarm has
 //     failed, and no announcement that waited while a queue was reset is answered quiet.
 //  8. After a drain or a change of policy, only what the policy permits is suspended.
+//  9. Only an offline target is killed, and only after it has resisted as many suspensions as
+//     its Resistance states, which leases or an admin asked for, at least RefusalTime apart.
 package scheduler
 
 import (

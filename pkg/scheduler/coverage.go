@@ -7,6 +7,7 @@ type coverage struct {
 	// quiet: all of them are suspended; waiting: some will be, by actions in flight.
 	quiet, waiting bool
 	suspended      int           // targets
+	cannot         int           // targets that cannot be suspended
 	blocked        QuiesceReason // why some stay, the worst reason
 }
 
@@ -28,9 +29,16 @@ func (c *Core) coverage(l *lease) coverage {
 }
 
 func (c *Core) cover(s *coverage, g *gang) {
-	switch {
-	case g.fresh():
+	if g.fresh() {
 		s.suspended += len(g.members)
+		return
+	}
+	for _, m := range g.members {
+		if c.cannotSuspend(m) {
+			s.cannot++
+		}
+	}
+	switch {
 	case g.coming(c.policy.Shadow):
 		s.quiet, s.waiting = false, true
 	case g.verdict.suspend:
@@ -39,6 +47,9 @@ func (c *Core) cover(s *coverage, g *gang) {
 		s.quiet, s.waiting = false, true
 	default:
 		s.quiet, s.blocked = false, worse(s.blocked, blockReason(g.verdict.cause))
+		if slices.ContainsFunc(g.gpus, func(u *gpu) bool { return u.breakerOpen }) {
+			s.blocked = worse(s.blocked, QuiesceUnsafe)
+		}
 	}
 }
 
@@ -92,6 +103,8 @@ func blockReason(cause Cause) QuiesceReason {
 		return QuiesceStuck
 	case CauseDRMQueues:
 		return QuiesceDRMQueues
+	case CauseCannotSuspend, CauseQuarantine:
+		return QuiesceCannotSuspend
 	case CauseShareFloor, CauseMaxSuspend:
 		return QuiesceShareFloor
 	default:
@@ -99,9 +112,23 @@ func blockReason(cause Cause) QuiesceReason {
 	}
 }
 
+// answer is an answer that the GPUs are not quiet.
+func (s coverage) answer(reason QuiesceReason) Answer {
+	return Answer{Reason: reason, Suspended: s.suspended, CannotSuspend: s.cannot}
+}
+
+// instead returns the reason for GPUs that are not quiet, where reason is only why the answer is
+// given now: that of a target that cannot be suspended, if there is one.
+func (s coverage) instead(reason QuiesceReason) QuiesceReason {
+	if s.cannot > 0 {
+		return worse(s.blocked, QuiesceCannotSuspend)
+	}
+	return reason
+}
+
 // worse returns the reason that an admin should see first.
 func worse(a, b QuiesceReason) QuiesceReason {
-	order := []QuiesceReason{QuiesceNone, QuiesceShadow, QuiesceShareFloor, QuiesceHold, QuiesceStuck, QuiesceDRMQueues, QuiesceUnsafe, QuiesceDraining}
+	order := []QuiesceReason{QuiesceNone, QuiesceShadow, QuiesceShareFloor, QuiesceHold, QuiesceStuck, QuiesceCannotSuspend, QuiesceDRMQueues, QuiesceUnsafe, QuiesceDraining}
 	if slices.Index(order, a) > slices.Index(order, b) {
 		return a
 	}

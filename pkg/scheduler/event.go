@@ -56,6 +56,8 @@ type (
 		// Kin are the processes whose leases do not suspend it, as its own do not, because its
 		// work is theirs. The core keeps the slice; the caller must not change it afterwards.
 		Kin []gpreempt.ProcessKey `json:"kin,omitempty"`
+		// OnResist is what is done when it resists being suspended.
+		OnResist gpreempt.Resistance `json:"on_resist,omitzero"`
 		// Queues is a number that grows with each queue that the target creates. It is
 		// ignored while a mechanism is attached that reports births itself.
 		Queues uint64 `json:"queues,omitempty"`
@@ -291,8 +293,10 @@ const (
 	// OutcomeReplaced: the process runs another program, and its queues ended with the
 	// one before. It can be attached to again at once.
 	OutcomeReplaced
-	// OutcomeDebugged: another debugger holds the process on the GPU. As OutcomeFailed.
-	OutcomeDebugged
+	// OutcomeResisted: another program keeps the mechanism from suspending the process: it
+	// traces or debugs the process, or resumes it. As OutcomeFailed, but a target with a
+	// Resistance is not quarantined: another mechanism may be attached at once.
+	OutcomeResisted
 	// OutcomeDRMQueues: it has user queues of DRM, which no enabled mechanism can suspend. As
 	// OutcomeFailed.
 	OutcomeDRMQueues
@@ -373,4 +377,5 @@ const (
 	QuiesceStuck
 	QuiesceDRMQueues
 	QuiesceReset
+	QuiesceCannotSuspend
 )

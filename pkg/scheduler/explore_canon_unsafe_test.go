@@ -133,6 +133,9 @@ var rules = map[string]struct {
 	"target.suspends":         {forget, "statistics", false},
 	"target.awaySince":        {forget, "statistics", false},
 	"target.away":             {forget, "statistics", false},
+	"target.refusals":         {custom(writeRefusals), "until it is killed", true},
+	"target.refusedAt":        {forget, "refusals has it", false},
+	"attachment.asked":        {custom(func(w *canon, a *attachment) { w.small(map[bool]uint8{true: 1}[a.asked && a.state == attaching]) }), "of the Attach in flight", true},
 	"Backoff.until":           {custom(writeBackoff), "until it is forgiven", true},
 	"attachment.dirty":        {forget, "false between two steps", false},
 	"attachment.retryAt":      {future, "", false},
@@ -187,6 +190,13 @@ func writeTimer(w *canon, t *timer) {
 func writeBackoff(w *canon, b *Backoff) {
 	if b.failures > 0 {
 		w.num(uint64(max(-2*RetryAction.Last, b.until-w.core.now)))
+	}
+}
+
+func writeRefusals(w *canon, t *target) {
+	if t.refusals > 0 && t.onResist.KillAfter > 0 && !t.killed {
+		w.small(uint8(min(t.refusals, t.onResist.KillAfter)))
+		w.num(uint64(max(0, t.refusedAt+RefusalTime-w.core.now)))
 	}
 }
 

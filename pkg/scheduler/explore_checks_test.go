@@ -110,8 +110,12 @@ func (x *explored) takeResult(i int, kind ActionKind, result Outcome) {
 	if result == OutcomeHardware {
 		x.openBreakers(i)
 	}
+	x.resisted[i] = x.resisted[i] || result == OutcomeResisted
+	if kind == ActSuspend && result == OutcomeOK && x.processes[i].doubted == 0 {
+		x.resisted[i] = false
+	}
 	acts := t != nil && (kind == ActSuspend || kind == ActResume || kind == ActDetach && t.state == TargetResuming)
-	if acts && (result == OutcomeFailed || result == OutcomeHardware || result == OutcomeDebugged) {
+	if acts && (result == OutcomeFailed || result == OutcomeHardware || result == OutcomeResisted && x.onResist == (gpreempt.Resistance{})) {
 		x.quarantined[i] = x.now + QuarantineTime
 	}
 }
@@ -167,6 +171,11 @@ func (x *explored) take(a *Action) error {
 		return nil
 	}
 	switch {
+	case a.Kind == ActKill && (x.onResist.KillAfter == 0 || !x.resisted[i] || p.unmanaged || x.draining || x.policies[x.policy].Shadow || x.now < x.held[i]):
+		return fmt.Errorf("rule 9: process %d is killed, and has not resisted, or must not be suspended", i+1)
+	case a.Kind == ActKill:
+		p.die()
+		return nil
 	case a.Kind != ActAttach && a.Kind != ActDetach && a.Kind != ActSuspend && a.Kind != ActResume:
 		return fmt.Errorf("the explorer has no model of action %d", a.Kind)
 	case a.Kind == ActDetach && t == nil && p.flight != ActRecord:

@@ -71,7 +71,7 @@ func (p *modelProcess) perform() {
 		p.result = OutcomeGone
 		p.session = p.session && p.flight != ActDetach
 	case p.flight == ActAttach && p.enabled:
-		p.result = OutcomeDebugged
+		p.result = OutcomeResisted
 	case p.flight == ActAttach:
 		p.enabled, p.ours, p.debugger, p.session = true, true, theDaemon, true
 		p.reported = p.born
@@ -80,7 +80,7 @@ func (p *modelProcess) perform() {
 	case !p.enabled || !p.ours:
 		p.result = OutcomeReplaced
 	case !p.mayCall():
-		p.result = OutcomeDebugged
+		p.result = OutcomeResisted
 	case p.flight == ActSuspend:
 		p.suspended = p.queues
 	case p.flight == ActResume:

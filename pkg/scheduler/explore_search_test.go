@@ -324,7 +324,7 @@ func (w *canon) situation(x *explored) {
 			current = p.seq == t.seq
 		}
 		flag(p.alive, p.unmanaged, p.enabled, p.ours, p.foreigner, p.session, p.done, p.thenDetach)
-		flag(current, p.away, p.inspect != 0, x.inspected(int(i)))
+		flag(current, p.away, p.inspect != 0, x.inspected(int(i)), x.resisted[i])
 		for _, n := range []uint8{p.queues, p.suspended, p.born, p.reported, uint8(p.debugger), uint8(p.flight), uint8(p.result)} {
 			w.small(n)
 		}

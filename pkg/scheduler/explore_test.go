@@ -184,6 +184,13 @@ var seededBugs = []seededBug{
 		}
 		return ev
 	}},
+	{name: "a failed attach counts as one that was resisted", layout: 4, disturbances: []moveKind{moveFail, moveDebug, moveUndebug, moveReplace}, event: func(ev Event) Event {
+		if a, is := ev.(Attached); is && a.Result == OutcomeFailed {
+			a.Result = OutcomeResisted
+			return a
+		}
+		return ev
+	}},
 	{name: "a class is ignored", disturbances: []moveKind{moveReclassify}, event: lose[TargetSeen]()},
 	{name: "a new queue is not suspended", layout: 1, disturbances: []moveKind{moveBirth}, event: lose[Running]()},
 	{name: "a drain is ignored", disturbances: []moveKind{moveDrain}, event: lose[Drain]()},

@@ -50,6 +50,7 @@ type situation struct {
 	processes [mostProcesses]modelProcess
 	// quarantined is until when a process that failed is not suspended.
 	quarantined [mostProcesses]Time
+	resisted    [mostProcesses]bool // a result said that it resists
 	held        [mostProcesses]Time // an admin keeps it running until then
 	idle        [mostProcesses]Time // since when it is reported as idle; 0 while it has work
 	leases      [worldClients]modelLease
@@ -80,7 +81,9 @@ type layout struct {
 	slots  int
 	// owner is that of the first client's leases.
 	owner gpreempt.ProcessKey
-	alike []renaming
+	// onResist is that of every process.
+	onResist gpreempt.Resistance
+	alike    []renaming
 }
 
 var (
@@ -97,7 +100,8 @@ var (
 // layouts: a job on two GPUs beside a process on both, and one process on each GPU. In both,
 // nothing changes when the GPUs are exchanged together with the first two processes, nor
 // when the clients are. In the third, the HQD budget has room for one of two processes. In the
-// last, the first client announces the work of one of them.
+// fourth, the first client announces the work of one of them. In the last, a process is killed when it
+// resists.
 var layouts = []layout{
 	{name: "job", places: []place{{0, "a", 0, onFirst, nil}, {0, "a", 0, onSecond, nil}, {1, "", 5, onBoth, nil}}, gang: GangJob, alike: []renaming{
 		{same, same, same},
@@ -118,6 +122,10 @@ var layouts = []layout{
 	{
 		name: "owner", places: []place{{0, "", 0, onFirst, []gpreempt.ProcessKey{procKey(3)}}, {1, "", 0, onFirst, nil}}, gang: GangProcess, owner: procKey(3),
 		alike: []renaming{{same, same, same}},
+	},
+	{
+		name: "resist", places: []place{{0, "", 0, onFirst, nil}}, gang: GangProcess, onResist: gpreempt.Resistance{KillAfter: 1},
+		alike: []renaming{{same, same, same}, {same, same, swapped}},
 	},
 }
 
@@ -219,7 +227,7 @@ func (x *explored) seen(i int) TargetSeen {
 	if p.unmanaged {
 		class = gpreempt.Unmanaged
 	}
-	return TargetSeen{Target: procKey(uint8(i) + 1), Job: at.job, Class: class, Priority: at.priority, GPUs: at.gpus, Kin: at.kin, Queues: uint64(p.born)}
+	return TargetSeen{Target: procKey(uint8(i) + 1), Job: at.job, Class: class, Priority: at.priority, GPUs: at.gpus, Kin: at.kin, Queues: uint64(p.born), OnResist: x.onResist}
 }
 
 // load reports one queue on each of its GPUs.
@@ -369,7 +377,7 @@ func (x *explored) make(m move) error {
 	case moveReportLoss:
 		result := OutcomeReplaced
 		if p.enabled {
-			result = OutcomeDebugged
+			result = OutcomeResisted
 		}
 		return x.step(Lost{Target: procKey(m.n + 1), Result: result})
 	case moveDebug:

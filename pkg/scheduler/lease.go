@@ -268,17 +268,17 @@ func (c *Core) settleLease(l *lease) bool {
 	if !l.answered {
 		switch {
 		case reset:
-			c.sendAnswer(l, Answer{Reason: QuiesceReset, Suspended: s.suspended})
+			c.sendAnswer(l, s.answer(QuiesceReset))
 		case s.quiet && s.suspended > 0:
 			c.sendAnswer(l, Answer{Quiesced: true, Reason: QuiesceDone, Suspended: s.suspended})
 		case s.quiet:
 			c.sendAnswer(l, Answer{Quiesced: true, Reason: QuiesceNothingToDo})
 		case !s.waiting:
-			c.sendAnswer(l, Answer{Reason: s.blocked, Suspended: s.suspended})
+			c.sendAnswer(l, s.answer(s.blocked))
 		case l.req.MaxWait == 0:
-			c.sendAnswer(l, Answer{Reason: QuiesceNotAwaited, Suspended: s.suspended})
+			c.sendAnswer(l, s.answer(s.instead(QuiesceNotAwaited)))
 		case c.now >= l.created+l.req.MaxWait:
-			c.sendAnswer(l, Answer{Reason: QuiesceMaxWait, Suspended: s.suspended})
+			c.sendAnswer(l, s.answer(s.instead(QuiesceMaxWait)))
 		}
 	}
 	return !l.answered || l.state == LeaseQuiescing

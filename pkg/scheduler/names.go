@@ -19,12 +19,12 @@ func (e LeaseEnd) String() string {
 
 // String returns the reason.
 func (r QuiesceReason) String() string {
-	return gpreempt.Word(r, "reason", "none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold", "stuck", "drm-queues", "queue-reset")
+	return gpreempt.Word(r, "reason", "none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold", "stuck", "drm-queues", "queue-reset", "cannot-suspend")
 }
 
 // String returns the outcome.
 func (o Outcome) String() string {
-	return gpreempt.Word(o, "outcome", "ok", "gone", "failed", "hardware", "replaced", "debugged", "drm-queues")
+	return gpreempt.Word(o, "outcome", "ok", "gone", "failed", "hardware", "replaced", "resisted", "drm-queues")
 }
 
 // String returns the choice as the config file does.

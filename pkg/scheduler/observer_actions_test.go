@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -33,8 +34,12 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 	if a.Kind == scheduler.ActAttach || a.Kind == scheduler.ActDetach {
 		return o.takeSessionAction(a.Kind, a.Target, t)
 	}
-	if a.Kind == scheduler.ActInspect {
+	switch a.Kind {
+	case scheduler.ActInspect:
 		return o.takeInspect(a, t)
+	case scheduler.ActKill:
+		return o.takeKill(a, t)
+	default:
 	}
 	switch {
 	case t == nil:
@@ -65,6 +70,27 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 	}
 	t.sentWith, t.again = t.Queues, ""
 	return o.justified(t, before[len(before)-1].Record)
+}
+
+// takeKill checks rule 9.
+func (o *Observer) takeKill(a scheduler.Action, t *seenTarget) error {
+	o.Counts["Kills"]++
+	after := 0
+	if t != nil {
+		after = t.OnResist.KillAfter
+	}
+	switch {
+	case t == nil || t.Class != gpreempt.Offline:
+		return errors.New("rule 9: no offline target is killed")
+	case after == 0 || t.refusals < after:
+		return fmt.Errorf("rule 9: killed after %d refused suspensions, its Resistance says %d", t.refusals, after)
+	case o.draining || o.policy.Shadow || o.now < t.holdUntil:
+		return fmt.Errorf("rule 9: killed while draining: %v, by a shadow policy: %v, or held until %v", o.draining, o.policy.Shadow, t.holdUntil)
+	case t.killed:
+		return errors.New("rule 9: killed twice")
+	}
+	t.killed = true
+	return nil
 }
 
 // begin notes an action that begins: when it may be asked for, and that it was not.
@@ -189,6 +215,8 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 	case t.state != r.FromTarget:
 		return fmt.Errorf("the last record says %v", t.state)
 	case r.Cause == scheduler.CauseClass && r.FromTarget == r.ToTarget: // reclassified
+	case r.Cause == scheduler.CauseKilled && r.FromTarget == r.ToTarget:
+		return nil
 	case r.Cause == scheduler.CauseStuck && r.FromTarget == r.ToTarget && (t.Flight != 0 || t.Detaching):
 		o.Counts["StuckRecords"]++
 		return nil

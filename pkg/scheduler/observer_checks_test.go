@@ -291,7 +291,7 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 	case l.state == scheduler.LeaseWaiting && (o.policy.SuspendWhen == scheduler.SuspendAtOnce || o.now >= l.created+max(l.ETA, l.SLO) || l.order && l.bound):
 		return errors.New("it should have started")
 	}
-	quiet, suspended := true, 0
+	quiet, suspended, refusing := true, 0, 0
 	for _, t := range o.Targets {
 		if l.order && l.Target != t.Target && !slices.ContainsFunc(o.gang(t), func(m *seenTarget) bool { return m.Target == l.Target }) {
 			continue
@@ -304,12 +304,15 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 			whole = whole && m.state == scheduler.TargetSuspended && m.Queues == m.sentWith && m.again == ""
 		}
 		quiet = quiet && whole
+		if o.mayAttach(t.Target) && o.session(t.Target).refuses && !whole {
+			refusing++
+		}
 		if whole {
 			suspended++
 		}
 	}
 	if l.order && !l.bound {
-		quiet, suspended = true, 0
+		quiet, suspended, refusing = true, 0, 0
 	}
 	if l.state != scheduler.LeaseWaiting && !l.answered && o.wasReset(l) {
 		return errors.New("rule 7: a queue was reset on its GPUs, and it got no answer")
@@ -322,6 +325,9 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 	}
 	if !now {
 		return nil
+	}
+	if started := l.state != scheduler.LeaseWaiting; started && answer.CannotSuspend < refusing || answer.Quiesced && answer.CannotSuspend > 0 {
+		return fmt.Errorf("the answer says that %d targets cannot be suspended, and the last attempt failed for %d", answer.CannotSuspend, refusing)
 	}
 	return o.checkAnswer(l, answer, quiet, suspended)
 }
@@ -349,6 +355,9 @@ func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, sus
 		ok = !started && o.now >= l.created+l.MaxWait
 	case scheduler.QuiesceShareFloor, scheduler.QuiesceUnsafe, scheduler.QuiesceHold, scheduler.QuiesceStuck, scheduler.QuiesceDRMQueues:
 		ok = !quiet && started
+	case scheduler.QuiesceCannotSuspend:
+		o.Counts["CannotSuspend"]++
+		ok = !quiet && started && a.CannotSuspend > 0
 	case scheduler.QuiesceReset:
 		o.Counts["ResetAnswers"]++
 		ok = started && o.wasReset(l)

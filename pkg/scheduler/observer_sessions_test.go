@@ -39,7 +39,7 @@ func (o *Observer) wanted(key gpreempt.ProcessKey) bool {
 		return false
 	}
 	t := o.Targets[key]
-	if o.policy.AttachAfter == 0 || o.ordered(t) || t.hadQueues && o.now >= t.queuesSince+o.policy.AttachAfter {
+	if o.policy.AttachAfter == 0 || t.OnResist != (gpreempt.Resistance{}) || o.ordered(t) || t.hadQueues && o.now >= t.queuesSince+o.policy.AttachAfter {
 		return true
 	}
 	for _, l := range o.leases {
@@ -76,10 +76,11 @@ func (o *Observer) takeAttached(ev scheduler.Attached) {
 	s.flight, s.since = scheduler.ActRecord, o.now
 	if ev.Result != scheduler.OutcomeOK {
 		o.Counts["AttachFailures"]++
+		o.takeRefusal(o.Targets[ev.Target], s, ev.Result)
 		o.openBreakers(o.Targets[ev.Target], ev.Result, ev.FailedGPUs)
 		return
 	}
-	s.attached, s.failed, s.births = true, false, ev.ReportsBirths
+	s.attached, s.failed, s.births, s.refuses = true, false, ev.ReportsBirths, false
 }
 
 func (o *Observer) takeDetached(ev scheduler.Detached) {
@@ -93,7 +94,7 @@ func (o *Observer) takeDetached(ev scheduler.Detached) {
 	if ev.Result == scheduler.OutcomeOK || ev.Result == scheduler.OutcomeGone {
 		s.attached, s.failed, s.births = false, false, false
 	} else {
-		s.failed = true
+		s.failed, s.refuses = true, true
 		o.Counts["DetachFailures"]++
 	}
 	if t != nil && t.Detaching {

@@ -63,6 +63,7 @@ type seenSession struct {
 	// flight is ActAttach or ActDetach while one has not come back.
 	flight                   scheduler.ActionKind
 	attached, failed, births bool
+	refuses                  bool // the last attempt to use it has failed
 	// since is when the last result came, dueSince when the Attach became due, if isDue.
 	since, dueSince scheduler.Time
 	isDue           bool
@@ -108,6 +109,9 @@ type seenTarget struct {
 	runsUntil scheduler.Time // because it was forced
 
 	load        seenLoad
+	refusals    int            // results that say that it resists, RefusalTime apart
+	refusedAt   scheduler.Time // the last of these
+	killed      bool
 	leased      bool           // a lease justified it after the last step
 	lingerUntil scheduler.Time // latest end of the linger
 	shadow      bool           // reported as suspended
@@ -290,6 +294,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 	case scheduler.Lost:
 		if s := o.session(ev.Target); s.attached && s.flight == scheduler.ActRecord {
 			s.failed = true
+			o.takeRefusal(o.Targets[ev.Target], s, ev.Result)
 			o.openBreakers(o.Targets[ev.Target], ev.Result, ev.FailedGPUs)
 			o.Counts["Lost"]++
 		}
@@ -408,20 +413,39 @@ func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind
 func (o *Observer) takeOutcome(t *seenTarget, kind scheduler.ActionKind, result scheduler.Outcome, gpus []gpreempt.GPUID) {
 	switch result {
 	case scheduler.OutcomeOK:
+		if kind == scheduler.ActSuspend {
+			t.refusals = 0
+		}
 		return
 	case scheduler.OutcomeGone:
 		o.targetLeft(t.Target)
 		return
 	case scheduler.OutcomeReplaced:
 		o.Counts["Replaced"]++
+	case scheduler.OutcomeResisted:
+		o.Counts["Failures"]++
+		if t.OnResist == (gpreempt.Resistance{}) {
+			t.quarantinedUntil = o.now + scheduler.QuarantineTime
+		}
 	default:
 		o.Counts["Failures"]++
 		t.quarantinedUntil = o.now + scheduler.QuarantineTime
 		o.openBreakers(t, result, gpus)
 	}
 	o.session(t.Target).failed = true
+	o.takeRefusal(t, o.session(t.Target), result)
 	if kind != scheduler.ActSuspend {
 		t.waitsForRetry, t.failedAt = true, o.now
+	}
+}
+
+// takeRefusal takes in a failure to attach to a process or to suspend it; t may be nil.
+func (o *Observer) takeRefusal(t *seenTarget, s *seenSession, result scheduler.Outcome) {
+	s.refuses = result != scheduler.OutcomeReplaced && result != scheduler.OutcomeGone
+	if t != nil && result == scheduler.OutcomeResisted && (t.refusals == 0 || o.now >= t.refusedAt+scheduler.RefusalTime) {
+		t.refusals++
+		t.refusedAt = o.now
+		o.Counts["Refusals"]++
 	}
 }
 

@@ -126,7 +126,7 @@ var oneOfEach = []scheduler.Event{
 	scheduler.GPUAdded{GPU: 7, Slots: 24},
 	scheduler.TargetSeen{
 		Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Job: "j", Class: gpreempt.Offline, Priority: 3,
-		GPUs: []gpreempt.GPUID{4, 5}, Kin: []gpreempt.ProcessKey{{PID: 7, Start: 8}}, Queues: 6,
+		GPUs: []gpreempt.GPUID{4, 5}, Kin: []gpreempt.ProcessKey{{PID: 7, Start: 8}}, Queues: 6, OnResist: gpreempt.Resistance{Stop: true, KillAfter: 1},
 	},
 	scheduler.TargetLoad{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Queues: []scheduler.GPUQueues{{GPU: 1, Queues: 2}}, Busy: true},
 	scheduler.HQDBudgetChanged{Budget: scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}},

@@ -24,6 +24,8 @@ type Executor interface {
 	Resume(target gpreempt.ProcessKey, seq uint64)
 	// Inspect posts Inspected, with seq. It may be called during any of the others.
 	Inspect(target gpreempt.ProcessKey, seq uint64)
+	// Kill ends the process, and posts nothing.
+	Kill(target gpreempt.ProcessKey)
 }
 
 // Flusher is an Executor that takes the orders of one step together.
@@ -247,6 +249,8 @@ func (r *Runner) step(now Time, ev Event) {
 			r.executor.Suspend(a.Target, a.Seq)
 		case ActResume:
 			r.executor.Resume(a.Target, a.Seq)
+		case ActKill:
+			r.executor.Kill(a.Target)
 		case ActInspect:
 			r.executor.Inspect(a.Target, a.Seq)
 		case ActAnswer:

@@ -118,6 +118,14 @@ func (s *scenario) request(cmd string, a arguments) (scheduler.LeaseRequested, e
 	)
 }
 
+func resistance(s string) (gpreempt.Resistance, error) {
+	if s == "stop" {
+		return gpreempt.Resistance{Stop: true}, nil
+	}
+	after, err := number[uint8](s)
+	return gpreempt.Resistance{KillAfter: int(after)}, err
+}
+
 func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error) {
 	key, err := gpreempt.ParseProcessKey(a.name())
 	if err != nil {
@@ -146,6 +154,7 @@ func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error)
 			fill(a, "job", &ev.Job, func(s string) (string, error) { return s, nil }),
 			fill(a, "kin", &ev.Kin, keyList),
 			fill(a, "queues", &ev.Queues, number[uint64]),
+			fill(a, "on-resist", &ev.OnResist, resistance),
 		)
 	}
 	ev := scheduler.Suspended{Target: key, Took: 400 * time.Microsecond}

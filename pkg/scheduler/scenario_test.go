@@ -27,7 +27,7 @@ import (
 //	gpu ID... [slots=]
 //	budget ONLINE/OFFLINE/SPARE | budget off
 //	load PID@START QUEUES[,QUEUES...] busy|idle   on the GPUs of the target, in their order
-//	target PID@START [class= prio= gpus= job= queues=]   what is left out stays, or is offline 0 1 "" 1
+//	target PID@START [class= prio= gpus= job= queues= on-resist=stop|N]   what is left out stays, or is offline 0 1 "" 1
 //	attach auto | attach by-hand         whether every Attach, and every Detach that resumes nothing, succeeds at once, as at first
 //	attached, detached, lost PID@START [result= failed=GPUS births]
 //	inspect stuck|unknown|nothing        how an Inspect is answered from now on, at once; unknown at first

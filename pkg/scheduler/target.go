@@ -12,6 +12,7 @@ type target struct {
 	key        gpreempt.ProcessKey
 	jobName    string // of the last TargetSeen
 	kin        []gpreempt.ProcessKey
+	onResist   gpreempt.Resistance
 	job        *job // nil unless it is offline and has a name of a job
 	class      gpreempt.Class
 	priority   gpreempt.Priority
@@ -60,6 +61,12 @@ type target struct {
 	awaySince       Time
 	away            time.Duration // total time not running, up to awaySince
 	orders          []*lease      // live leases that name it, oldest first
+
+	// refusals counts the suspensions that it has refused since the last that worked, at
+	// most one in refusalTime; the last was at refusedAt.
+	refusals  int
+	refusedAt Time
+	killed    bool // its Kill was sent
 }
 
 // ready reports whether a mechanism can suspend the target.
@@ -81,7 +88,7 @@ func (c *Core) targetSeen(ev TargetSeen) {
 		c.targets[ev.Target] = t
 		at, _ := slices.BinarySearchFunc(c.order, ev.Target, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) })
 		c.order = slices.Insert(c.order, at, t)
-		t.jobName, t.class, t.priority, t.gpus, t.kin, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Kin, ev.Queues
+		t.jobName, t.class, t.priority, t.gpus, t.kin, t.onResist, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Kin, ev.OnResist, ev.Queues
 		c.noteQueues(t)
 		t.attachment = c.attachmentOf(t)
 		c.markAttachment(t.attachment)
@@ -90,6 +97,10 @@ func (c *Core) targetSeen(ev TargetSeen) {
 		return
 	}
 	t.kin = ev.Kin
+	if t.onResist != ev.OnResist {
+		t.onResist = ev.OnResist
+		c.markAttachment(t.attachment)
+	}
 	regang := t.jobName != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs) ||
 		!slices.Equal(t.gang.owners, c.ownersOf(t))
 	queues := ev.Queues
@@ -269,6 +280,7 @@ func (c *Core) suspended(ev Suspended) {
 			t.suspend.learn(ev.Took)
 		}
 		t.suspends++
+		t.refusals = 0
 		c.setTargetState(t, TargetSuspended, CauseDone, 0, ev.Took)
 		c.setTargetTimer(t)
 	case OutcomeGone:
@@ -279,6 +291,9 @@ func (c *Core) suspended(ev Suspended) {
 		c.failAttachment(t.attachment, ev.Result)
 		c.resumeTarget(t, CauseReplaced)
 	default:
+		if ev.Result == OutcomeResisted && c.asked(t.gang) {
+			c.refused(t)
+		}
 		c.quarantineFailed(t, ev.Result, ev.FailedGPUs)
 		c.failAttachment(t.attachment, ev.Result)
 		// The mechanism has undone what it could; the Detach makes sure.
@@ -361,7 +376,9 @@ func (c *Core) quarantineStuck(t *target) {
 }
 
 func (c *Core) quarantineFailed(t *target, o Outcome, gpus []gpreempt.GPUID) {
-	c.quarantine(t, CauseQuarantine)
+	if o != OutcomeResisted || !t.onResist.Enforced() {
+		c.quarantine(t, CauseQuarantine)
+	}
 	c.openBreakers(o, gpus, t)
 }
 

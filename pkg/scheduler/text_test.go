@@ -17,11 +17,16 @@ func (a Action) String() string {
 		fmt.Fprintf(&b, "attach target=%v", a.Target)
 	case ActDetach:
 		fmt.Fprintf(&b, "detach target=%v", a.Target)
+	case ActKill:
+		fmt.Fprintf(&b, "kill target=%v", a.Target)
 	case ActInspect:
 		fmt.Fprintf(&b, "inspect target=%v seq=%d", a.Target, a.Seq)
 	case ActAnswer:
 		fmt.Fprintf(&b, "answer lease=%d quiesced=%v reason=%v suspended=%d waited=%v",
 			a.Lease, a.Answer.Quiesced, a.Answer.Reason, a.Answer.Suspended, a.Answer.Waited)
+		if a.Answer.CannotSuspend > 0 {
+			fmt.Fprintf(&b, " cannot-suspend=%d", a.Answer.CannotSuspend)
+		}
 	case ActRecord:
 		b.WriteString(a.Record.String())
 	}

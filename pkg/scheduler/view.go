@@ -34,7 +34,13 @@ type TargetInfo struct {
 	Ready  bool
 	// Stuck: the action in flight, or the Attach, waits for the target itself, by the last
 	// Inspect.
-	Stuck          bool
+	Stuck bool
+	// CannotSuspend: it is to be suspendable, and is not: the last attempt to attach to it or to
+	// suspend it has failed.
+	CannotSuspend bool
+	OnResist      gpreempt.Resistance
+	// Refusals counts the suspensions that it has refused since the last that worked.
+	Refusals       int
 	Suspends       uint64
 	SuspendedTotal time.Duration
 	// Job is its job; the zero value without one.
@@ -63,6 +69,7 @@ type GPUInfo struct {
 	ID            gpreempt.GPUID
 	Leases        int
 	Suspended     int
+	CannotSuspend int // targets
 	BreakerOpen   bool
 	BreakerCloses Time
 }
@@ -119,6 +126,7 @@ func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 func (c *Core) targetInfo(t *target) TargetInfo {
 	info := TargetInfo{
 		Key: t.key, Class: t.class, Owners: t.gang.owners, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(), Stuck: t.stuck || t.attachment.stuck,
+		CannotSuspend: len(t.gang.gpus) > 0 && c.cannotSuspend(t), OnResist: t.onResist, Refusals: t.refusals,
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
 	}
 	if t.job != nil {
@@ -175,6 +183,9 @@ func (c *Core) GPUs() []GPUInfo {
 			for _, m := range g.members {
 				if m.state == TargetSuspended && slices.Contains(m.gpus, u.id) {
 					info.Suspended++
+				}
+				if c.cannotSuspend(m) {
+					info.CannotSuspend++
 				}
 			}
 		}

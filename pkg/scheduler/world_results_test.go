@@ -35,7 +35,7 @@ func (w *World) result() error {
 	case 4:
 		outcome = scheduler.OutcomeReplaced
 	case 5:
-		outcome = scheduler.OutcomeDebugged
+		outcome = scheduler.OutcomeResisted
 	case 3:
 		outcome = scheduler.OutcomeHardware
 		if w.Roll(2) == 0 {

@@ -137,7 +137,7 @@ func (w *World) inspected() error {
 
 // lost is a session that ends by itself.
 func (w *World) lost() error {
-	return w.Step(scheduler.Lost{Target: w.anyKey(), Result: []scheduler.Outcome{scheduler.OutcomeFailed, scheduler.OutcomeHardware, scheduler.OutcomeReplaced, scheduler.OutcomeDebugged}[w.Roll(4)]})
+	return w.Step(scheduler.Lost{Target: w.anyKey(), Result: []scheduler.Outcome{scheduler.OutcomeFailed, scheduler.OutcomeHardware, scheduler.OutcomeReplaced, scheduler.OutcomeResisted}[w.Roll(4)]})
 }
 
 // checkViews compares the views of the core with the state of the observer.
@@ -320,7 +320,7 @@ func (w *World) policy() scheduler.Policy {
 func (w *World) seen() error {
 	return w.Step(scheduler.TargetSeen{
 		Target: w.key(), Job: []string{"", "a", "b"}[w.Roll(3)], Class: []gpreempt.Class{gpreempt.Unmanaged, gpreempt.Online, gpreempt.Offline, gpreempt.Offline, gpreempt.Offline, gpreempt.Offline}[w.Roll(6)],
-		Priority: gpreempt.Priority(w.Roll(12)), GPUs: w.gpuIDs(), Kin: w.kin(), Queues: uint64(1 + w.Roll(3)),
+		Priority: gpreempt.Priority(w.Roll(12)), GPUs: w.gpuIDs(), Kin: w.kin(), Queues: uint64(1 + w.Roll(3)), OnResist: w.onResist(),
 	})
 }
 
@@ -332,6 +332,10 @@ func (w *World) kin() []gpreempt.ProcessKey {
 	return []gpreempt.ProcessKey{w.key(), w.anyKey()}
 }
 
+func (w *World) onResist() gpreempt.Resistance {
+	return []gpreempt.Resistance{{}, {}, {Stop: true}, {KillAfter: 1}, {KillAfter: 2}}[w.Roll(5)]
+}
+
 // changed changes one thing of a target there is.
 func (w *World) changed() error {
 	t := w.Observer.Targets[w.key()]
@@ -339,7 +343,9 @@ func (w *World) changed() error {
 		return w.seen()
 	}
 	ev := t.TargetSeen
-	switch w.Roll(7) {
+	switch w.Roll(8) {
+	case 7:
+		ev.OnResist = w.onResist()
 	case 6:
 		ev.Kin = w.kin()
 	case 0, 1:

@@ -67,8 +67,8 @@ func TestCallThatFailsLeavesNothingSuspended(t *testing.T) {
 			}
 			for round := range 2 {
 				lease, answer := d.ask(10 * time.Second)
-				if answer.Quiesced || answer.Reason != unsafeNow {
-					t.Errorf("the announcement is answered %+v, want not quiet, unsafe", answer)
+				if answer.Quiesced || answer.Reason != cannotSuspend {
+					t.Errorf("the announcement is answered %+v, want not quiet, cannot suspend", answer)
 				}
 				m.checkFrozen(sound)
 				m.checkStill(sound)
@@ -136,7 +136,7 @@ func TestDriverThatCannotBeOpenedIsReportedAndUsedAfterARestart(t *testing.T) {
 			d.check(0, "error KFD_CLOSED", "status")
 			d.eventually("the daemon says that it cannot suspend the job", func() bool { return d.target(job.PID).GetAttachError() != "" })
 			lease, answer := d.ask(10 * time.Second)
-			checkSaid(t, "without the driver", said{false, unsafeNow, 0}, answer)
+			checkSaid(t, "without the driver", said{false, cannotSuspend, 0}, answer)
 			m.checkEach(job, 2, onGPU)
 			m.awaitProgress(job)
 			d.complete(lease)

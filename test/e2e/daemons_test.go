@@ -70,7 +70,7 @@ func TestDaemonTakesAJobOverWhenItsPreviousDaemonIsDead(t *testing.T) {
 			second.check(0, tc.why, "target", "list")
 			second.check(0, tc.why, "target", "explain", fmt.Sprint(job.PID))
 			taken, answer := second.ask(10 * time.Second)
-			checkSaid(t, "by the second daemon", said{false, unsafeNow, 0}, answer)
+			checkSaid(t, "by the second daemon", said{false, cannotSuspend, 0}, answer)
 			if tc.leased {
 				m.checkEach(job, 2, offGPU)
 				m.checkNoResume(job, from)

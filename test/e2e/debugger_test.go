@@ -187,7 +187,7 @@ func TestJobUnderADebuggerIsAttachedAfterTheDebuggerEnds(t *testing.T) {
 			d.check(0, "end that debugger or tracer", "target", "explain", fmt.Sprint(c.job.PID))
 		}
 		lease, answer := d.ask(10 * time.Second)
-		checkSaid(t, "of jobs that are debugged by others", said{false, unsafeNow, 0}, answer)
+		checkSaid(t, "of jobs that are debugged by others", said{false, cannotSuspend, 0}, answer)
 		m.checkDebugs(d, 0)
 		for _, job := range []*worker{traced, debugged} {
 			m.checkEach(job, 2, onGPU)
@@ -305,7 +305,7 @@ func TestRightToDebugIsTakenBackFromALaterDebugger(t *testing.T) {
 			} else {
 				var answer said
 				lease, answer = d.ask(10 * time.Second)
-				checkSaid(t, "of a job that a debugger has", said{false, unsafeNow, 0}, answer)
+				checkSaid(t, "of a job that a debugger has", said{false, cannotSuspend, 0}, answer)
 				m.checkEach(job, 2, onGPU)
 				d.complete(lease)
 			}

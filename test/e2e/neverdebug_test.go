@@ -21,7 +21,7 @@ func TestNeverDebugReleasesAJobAndAttachesToNone(t *testing.T) {
 	d.reload(neverDebug)
 	d.eventually("the job is released", func() bool { return strings.Contains(d.target(job.PID).GetAttachError(), "NEVER_DEBUG") })
 	lease, answer := d.ask(10*time.Second, m.GPUs()[0].ID)
-	checkSaid(t, "a lease that cannot suspend the job", said{false, unsafeNow, 0}, answer)
+	checkSaid(t, "a lease that cannot suspend the job", said{false, cannotSuspend, 0}, answer)
 	m.awaitEach(job, 2, onGPU) // the release unmaps them for a moment
 	d.check(0, "never_debug: no debugger attaches to it", "target", "explain", fmt.Sprint(job.PID))
 	d.complete(lease)

@@ -22,7 +22,7 @@ func TestJobWithoutRuntimeKeepsRunningAndTheAnswerReportsIt(t *testing.T) {
 		says(t, d.target(old.PID).GetAttachError(), "did not enable its ROCm runtime for debugging", "ROCm of 6.0 or later")
 
 		lease, answer := d.ask(longest)
-		checkSaid(t, "with a job that cannot be suspended", said{false, unsafeNow, 1}, answer)
+		checkSaid(t, "with a job that cannot be suspended", said{false, cannotSuspend, 1}, answer)
 		m.checkEach(job, 1, offGPU)
 		m.checkEach(old, 2, onGPU)
 		m.awaitProgress(old)

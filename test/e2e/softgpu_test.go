@@ -292,7 +292,7 @@ func TestSoftGPUJobUnderADebuggerIsAttachedAfterIt(t *testing.T) {
 	d := m.start(atOnce)
 	d.eventually("the daemon says why it cannot suspend the job", func() bool { return d.target(job.PID).GetAttachError() != "" })
 	lease, answer := d.ask(longest)
-	checkSaid(t, "of a job that another debugs", said{false, unsafeNow, 0}, answer)
+	checkSaid(t, "of a job that another debugs", said{false, cannotSuspend, 0}, answer)
 	m.checkEach(job, 2, softOn)
 
 	rocgdb.obey("ok", "disable %d", job.PID)

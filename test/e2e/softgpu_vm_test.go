@@ -54,7 +54,7 @@ func TestSoftGPUProcessWithoutALaterVMIsNeverSuspended(t *testing.T) {
 	})
 	for range 3 {
 		lease, answer := d.ask(longest, m.gpus[0])
-		checkSaid(t, "beside a process that is refused", said{false, unsafeNow, 1}, answer)
+		checkSaid(t, "beside a process that is refused", said{false, cannotSuspend, 1}, answer)
 		m.checkEach(with, 2, softOff)
 		m.checkEach(without, 2, softOn)
 		d.complete(lease)

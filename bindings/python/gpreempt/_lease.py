@@ -90,6 +90,11 @@ class Lease:
         return int(self._answer.suspended_targets) if self._answer is not None else 0
 
     @property
+    def cannot_suspend_targets(self) -> int:
+        """The number of offline processes that run on the GPUs because they cannot be suspended."""
+        return int(self._answer.cannot_suspend_targets) if self._answer is not None else 0
+
+    @property
     def ttl(self) -> float:
         """The granted time to live in seconds. Each renewal sets it again."""
         return self._ttl

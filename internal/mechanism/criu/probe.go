@@ -59,6 +59,9 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 			found = fmt.Sprintf("thread %d traces it", tracing)
 		}
 		add("tracer", found, tracing == 0, "end that debugger; a process can have only one tracer")
+		if tracing != 0 {
+			c.Evidence[len(c.Evidence)-1].Reason = gpreempt.ReasonResisted
+		}
 	}
 	switch numbers, err := p.Descriptors(); {
 	case err != nil:

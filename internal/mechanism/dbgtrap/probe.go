@@ -110,7 +110,7 @@ func (m *Mechanism) probeTracer(p *proc.Process) mechanism.Evidence {
 		}
 		by = fmt.Sprintf("process %d (%s)", tracer.Process, tracer.Name)
 	}
-	e.Found, e.OK = by+" traces it", false
+	e.Found, e.OK, e.Reason = by+" traces it", false, gpreempt.ReasonResisted
 	e.Remedy = "end that debugger or tracer; a process has one at a time"
 	return e
 }

@@ -14,6 +14,8 @@
 // A process that another program froze or stopped earlier is left to that program, also
 // by Resume.
 //
+// The mechanism stop pauses in a third way, whatever cgroup the process has: see cage.
+//
 // A pause that another program ends is noticed within a second, and begun again. A process
 // that is resumed again and again can no longer be suspended.
 //
@@ -38,7 +40,11 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-const name = "freezer"
+// The names of the two mechanisms.
+const (
+	name     = "freezer"
+	stopName = "stop"
+)
 
 // stopTimeout is how long a process may take to stop. It takes microseconds, unless a
 // thread is deep in a system call that no signal interrupts.
@@ -62,7 +68,9 @@ type Config struct {
 
 // Mechanism freezes cgroups and stops processes. It implements mechanism.Mechanism.
 type Mechanism struct {
-	cfg    Config
+	cfg Config
+	// moves: a process is paused by moving it to a cgroup that is frozen.
+	moves  bool
 	pauses mechanism.Pauses
 	// found is where the cgroup hierarchy is mounted, nil until it was found.
 	found     atomic.Pointer[mount]
@@ -76,8 +84,16 @@ func New(cfg Config) *Mechanism {
 	return &Mechanism{cfg: cfg, checkTime: checkTime, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
 }
 
+// NewStop returns the mechanism for processes that resist, which is called stop: it moves a process
+// to a frozen cgroup of this program's, from where no tracer and no user can resume it.
+func NewStop(cfg Config) *Mechanism {
+	m := New(cfg)
+	m.moves, m.pauses.Mechanism = true, stopName
+	return m
+}
+
 // Name implements mechanism.Mechanism.
-func (*Mechanism) Name() string { return name }
+func (m *Mechanism) Name() string { return m.pauses.Mechanism }
 
 // Probe implements mechanism.Mechanism.
 func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechanism.Capability {
@@ -100,6 +116,16 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 	}
 	defer p.Close()
 	add("process descriptor", "available", true, "")
+	if m.moves {
+		place, _, err := m.place(p)
+		if err != nil {
+			add("cgroup", err.Error(), false, "run gpreemptd where the cgroup v2 hierarchy of the host is mounted and can be written")
+			return c
+		}
+		add("cgroup", "it is moved to a frozen one below "+place.path, true, "")
+		place.close()
+		return c
+	}
 	g, why, err := m.ownCgroup(p)
 	switch {
 	case err != nil:
@@ -160,6 +186,9 @@ func (m *Mechanism) undo(e mechanism.JournalEntry) error {
 		if g.id != e.CgroupID {
 			return nil // another one with that name
 		}
+		if m.moves {
+			return m.empty(g, e.Home)
+		}
 		return g.thaw()
 	}
 	p, err := proc.OpenWithPidfd(m.cfg.Root, e.Target)
@@ -167,6 +196,9 @@ func (m *Mechanism) undo(e mechanism.JournalEntry) error {
 		return err
 	}
 	defer p.Close()
+	if m.moves {
+		return m.emptyUnknown(p)
+	}
 	if e.NameOnly {
 		if err := m.thawOwn(p); err != nil {
 			return err
@@ -299,6 +331,9 @@ func (s *session) runs() (bool, error) {
 	if s.held != nil {
 		return s.held.runs()
 	}
+	if s.m.moves {
+		return true, nil
+	}
 	p, err := s.choose()
 	if err != nil {
 		return false, err
@@ -313,7 +348,7 @@ func (s *session) unkept() error {
 	if s.resumed <= maxResumed {
 		return nil
 	}
-	err := fmt.Errorf("process %v cannot be kept suspended: another program has resumed it %d times, by SIGCONT or by thawing its cgroup: end that program, or start the job in a cgroup of its own that its user cannot thaw", s.target, s.resumed)
+	err := fmt.Errorf("process %v cannot be kept suspended: %w %d times, by SIGCONT or by thawing its cgroup: end that program, or start the job in a cgroup of its own that its user cannot thaw", s.target, mechanism.ErrResumed, s.resumed)
 	s.resumed = 0
 	return err
 }
@@ -370,6 +405,13 @@ func (s *session) takeBack(err error) error {
 
 // choose returns how to pause the process now.
 func (s *session) choose() (pause, error) {
+	if s.m.moves {
+		c, err := s.m.prepareCage(s.process)
+		if err != nil {
+			return nil, fmt.Errorf("suspend process %v: %w", s.target, err)
+		}
+		return c, nil
+	}
 	g, why, err := s.m.ownCgroup(s.process)
 	switch {
 	case err != nil:

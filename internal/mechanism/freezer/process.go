@@ -30,7 +30,11 @@ func (s stop) begin(ctx context.Context) error {
 	if err := s.Signal(unix.SIGSTOP); err != nil {
 		return err
 	}
-	return awaitStop(ctx, s.Process)
+	err := awaitStop(ctx, s.Process)
+	if status, unknown := s.Status(); err != nil && unknown == nil && status.Tracer != 0 {
+		return fmt.Errorf("%w: thread %d: %w", mechanism.ErrTraced, status.Tracer, err)
+	}
+	return err
 }
 
 func (s stop) runs() (bool, error) {

@@ -215,11 +215,13 @@ type GetStatusResponse struct {
 	GoroutineCount uint32 `protobuf:"varint,17,opt,name=goroutine_count,json=goroutineCount,proto3" json:"goroutine_count,omitempty"`
 	// The current time of the clock of events.
 	Clock *durationpb.Duration `protobuf:"bytes,18,opt,name=clock,proto3" json:"clock,omitempty"`
-	// The mechanisms that this daemon has, best first. The last may be one that is used only
-	// where ClassifyTarget names it.
-	Mechanisms    []string `protobuf:"bytes,19,rep,name=mechanisms,proto3" json:"mechanisms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The mechanisms that this daemon has, best first. The last may be some that are used only
+	// where ClassifyTarget names them, or a rule.
+	Mechanisms []string `protobuf:"bytes,19,rep,name=mechanisms,proto3" json:"mechanisms,omitempty"`
+	// Of offline_count, those that cannot be suspended: the warning CANNOT_SUSPEND.
+	CannotSuspendCount uint32 `protobuf:"varint,20,opt,name=cannot_suspend_count,json=cannotSuspendCount,proto3" json:"cannot_suspend_count,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -383,6 +385,13 @@ func (x *GetStatusResponse) GetMechanisms() []string {
 		return x.Mechanisms
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetCannotSuspendCount() uint32 {
+	if x != nil {
+		return x.CannotSuspendCount
+	}
+	return 0
 }
 
 // A condition that needs attention.
@@ -2494,7 +2503,7 @@ var File_gpreempt_v1_admin_proto protoreflect.FileDescriptor
 const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x17gpreempt/v1/admin.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1agpreempt/v1/diagnose.proto\x1a\x18gpreempt/v1/online.proto\x1a\x17gpreempt/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xd0\x05\n" +
+	"\x10GetStatusRequest\"\x82\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2520,7 +2529,8 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x05clock\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x05clock\x12\x1e\n" +
 	"\n" +
 	"mechanisms\x18\x13 \x03(\tR\n" +
-	"mechanisms\"e\n" +
+	"mechanisms\x120\n" +
+	"\x14cannot_suspend_count\x18\x14 \x01(\rR\x12cannotSuspendCount\"e\n" +
 	"\aWarning\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x12\n" +

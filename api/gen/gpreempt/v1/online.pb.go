@@ -177,9 +177,11 @@ type NotifyOnlineResponse struct {
 	Timing *Timing `protobuf:"bytes,7,opt,name=timing,proto3" json:"timing,omitempty"`
 	// The caller is of class offline, or processes on these GPUs are that it started: this lease
 	// does not suspend them, and the leases of others do. See the warning OWNER_OFFLINE.
-	OwnerOffline  bool `protobuf:"varint,8,opt,name=owner_offline,json=ownerOffline,proto3" json:"owner_offline,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	OwnerOffline bool `protobuf:"varint,8,opt,name=owner_offline,json=ownerOffline,proto3" json:"owner_offline,omitempty"`
+	// Targets of class offline that run on these GPUs because they cannot be suspended.
+	CannotSuspendTargets uint32 `protobuf:"varint,9,opt,name=cannot_suspend_targets,json=cannotSuspendTargets,proto3" json:"cannot_suspend_targets,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *NotifyOnlineResponse) Reset() {
@@ -266,6 +268,13 @@ func (x *NotifyOnlineResponse) GetOwnerOffline() bool {
 		return x.OwnerOffline
 	}
 	return false
+}
+
+func (x *NotifyOnlineResponse) GetCannotSuspendTargets() uint32 {
+	if x != nil {
+		return x.CannotSuspendTargets
+	}
+	return 0
 }
 
 // The end of the work.
@@ -813,7 +822,7 @@ const file_gpreempt_v1_online_proto_rawDesc = "" +
 	"\x10complete_on_idle\x18\t \x01(\bR\x0ecompleteOnIdle\x12\x14\n" +
 	"\x05label\x18\n" +
 	" \x01(\tR\x05labelB\v\n" +
-	"\t_priority\"\xc6\x02\n" +
+	"\t_priority\"\xfc\x02\n" +
 	"\x14NotifyOnlineResponse\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x1a\n" +
 	"\bquiesced\x18\x02 \x01(\bR\bquiesced\x122\n" +
@@ -822,7 +831,8 @@ const file_gpreempt_v1_online_proto_rawDesc = "" +
 	"\agpu_ids\x18\x05 \x03(\rR\x06gpuIds\x12+\n" +
 	"\x03ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12+\n" +
 	"\x06timing\x18\a \x01(\v2\x13.gpreempt.v1.TimingR\x06timing\x12#\n" +
-	"\rowner_offline\x18\b \x01(\bR\fownerOffline\",\n" +
+	"\rowner_offline\x18\b \x01(\bR\fownerOffline\x124\n" +
+	"\x16cannot_suspend_targets\x18\t \x01(\rR\x14cannotSuspendTargets\",\n" +
 	"\x0fCompleteRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\"\x97\x01\n" +
 	"\x10CompleteResponse\x12'\n" +

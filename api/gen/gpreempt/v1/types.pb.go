@@ -302,7 +302,7 @@ const (
 	QuiesceReason_QUIESCE_REASON_NOT_AWAITED QuiesceReason = 5
 	// The share floor is reached: offline work must run now.
 	QuiesceReason_QUIESCE_REASON_SHARE_FLOOR QuiesceReason = 6
-	// A target is quarantined or the breaker of a GPU is open.
+	// The breaker of a GPU is open, a queue of a target was reset, or a mechanism is not ready yet.
 	QuiesceReason_QUIESCE_REASON_UNSAFE QuiesceReason = 7
 	// The policy is a shadow policy: it decides and reports, and suspends nothing.
 	QuiesceReason_QUIESCE_REASON_SHADOW QuiesceReason = 8
@@ -321,6 +321,9 @@ const (
 	// While the announcement waited, the driver reset a queue on one of its GPUs: a job's, or
 	// that of a server. Everything on that GPU is resumed.
 	QuiesceReason_QUIESCE_REASON_QUEUE_RESET QuiesceReason = 14
+	// Targets of class offline cannot be suspended: cannot_suspend_targets. The warning
+	// CANNOT_SUSPEND names them.
+	QuiesceReason_QUIESCE_REASON_CANNOT_SUSPEND QuiesceReason = 15
 )
 
 // Enum value maps for QuiesceReason.
@@ -341,23 +344,25 @@ var (
 		12: "QUIESCE_REASON_STUCK",
 		13: "QUIESCE_REASON_DRM_QUEUES",
 		14: "QUIESCE_REASON_QUEUE_RESET",
+		15: "QUIESCE_REASON_CANNOT_SUSPEND",
 	}
 	QuiesceReason_value = map[string]int32{
-		"QUIESCE_REASON_UNSPECIFIED":   0,
-		"QUIESCE_REASON_DONE":          1,
-		"QUIESCE_REASON_NOTHING_TO_DO": 2,
-		"QUIESCE_REASON_MAX_WAIT":      3,
-		"QUIESCE_REASON_DEFERRED":      4,
-		"QUIESCE_REASON_NOT_AWAITED":   5,
-		"QUIESCE_REASON_SHARE_FLOOR":   6,
-		"QUIESCE_REASON_UNSAFE":        7,
-		"QUIESCE_REASON_SHADOW":        8,
-		"QUIESCE_REASON_DRAINING":      9,
-		"QUIESCE_REASON_ENDED":         10,
-		"QUIESCE_REASON_HOLD":          11,
-		"QUIESCE_REASON_STUCK":         12,
-		"QUIESCE_REASON_DRM_QUEUES":    13,
-		"QUIESCE_REASON_QUEUE_RESET":   14,
+		"QUIESCE_REASON_UNSPECIFIED":    0,
+		"QUIESCE_REASON_DONE":           1,
+		"QUIESCE_REASON_NOTHING_TO_DO":  2,
+		"QUIESCE_REASON_MAX_WAIT":       3,
+		"QUIESCE_REASON_DEFERRED":       4,
+		"QUIESCE_REASON_NOT_AWAITED":    5,
+		"QUIESCE_REASON_SHARE_FLOOR":    6,
+		"QUIESCE_REASON_UNSAFE":         7,
+		"QUIESCE_REASON_SHADOW":         8,
+		"QUIESCE_REASON_DRAINING":       9,
+		"QUIESCE_REASON_ENDED":          10,
+		"QUIESCE_REASON_HOLD":           11,
+		"QUIESCE_REASON_STUCK":          12,
+		"QUIESCE_REASON_DRM_QUEUES":     13,
+		"QUIESCE_REASON_QUEUE_RESET":    14,
+		"QUIESCE_REASON_CANNOT_SUSPEND": 15,
 	}
 )
 
@@ -1432,9 +1437,16 @@ type Target struct {
 	UserUnit string `protobuf:"bytes,31,opt,name=user_unit,json=userUnit,proto3" json:"user_unit,omitempty"`
 	// The ids of containers, pods or Slurm jobs of which one is false, where its control
 	// group, or the answer of its runtime, names several: then it has none. "" without.
-	IdConflict    string `protobuf:"bytes,32,opt,name=id_conflict,json=idConflict,proto3" json:"id_conflict,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	IdConflict string `protobuf:"bytes,32,opt,name=id_conflict,json=idConflict,proto3" json:"id_conflict,omitempty"`
+	// The last attempt to suspend it, or to attach a mechanism to it, has failed.
+	CannotSuspend bool `protobuf:"varint,33,opt,name=cannot_suspend,json=cannotSuspend,proto3" json:"cannot_suspend,omitempty"`
+	// What is done when another program keeps it from being suspended, as its rule has it:
+	// "stop", "{kill: N}"; "" for report.
+	OnResist string `protobuf:"bytes,34,opt,name=on_resist,json=onResist,proto3" json:"on_resist,omitempty"`
+	// Number of refused suspensions since the last that worked, at most one in 10 s.
+	RefusedSuspensions uint32 `protobuf:"varint,35,opt,name=refused_suspensions,json=refusedSuspensions,proto3" json:"refused_suspensions,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Target) Reset() {
@@ -1689,6 +1701,27 @@ func (x *Target) GetIdConflict() string {
 		return x.IdConflict
 	}
 	return ""
+}
+
+func (x *Target) GetCannotSuspend() bool {
+	if x != nil {
+		return x.CannotSuspend
+	}
+	return false
+}
+
+func (x *Target) GetOnResist() string {
+	if x != nil {
+		return x.OnResist
+	}
+	return ""
+}
+
+func (x *Target) GetRefusedSuspensions() uint32 {
+	if x != nil {
+		return x.RefusedSuspensions
+	}
+	return 0
 }
 
 // Processes that belong together.
@@ -3283,7 +3316,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
 	"\x0ePodLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd6\t\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcb\n" +
+	"\n" +
 	"\x06Target\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x12\n" +
@@ -3321,7 +3355,10 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\rattach_cycles\x18\x1e \x01(\x04R\fattachCycles\x12\x1b\n" +
 	"\tuser_unit\x18\x1f \x01(\tR\buserUnit\x12\x1f\n" +
 	"\vid_conflict\x18  \x01(\tR\n" +
-	"idConflict\x1a>\n" +
+	"idConflict\x12%\n" +
+	"\x0ecannot_suspend\x18! \x01(\bR\rcannotSuspend\x12\x1b\n" +
+	"\ton_resist\x18\" \x01(\tR\bonResist\x12/\n" +
+	"\x13refused_suspensions\x18# \x01(\rR\x12refusedSuspensions\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xca\x01\n" +
@@ -3511,7 +3548,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x16LEASE_END_DISCONNECTED\x10\x03\x12\x19\n" +
 	"\x15LEASE_END_CLIENT_DIED\x10\x04\x12\x12\n" +
 	"\x0eLEASE_END_IDLE\x10\x05\x12\x16\n" +
-	"\x12LEASE_END_RELEASED\x10\x06*\xc3\x03\n" +
+	"\x12LEASE_END_RELEASED\x10\x06*\xe6\x03\n" +
 	"\rQuiesceReason\x12\x1e\n" +
 	"\x1aQUIESCE_REASON_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13QUIESCE_REASON_DONE\x10\x01\x12 \n" +
@@ -3528,7 +3565,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x13QUIESCE_REASON_HOLD\x10\v\x12\x18\n" +
 	"\x14QUIESCE_REASON_STUCK\x10\f\x12\x1d\n" +
 	"\x19QUIESCE_REASON_DRM_QUEUES\x10\r\x12\x1e\n" +
-	"\x1aQUIESCE_REASON_QUEUE_RESET\x10\x0e*c\n" +
+	"\x1aQUIESCE_REASON_QUEUE_RESET\x10\x0e\x12!\n" +
+	"\x1dQUIESCE_REASON_CANNOT_SUSPEND\x10\x0f*c\n" +
 	"\bHqdState\x12\x19\n" +
 	"\x15HQD_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fHQD_STATE_EMPTY\x10\x01\x12\x13\n" +

@@ -1,0 +1,55 @@
+package scheduler
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// RefusalTime is the least time between two refused suspensions that count: a program that looks at
+// a job for some seconds does not have it killed.
+const RefusalTime = 10 * time.Second
+
+// refusalBy returns what a failure says about the next attempt: nothing, after the end of a
+// process or of its program.
+func refusalBy(result Outcome) Outcome {
+	if result == OutcomeGone || result == OutcomeReplaced {
+		return OutcomeOK
+	}
+	return result
+}
+
+func (t *target) refuses() bool { return t.attachment.refusal != OutcomeOK }
+
+// cannotSuspend reports whether the target is to be suspendable and is not. Its own calls
+// (stuck), the breakers and an admin do not count.
+func (c *Core) cannotSuspend(t *target) bool {
+	return t.class == gpreempt.Offline &&
+		(c.now < t.quarantinedUntil && t.quarantineCause == CauseQuarantine || c.mayAttach(t.attachment) && t.refuses())
+}
+
+// refused counts a suspension that a lease or an admin asked for and that the target resisted.
+func (c *Core) refused(t *target) {
+	if t.refusals > 0 && c.now < t.refusedAt+RefusalTime {
+		return
+	}
+	t.refusals++
+	t.refusedAt = c.now
+	if after := t.onResist.KillAfter; after == 0 || t.refusals < after || t.killed || t.class != gpreempt.Offline {
+		return
+	}
+	t.killed = true
+	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseKilled, Lease: c.lease(t.gang)})
+	c.emit(ActKill).Target = t.key
+}
+
+// refusalsText describes the members with a Resistance, and those that have refused.
+func (g *gang) refusalsText() (text string) {
+	for _, m := range g.members {
+		if m.refusals > 0 || m.onResist.Enforced() {
+			text += fmt.Sprintf("; %d refused suspensions of process %d, on_resist: %v", m.refusals, m.key.PID, m.onResist)
+		}
+	}
+	return text
+}
