@@ -294,58 +294,24 @@ func TestQueueThatMESDoesNotRemoveIsNotCalledSuspended(t *testing.T) {
 			fault := m.Inject(kfdemu.Fault{
 				Step: driver.StepRemove, Op: driver.TrapOp(kfd.TrapSuspendQueues), Target: job.PID, Nth: 1, Errno: syscall.ETIME,
 			})
-			lease := askInVain(d, m.GPUs()[0].ID, job)
-			if fault.Hits() != 1 {
-				t.Errorf("MES failed to remove a queue %d times, want 1", fault.Hits())
+			since := d.revision()
+			lease, answer := d.ask(10 * time.Second)
+			if answer.Quiesced || fault.Hits() != 1 {
+				t.Errorf("MES failed to remove a queue %d times: answer %+v, want not quiet", fault.Hits(), answer)
+			}
+			d.awaitTarget(job.PID, since, quarantined)
+			events, _, _ := d.events.after(since)
+			if slices.ContainsFunc(events, func(e *gpreemptv1.Event) bool {
+				return e.GetToTarget() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
+			}) {
+				t.Errorf("the job was called suspended: %v", events)
+			}
+			if !d.breaker(m.GPUs()[0].ID) {
+				t.Error("the breaker is closed")
 			}
 			d.eventually("the job runs", func() bool { return m.allOn(job) })
 			d.complete(lease)
 			job.stop()
 		})
-	}
-}
-
-// askInVain announces work on a GPU on which MES does not remove a job's queue.
-func askInVain(d *daemon, gpu gpreempt.GPUID, job *worker) (lease string) {
-	d.t.Helper()
-	since := d.revision()
-	lease, answer := d.ask(10*time.Second, gpu)
-	if answer.Quiesced {
-		d.t.Errorf("the answer is %+v, want not quiet", answer)
-	}
-	d.awaitTarget(job.PID, since, quarantined)
-	events, _, _ := d.events.after(since)
-	if slices.ContainsFunc(events, func(e *gpreemptv1.Event) bool {
-		return e.GetToTarget() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
-	}) {
-		d.t.Errorf("the job was called suspended: %v", events)
-	}
-	if !d.breaker(gpu) {
-		d.t.Error("the breaker is closed")
-	}
-	return lease
-}
-
-// The same on the real driver, on nodes with MES: SOFTGPU='softgpu=2 softgpu_gfx=1100'.
-func TestSoftGPUQueueThatMESDoesNotRemoveIsNotCalledSuspended(t *testing.T) {
-	m := onSoftGPU(t)
-	if gfx, err := os.ReadFile("/sys/module/amdgpu/parameters/softgpu_gfx"); err != nil || strings.TrimSpace(string(gfx)) != "1100" {
-		t.Skipf("it needs nodes with MES: %s, %v", gfx, err)
-	}
-	gpu := m.gpus[0]
-	control := func(format string, args ...any) {
-		if err := os.WriteFile(filepath.Join(softGPUDir, "control"), fmt.Appendf(nil, format, args...), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range m.times(20, 2) {
-		job := m.work("--gpus", m.gpu(0)) // the driver of 6.12 resets the GPU: a job from before never runs again
-		d := m.start(atOnceRDNA)
-		d.offlineTarget(job, 1)
-		control("firmware %d 140", gpu) // it can reset queues
-		control("refuse %d %d:0", gpu, job.PID)
-		d.complete(askInVain(d, gpu, job))
-		job.kill()
-		d.stop()
 	}
 }
