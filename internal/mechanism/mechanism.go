@@ -89,8 +89,8 @@ type Batcher interface {
 	// SuspendEach is Suspend of each of the sessions, which are the mechanism's own, of
 	// different targets, and used by nobody else until done is called with their index and
 	// result: once for each, by any goroutine. The failure of one does not undo the others, and
-	// one that a call holds up that began earlier does not hold them up. It returns after all
-	// calls of done. When ctx has ended all are resumed.
+	// one that a call holds up that began earlier does not hold them up. It returns once done was
+	// called for each. When ctx has ended all are resumed.
 	SuspendEach(ctx context.Context, sessions []Session, done func(index int, err error))
 	// ResumeEach is Resume of each of them.
 	ResumeEach(ctx context.Context, sessions []Session, done func(index int, err error))

@@ -35,7 +35,7 @@ type world struct {
 	*Mechanism
 	machine *kfdtest.Machine
 	daemon  *kfdtest.Process
-	// gpus are those of a process, for the mechanism; gpuA for one that is not there.
+	// gpus are those of processes, for the mechanism; that of the others is gpuA.
 	gpus map[gpreempt.ProcessKey][]gpreempt.GPU
 	// before, if not nil, is called before each change of limits, with how many processes it names.
 	before func(targets int)

@@ -345,7 +345,7 @@ func TestACallThatHangsHoldsUpItsOwnProcessOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.m.patience = patience
+			w.m.busyTime = busyTime
 			hangs, release := make(chan struct{}, 1000), make(chan struct{})
 			var on atomic.Bool
 			w.daemon.before = func(p gpreempt.ProcessKey) {

@@ -53,8 +53,8 @@ const (
 	// suspended process are disabled within fullEvery.
 	fullEvery     = 500 * time.Millisecond
 	idleFullEvery = 5 * time.Second
-	// patience is longer than an examination takes.
-	patience = 5 * time.Millisecond
+	// busyTime is longer than an examination takes.
+	busyTime = 5 * time.Millisecond
 	// searchScans is the number of scans after which every handle for a client has been tried.
 	searchScans = 300
 )
@@ -92,8 +92,8 @@ type Mechanism struct {
 	closed   atomic.Bool
 	// single is set when the driver has refused a call with channels of several processes.
 	single atomic.Bool
-	// patience is how long a call for several processes waits for those that have one under way.
-	patience time.Duration
+	// busyTime is how long a call for several processes waits for those that have one under way.
+	busyTime time.Duration
 
 	starting sync.Mutex // held while a supervisor is started
 
@@ -119,7 +119,7 @@ func New(cfg Config) *Mechanism {
 	}
 	return &Mechanism{
 		cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: Name, Log: cfg.Log},
-		stop: make(chan struct{}), patience: patience,
+		stop: make(chan struct{}), busyTime: busyTime,
 	}
 }
 
@@ -309,7 +309,7 @@ func (m *Mechanism) each(sessions []mechanism.Session, do func([]*session) []err
 		}
 	}
 	late := make(chan struct{})
-	defer time.AfterFunc(m.patience, func() { close(late) }).Stop()
+	defer time.AfterFunc(m.busyTime, func() { close(late) }).Stop()
 	var free []*session
 	var which []int
 	var others sync.WaitGroup

@@ -144,7 +144,7 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	w.m = New(Config{Sys: w.daemon, Profile: profile, Journal: &w.journal, Log: zaptest.NewLogger(t, zaptest.Level(zap.DPanicLevel)), Start: w.start})
-	w.m.patience = testutil.Patience
+	w.m.busyTime = testutil.WaitTime
 	t.Cleanup(func() {
 		_ = w.m.Close()
 		w.supervisors.Wait()
