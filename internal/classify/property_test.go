@@ -229,6 +229,11 @@ func TestDecideExplainAndMatchingAgree(t *testing.T) {
 				decided = true
 				got := classify.Decision{Class: step.Class, Priority: step.Priority, By: step.By}
 				got.NeverDebug = slices.ContainsFunc(rules, func(r classify.Rule) bool { return "rule "+r.Name == step.By && r.NeverDebug })
+				for _, r := range rules {
+					if "rule "+r.Name == step.By {
+						got.OnResist = r.OnResist
+					}
+				}
 				if got != d {
 					t.Fatalf("step %d decides %+v, Decide says %+v", n, got, d)
 				}
