@@ -152,9 +152,6 @@ func compileRule(r *Rule, fail reject) rule {
 	if r.Class > gpreempt.Offline {
 		fail("class", fmt.Sprintf("%v is not online, offline or unmanaged", r.Class), "")
 	}
-	if r.OnResist.Enforced() && r.Class != gpreempt.Offline {
-		fail("on_resist", "only offline processes are suspended", "remove it, or write class: offline")
-	}
 	priority := DefaultPriority(r.Class)
 	if r.Priority != nil {
 		priority = *r.Priority

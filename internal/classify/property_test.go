@@ -83,6 +83,9 @@ func drawRules(t *rapid.T) []classify.Rule {
 			setSome(t, &m)
 		}
 		r := classify.Rule{Name: fmt.Sprint(n), Match: m, Class: someClass.Draw(t, "class"), NeverDebug: rapid.Bool().Draw(t, "never_debug")}
+		if r.Class == gpreempt.Offline {
+			r.OnResist.Stop = rapid.Bool().Draw(t, "stop")
+		}
 		if rapid.Bool().Draw(t, "has a priority") {
 			r.Priority = new(somePriority.Draw(t, "priority"))
 		}
@@ -164,7 +167,7 @@ func TestNoProcessIsOfflineBeforeItIsKnown(t *testing.T) {
 			t.Fatal(err)
 		}
 		early := before(t, s)
-		if d, then := c.Decide(early), c.Decide(s); d.Class == gpreempt.Offline && (then.Class != gpreempt.Offline || then.NeverDebug && !d.NeverDebug) {
+		if d, then := c.Decide(early), c.Decide(s); d.Class == gpreempt.Offline && (then.Class != gpreempt.Offline || then.NeverDebug && !d.NeverDebug || d.OnResist.Enforced() && then.OnResist != d.OnResist) {
 			t.Fatalf("%+v before, %+v when all is known\nrules %+v\nbefore %+v\nknown %+v", d, then, rules, early, s)
 		}
 		waits(t, c, rules, early)
@@ -186,7 +189,7 @@ func waits(t *rapid.T, c *classify.Classifier, rules []classify.Rule, s *classif
 	}
 	protects := func(by string) bool {
 		return slices.ContainsFunc(rules, func(r classify.Rule) bool {
-			return "rule "+r.Name == by && (r.Class != gpreempt.Offline || r.NeverDebug)
+			return "rule "+r.Name == by && (r.Class != gpreempt.Offline || r.NeverDebug || !r.OnResist.Stop)
 		})
 	}
 	if len(deciding) != 1 || deciding[0].Matches || !protects(deciding[0].By) || deciding[0].By+" may match" != d.By {
@@ -226,6 +229,11 @@ func TestDecideExplainAndMatchingAgree(t *testing.T) {
 				decided = true
 				got := classify.Decision{Class: step.Class, Priority: step.Priority, By: step.By}
 				got.NeverDebug = slices.ContainsFunc(rules, func(r classify.Rule) bool { return "rule "+r.Name == step.By && r.NeverDebug })
+				for _, r := range rules {
+					if "rule "+r.Name == step.By {
+						got.OnResist = r.OnResist
+					}
+				}
 				if got != d {
 					t.Fatalf("step %d decides %+v, Decide says %+v", n, got, d)
 				}

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func TestRangesOfARuleHaveTheEndsOfTheirKind(t *testing.T) {
@@ -32,6 +33,26 @@ func TestRuleMayForbidDebuggers(t *testing.T) {
 		"not a truth value", "rules: [{name: a, class: offline, never_debug: 1, match: {comm: x}}]\n",
 		[]string{"1:48: rules[0].never_debug: is the number 1: write true or false"},
 	}})
+}
+
+func TestRuleSaysWhatIsDoneWithWhatResists(t *testing.T) {
+	for text, want := range map[string]gpreempt.Resistance{
+		"report": {}, "stop": {Stop: true}, "{kill: 3}": {KillAfter: 3},
+	} {
+		if got := parsed(t, "rules: [{name: a, class: offline, on_resist: "+text+", match: {comm: x}}]").Rules[0].OnResist; got != want {
+			t.Errorf("on_resist: %s is %v, want %v", text, got, want)
+		}
+	}
+	const at = "rules: [{name: a, class: offline, match: {comm: x}, on_resist: "
+	checkErrors(t, []wrongFile{
+		{"another word", at + "end}]\n", []string{`1:64: rules[0].on_resist: is "end": write report, stop, or {kill: N}, with the number of refused suspensions`}},
+		{"never", at + "{kill: 0}}]\n", []string{"1:71: rules[0].on_resist.kill: is 0: write 1 to 1000 refused suspensions, or remove on_resist"}},
+		{"a list", at + "[stop]}]\n", []string{"1:64: rules[0].on_resist: is a list: write report, stop, or {kill: N}, with the number of refused suspensions"}},
+		{
+			"another class", "rules: [{name: a, class: online, match: {comm: x}, on_resist: stop}]\n",
+			[]string{"1:63: rules[0].on_resist: only offline processes are suspended: remove it, or write class: offline"},
+		},
+	})
 }
 
 func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {

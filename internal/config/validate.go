@@ -266,6 +266,9 @@ func (ps *problems) rules(rules []classify.Rule) {
 	first := map[string]int{}
 	for i, r := range rules {
 		key := fmt.Sprintf("rules[%d].", i)
+		if r.OnResist.Enforced() && r.Class != gpreempt.Offline {
+			ps.add(key+"on_resist", "only offline processes are suspended", "remove it, or write class: offline")
+		}
 		switch j, twice := first[r.Name]; {
 		case r.Name == "":
 			ps.add(key+"name", "is missing", "write a unique name")

@@ -84,6 +84,25 @@ func TestOfflineTargetsWhoseWorkIsAnnouncedAreOneWarning(t *testing.T) {
 	}
 }
 
+func TestTargetsThatCannotBeSuspendedAreOneWarning(t *testing.T) {
+	target := func(pid int32, cannot bool) scheduler.TargetInfo {
+		return scheduler.TargetInfo{Key: gpreempt.ProcessKey{PID: pid, Start: 1}, Class: gpreempt.Offline, CannotSuspend: cannot}
+	}
+	why := func(key gpreempt.ProcessKey) string { return map[int32]string{7: "no helper"}[key.PID] }
+	for _, test := range []struct {
+		targets []scheduler.TargetInfo
+		want    []gpreempt.Warning
+	}{
+		{[]scheduler.TargetInfo{target(7, false)}, nil},
+		{[]scheduler.TargetInfo{target(7, true), target(8, true), target(9, false)}, []gpreempt.Warning{gpreempt.WarnCannotSuspend.Warn("2 targets: process 7: no helper; process 8")}},
+		{slices.Repeat([]scheduler.TargetInfo{target(8, true)}, 7), []gpreempt.Warning{gpreempt.WarnCannotSuspend.Warn("7 targets: " + strings.Repeat("process 8; ", 5) + "2 more")}},
+	} {
+		if diff := cmp.Diff(test.want, cannotSuspend(test.targets, why)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
 func TestSlowJobsAreOneWarning(t *testing.T) {
 	job := func(name string, slow bool) scheduler.JobInfo {
 		return scheduler.JobInfo{Name: name, Targets: 8, Ran: 0.0061, Over: 57*time.Second + time.Millisecond, Slow: slow}

@@ -100,7 +100,7 @@ func TestOtherChangesAreALineEach(t *testing.T) {
 {"level":"debug","msg":"lease changed","lease":"18f3a7c25e90b401-1","from":"requested","to":"quiescing","cause":"started"}
 {"level":"debug","msg":"target changed","target":"4711@123456","from":"running","to":"suspending","lease":"18f3a7c25e90b401-1","cause":"lease"}
 {"level":"warn","msg":"target changed","target":"4711@123456","from":"suspending","to":"resuming","cause":"failed"}
-{"level":"debug","msg":"lease answered","lease":"18f3a7c25e90b401-1","from":"quiescing","to":"quiescing","cause":"unsafe","took":0.0015}
+{"level":"debug","msg":"lease answered","lease":"18f3a7c25e90b401-1","from":"quiescing","to":"quiescing","cause":"cannot-suspend","took":0.0015}
 {"level":"warn","msg":"target changed","target":"4711@123456","from":"resuming","to":"quarantined","cause":"quarantine","took":0.0015}
 `},
 		"a class": {false, []scheduler.Event{online}, `{"level":"info","msg":"target reclassified","target":"4711@123456","class":"online","cause":"class-changed"}

@@ -3,12 +3,17 @@ package targets
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -47,6 +52,8 @@ func TestFailuresHaveAKind(t *testing.T) {
 		"gone":     {fail: mechanism.ErrGone, want: scheduler.OutcomeGone},
 		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.OutcomeReplaced},
 		"debugged": {fail: mechanism.ErrDebugged, want: scheduler.OutcomeResisted},
+		"resumed":  {fail: fmt.Errorf("%w 4 times", mechanism.ErrResumed), want: scheduler.OutcomeResisted},
+		"traced":   {fail: &NotSuspendable{[]Rejection{{Mechanism: "fake", Reason: gpreempt.ReasonResisted}}}, want: scheduler.OutcomeResisted},
 		"hardware": {fail: errors.Join(hardware, errors.New("resume failed too")), want: scheduler.OutcomeHardware, gpus: []gpreempt.GPUID{7}},
 		"DRM":      {fail: &NotSuspendable{[]Rejection{{Mechanism: "fake", Reason: gpreempt.ReasonDRMQueues}}}, want: scheduler.OutcomeDRMQueues},
 		"other":    {fail: errors.New("partial"), want: scheduler.OutcomeFailed},
@@ -66,6 +73,45 @@ func TestFailuresHaveAKind(t *testing.T) {
 				r.detachAll(job)
 			})
 		})
+	}
+}
+
+// A tracer that an admin permits is no resistance, and what else fails is what it was.
+func TestPermittedTracerIsAFailure(t *testing.T) {
+	s := &Sessions{cfg: Config{Permitted: func(key gpreempt.ProcessKey) bool { return key == job }}}
+	other := gpreempt.ProcessKey{PID: 5, Start: 5}
+	var got []scheduler.Outcome
+	for _, err := range []error{mechanism.ErrDebugged, mechanism.ErrGone, nil} {
+		for _, key := range []gpreempt.ProcessKey{job, other} {
+			result, _ := s.outcome(key, err)
+			got = append(got, result)
+		}
+	}
+	want := []scheduler.Outcome{scheduler.OutcomeFailed, scheduler.OutcomeResisted, scheduler.OutcomeGone, scheduler.OutcomeGone, scheduler.OutcomeOK, scheduler.OutcomeOK}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("outcomes (-want +got):\n%s", diff)
+	}
+}
+
+// The mechanism stop is used where a rule says so, in place of the freezer, or where an admin names it.
+func TestStopIsUsedOnlyWhereARuleOrAnAdminSaysSo(t *testing.T) {
+	for decision, want := range map[classify.Decision][]string{
+		{}: {"dbgtrap", "freezer"},
+		{OnResist: gpreempt.Resistance{Stop: true}}:                   {"dbgtrap", "stop"},
+		{OnResist: gpreempt.Resistance{KillAfter: 3}}:                 {"dbgtrap", "freezer"},
+		{Mechanism: "stop"}:                                           {"stop"},
+		{Mechanism: "freezer"}:                                        {"freezer"},
+		{NeverDebug: true, OnResist: gpreempt.Resistance{Stop: true}}: {"stop"},
+	} {
+		var got []string
+		for _, name := range []string{"dbgtrap", "freezer", "stop"} {
+			if Obstacle(name, discovery.Proc{}, decision) == nil {
+				got = append(got, name)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", decision, diff)
+		}
 	}
 }
 
