@@ -470,18 +470,19 @@ func TestRefusedUserIsNotIdentified(t *testing.T) {
 			t.Errorf("asked for %v", p)
 		}
 		return why
-	}, Refused: func(err error) { refused <- err }})
+	}, Farewell: func(err error) []byte { return []byte(err.Error()) }, Refused: func(err error) { refused <- err }})
 	l.open = func(int, int32) (int, uint64, error) {
 		t.Error("a refused connection is identified")
 		return -1, 0, ErrExited
 	}
 	go func() { _, _ = l.Accept() }() // ends with the listener
 	conn := dial(t, path)
-	if err := <-refused; !errors.Is(err, why) {
+	err := <-refused
+	if !errors.Is(err, why) {
 		t.Errorf("refused with %v, want %v", err, why)
 	}
-	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("reading gave %v, want the end", err)
+	if got, end := io.ReadAll(conn); string(got) != err.Error() || end != nil {
+		t.Errorf("read %q, %v; want %q and the end", got, end, err)
 	}
 }
 
