@@ -204,7 +204,7 @@ func (l *unixListener) Accept() (net.Conn, error) {
 		if raw, failure := socket.SyscallConn(); failure == nil {
 			_ = raw.Write(func(fd uintptr) bool { _, _ = unix.Write(int(fd), l.options.Farewell(err)); return true }) // it may have left
 		}
-		if errors.Is(err, ErrFull) { // no descriptor can be spared
+		if errors.Is(err, ErrFull) || errors.Is(err, ErrExited) { // no descriptor can be spared, or nobody reads it
 			_ = socket.Close()
 		} else {
 			l.parting.Close(socket)

@@ -397,17 +397,17 @@ func TestRefusedConnectionsThatAreSilentAreClosed(t *testing.T) {
 		defer conn.Close()
 		silent = append(silent, conn)
 	}
-	told := 0
+	notified := 0
 	for i, conn := range silent {
 		got, _ := io.ReadAll(conn) // the end may be a reset
 		if bytes.Contains(got, []byte("CONNECTIONS_PER_USER: uid")) {
-			told++
+			notified++
 		} else if len(got) > 0 {
 			t.Errorf("connection %d reads %q", i, got)
 		}
 	}
-	if told == 0 || told > len(silent)-explainingPerUser {
-		t.Errorf("%d of %d silent connections are told why", told, len(silent))
+	if notified == 0 || notified > len(silent)-explainingPerUser {
+		t.Errorf("%d of %d silent connections receive the reason", notified, len(silent))
 	}
 	_, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
 	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
