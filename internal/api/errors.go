@@ -13,6 +13,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -63,6 +65,9 @@ func ToStatus(err error) error {
 	return detailed.Err()
 }
 
+// goAway is in gRPC's text for a connection that the daemon has refused: reason and message.
+var goAway = regexp.MustCompile(`ENHANCE_YOUR_CALM, debug data: ("[A-Z_]+: (?:[^"\\]|\\.)*")`)
+
 // FromStatus returns the error that ToStatus converted. A status without an
 // ErrorInfo of the domain becomes a *gpreempt.Error with the status's code; its
 // reason is DAEMON_UNAVAILABLE when the daemon cannot be reached,
@@ -85,6 +90,12 @@ func FromStatus(err error) error {
 				message = strings.TrimSuffix(message, ": "+next)
 			}
 			return fromParts(uint32(st.Code()), info.GetReason(), message, next)
+		}
+	}
+	if quoted := goAway.FindStringSubmatch(st.Message()); st.Code() == codes.Unavailable && quoted != nil {
+		if text, err := strconv.Unquote(quoted[1]); err == nil {
+			reason, message, _ := strings.Cut(text, ": ")
+			return fromParts(uint32(codes.ResourceExhausted), reason, message, "use the open connections, or try again later")
 		}
 	}
 	switch {

@@ -12,6 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -62,7 +63,7 @@ func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
 	}
 	most := int(min(files.Cur, 1<<20)) * 3 / 8
 	return acceptLog{auth.NewUnixListener(listener, auth.UnixOptions{
-		MaxConns: most, Admit: d.server.MayConnect, Refused: d.server.Refused,
+		MaxConns: most, Admit: d.server.MayConnect, Farewell: server.Farewell, Refused: d.server.Refused,
 		Reserved: func(p auth.Process) bool { return d.authz.Load().Rights(p).Allows(auth.Admin) },
 	}), d.log}, nil
 }

@@ -19,27 +19,54 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 const (
-	// explaining is how many refused connections may wait for their first call, and
-	// explainTime for how long each. Further ones are closed without an answer: a refusal
-	// must stay cheaper than a connection.
-	explaining  = 16
-	explainTime = time.Second
+	// explaining is how many refused connections may wait for their first call, of which one
+	// user has at most explainingPerUser, and explainTime for how long each. Further ones get a
+	// Farewell: a refusal must stay cheaper than a connection.
+	explaining        = 64
+	explainingPerUser = 4
+	explainTime       = time.Second
+	// farewellTime bounds the write of a Farewell, which fits the buffer of a new socket.
+	farewellTime = 100 * time.Millisecond
 )
+
+// Farewell returns what a connection of HTTP/2 is sent that is closed without reading: settings,
+// which must be first, and GOAWAY with the reason and the text of an error.
+func Farewell(why error) []byte {
+	reason := cmp.Or(gpreempt.ReasonOf(why), gpreempt.ReasonNoIdentity)
+	if errors.Is(why, auth.ErrFull) {
+		reason = gpreempt.ReasonConnsTotal
+	}
+	text := fmt.Sprintf("%s: %v", reason, why)
+	var b bytes.Buffer
+	frames := http2.NewFramer(&b, nil)
+	_ = errors.Join(frames.WriteSettings(), frames.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte(text[:min(len(text), 512)]))) // to a buffer
+	return b.Bytes()
+}
 
 // explain answers the first call on a refused connection with the reason, and closes the
 // connection. It returns at once.
 func (s *Server) explain(c *connection, why error) {
-	select {
-	case s.explaining <- struct{}{}:
-	default:
-		_ = s.refuse(c, why, "") // no call gets it
-		_ = c.conn.Close()
+	u, full := c.client.user, false
+	if full = u.explaining.Add(1) > explainingPerUser; !full {
+		select {
+		case s.explaining <- struct{}{}:
+		default:
+			full = true
+		}
+	}
+	if full {
+		u.explaining.Add(-1)
+		_ = c.conn.SetWriteDeadline(time.Now().Add(farewellTime))
+		_, _ = c.conn.Write(Farewell(s.refuse(c, why, ""))) // the client may be gone
+		s.parting.Close(c.conn)
 		return
 	}
 	s.explainers.Go(func() {
+		defer u.explaining.Add(-1)
 		defer func() { <-s.explaining }()
 		defer func() { _ = c.conn.Close() }()
 		// Not a deadline of the connection: gRPC clears that when it gives up the connection.

@@ -210,7 +210,8 @@ type user struct {
 
 	conns int // guarded by clients.mu
 
-	unread atomic.Int64 // bytes of answers that are not yet written
+	unread     atomic.Int64 // bytes of answers that are not yet written
+	explaining atomic.Int32 // refused connections in explain
 
 	mu    sync.Mutex // guards calls
 	calls int        // in flight, without streams

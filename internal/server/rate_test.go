@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -396,10 +397,17 @@ func TestRefusedConnectionsThatAreSilentAreClosed(t *testing.T) {
 		defer conn.Close()
 		silent = append(silent, conn)
 	}
-	for _, conn := range silent {
-		if n, err := conn.Read(make([]byte, 1)); n > 0 || err == nil {
-			t.Errorf("read %d bytes, %v; want the end", n, err)
+	notified := 0
+	for i, conn := range silent {
+		got, _ := io.ReadAll(conn) // the end may be a reset
+		if bytes.Contains(got, []byte("CONNECTIONS_PER_USER: uid")) {
+			notified++
+		} else if len(got) > 0 {
+			t.Errorf("connection %d reads %q", i, got)
 		}
+	}
+	if notified == 0 || notified > len(silent)-explainingPerUser {
+		t.Errorf("%d of %d silent connections receive the reason", notified, len(silent))
 	}
 	_, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
 	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
@@ -419,4 +427,20 @@ func TestUsersWithFullMetersAreDeleted(t *testing.T) {
 	if n := len(cs.users); n > 50_000 {
 		t.Errorf("%d users are kept", n)
 	}
+}
+
+// A connection that is closed without reading, because its user connects too often or because
+// too many refused ones wait, gets the name of the limit.
+func TestClientSeesWhyItsConnectionIsClosed(t *testing.T) {
+	h := startHost(t)
+	h.setLimits(func(l *Limits) { l.ConnectionsPerUser = 0 })
+	for range explainingPerUser { // they wait for a call
+		conn, err := net.Dial("unix", h.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	_, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
 }

@@ -195,6 +195,8 @@ type Server struct {
 
 	seats chan struct{} // has an element for each call that reads the state, while it does
 
+	parting auth.Parting
+
 	explaining chan struct{}  // has an element for each connection in explain
 	explainers sync.WaitGroup // their goroutines
 
