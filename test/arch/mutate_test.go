@@ -242,6 +242,9 @@ func (r runner) run(ctx context.Context, pkg, binary string, names []string, mut
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast="+strconv.FormatBool(mutant != ""), "-test.timeout", limit.String(), "-test.run", "^("+strings.Join(names, "|")+")$")
 	cmd.Dir = filepath.Join(r.root, pkg)
+	if usesRapid(cmd.Dir) { // what fails here is no finding to be kept in testdata
+		cmd.Args = append(cmd.Args, "-rapid.nofailfile")
+	}
 	cmd.Env = append(os.Environ(), mutantEnv+"="+mutant)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -276,6 +279,14 @@ func judge(out string, err error) (verdict, string) {
 		return noName, lastLines(out)
 	}
 	return killed, strings.Join(by, " ")
+}
+
+func usesRapid(dir string) bool {
+	files, _ := filepath.Glob(filepath.Join(dir, "*_test.go")) // the pattern is valid
+	return slices.ContainsFunc(files, func(file string) bool {
+		text, err := os.ReadFile(file)
+		return err == nil && bytes.Contains(text, []byte("\"pgregory.net/rapid\""))
+	})
 }
 
 // lastLines returns the last lines of an output.

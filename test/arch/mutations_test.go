@@ -93,7 +93,7 @@ func loadMutations(root fs.FS, name string) (*mutations, error) {
 		case key != "" && strings.Contains(sign, "/"):
 			t.all = append(t.all, mutation{row: key, file: sign})
 			m = &t.all[len(t.all)-1]
-			for _, test := range strings.Fields(rest) {
+			for test := range strings.FieldsSeq(rest) {
 				if !strings.Contains(test, ".") {
 					test = path.Dir(sign) + "." + test
 				}

@@ -112,8 +112,11 @@ func TestSchemataHaveEachMutationOfAFunction(t *testing.T) {
 	root := fstest.MapFS{"a/a.go": {Data: []byte(text)}}
 	in := map[int]bool{0: true, 1: true, 2: true, 3: true, 4: true}
 	got := schemata(root, []mutation{
-		{file: "a/a.go", was: "x + limit", is: "x - limit"}, {file: "a/a.go", was: "limit = 1", is: "limit = 2"},
-		{file: "a/a.go", was: "f(2)", is: "f(3)"}, {file: "a/a.go", was: "gone", is: "f(3)"}, {file: "a/a.go", was: "x + limit", is: "x"},
+		{file: "a/a.go", was: "x + limit", is: "x - limit"},
+		{file: "a/a.go", was: "limit = 1", is: "limit = 2"},
+		{file: "a/a.go", was: "f(2)", is: "f(3)"},
+		{file: "a/a.go", was: "gone", is: "f(3)"},
+		{file: "a/a.go", was: "x + limit", is: "x"},
 	}, in)
 	want := map[string]string{
 		"a/a.go": "package a\n\nconst limit = 1\n\nfunc f(x int) int {" +
