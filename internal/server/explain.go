@@ -50,8 +50,9 @@ func Farewell(why error) []byte {
 // explain answers the first call on a refused connection with the reason, and closes the
 // connection. It returns at once.
 func (s *Server) explain(c *connection, why error) {
-	u, full := c.client.user, false
-	if full = u.explaining.Add(1) > explainingPerUser; !full {
+	u := c.client.user
+	full := u.explaining.Add(1) > explainingPerUser
+	if !full {
 		select {
 		case s.explaining <- struct{}{}:
 		default:

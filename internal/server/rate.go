@@ -169,13 +169,13 @@ func (c *client) charge(l Limits, bytes int) {
 }
 
 // debt returns how long a connection has to wait, for what it and its user did, or because all
-// users together ask for much and this is one of those who ask for most.
+// users together ask for much and this is one of those with most requests.
 func (c *connection) debt(l Limits) time.Duration {
 	now, u := time.Now(), c.client.user
 	debt := max(c.client.meter.debt(now, l.own()), u.meter.debt(now, l.shared()))
 	if debt == 0 && !c.rights.Allows(auth.Admin) && u.meter.busy(now, l.shared()) {
 		debt = u.all.workDebt(now, l.together())
-		debt += rand.N(debt + 1) // or all would go on at once
+		debt += rand.N(debt + 1) //nolint:gosec // G404: only so that not all go on at once
 	}
 	return debt
 }
