@@ -84,9 +84,9 @@ func (l *lane) suspend(ctx context.Context, own []*session) []error {
 	}
 	var failed []*session
 	var which []int
-	for i, err := range errs {
-		if err != nil {
-			failed, which = append(failed, own[i]), append(which, i)
+	for i, s := range own {
+		if errs[i] != nil {
+			failed, which = append(failed, s), append(which, i)
 		}
 	}
 	if failed == nil {
