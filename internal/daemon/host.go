@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/inventory"
@@ -213,7 +213,7 @@ func kill(target gpreempt.ProcessKey) error {
 		return err
 	}
 	defer p.Close()
-	return p.Signal(unix.SIGKILL)
+	return p.Signal(syscall.SIGKILL)
 }
 
 // crashesWithoutVM is dbgtrap.Config.Crashes.

@@ -127,7 +127,7 @@ func (c *Core) mayNot(g *gang) bool {
 }
 
 // asked reports whether a lease, or an admin, asks to suspend the gang, and nothing but its
-// mechanism can be in the way.
+// mechanism can prevent it.
 func (c *Core) asked(g *gang) bool { return !c.mayNot(g) && (g.outranked() || g.byHand()) }
 
 // Explanation is why a target is suspended or runs.

@@ -438,3 +438,12 @@ func (x *explored) checkDeep() error {
 	}
 	return nil
 }
+
+// load reports one queue on each of its GPUs.
+func (x *explored) load(i int) TargetLoad {
+	ev := TargetLoad{Target: procKey(uint8(i) + 1), Busy: x.idle[i] == 0}
+	for _, id := range x.places[i].gpus {
+		ev.Queues = append(ev.Queues, GPUQueues{id, 1})
+	}
+	return ev
+}

@@ -230,15 +230,6 @@ func (x *explored) seen(i int) TargetSeen {
 	return TargetSeen{Target: procKey(uint8(i) + 1), Job: at.job, Class: class, Priority: at.priority, GPUs: at.gpus, Kin: at.kin, Queues: uint64(p.born), OnResist: x.onResist}
 }
 
-// load reports one queue on each of its GPUs.
-func (x *explored) load(i int) TargetLoad {
-	ev := TargetLoad{Target: procKey(uint8(i) + 1), Busy: x.idle[i] == 0}
-	for _, id := range x.places[i].gpus {
-		ev.Queues = append(ev.Queues, GPUQueues{id, 1})
-	}
-	return ev
-}
-
 // moveKind is what the environment can do.
 type moveKind uint8
 

@@ -27,7 +27,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -205,28 +204,6 @@ func (m *Mechanism) undo(e mechanism.JournalEntry) error {
 		}
 	}
 	return stop{p}.undo()
-}
-
-// thawOwn thaws the cgroup that choose would freeze now: it is unknown which cgroup was
-// frozen, and this may end the freeze of another program.
-func (m *Mechanism) thawOwn(p *proc.Process) error {
-	g, _, err := m.ownCgroup(p)
-	if err != nil || g == nil {
-		return err
-	}
-	defer g.close()
-	return g.thaw()
-}
-
-// unstoppable returns why a process must never be stopped, nil for most processes.
-func unstoppable(pid int32) error {
-	switch pid {
-	case int32(os.Getpid()):
-		return errors.New("it is this program itself")
-	case 1:
-		return errors.New("it is the init process")
-	}
-	return nil
 }
 
 // errClosed is returned by the methods of a closed session.

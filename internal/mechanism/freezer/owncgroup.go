@@ -186,3 +186,14 @@ func (f facts) descends(pid int32) bool {
 	}
 	return false
 }
+
+// thawOwn thaws the cgroup that choose would freeze now: it is unknown which cgroup was
+// frozen, and this may end the freeze of another program.
+func (m *Mechanism) thawOwn(p *proc.Process) error {
+	g, _, err := m.ownCgroup(p)
+	if err != nil || g == nil {
+		return err
+	}
+	defer g.close()
+	return g.thaw()
+}

@@ -2,7 +2,9 @@ package freezer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -101,3 +103,14 @@ func runningThread(p *proc.Process) (string, error) {
 // runs nothing of the program: stopped, stopped by a tracer, ended, and deep in the
 // kernel, from where it does not return before it has stopped.
 const restStates = "TtZXxD"
+
+// unstoppable returns why a process must never be stopped, nil for most processes.
+func unstoppable(pid int32) error {
+	switch pid {
+	case int32(os.Getpid()):
+		return errors.New("it is this program itself")
+	case 1:
+		return errors.New("it is the init process")
+	}
+	return nil
+}
