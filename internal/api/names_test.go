@@ -36,7 +36,7 @@ func TestEnumNamesAreDocumented(t *testing.T) {
 		"change":       {"added", "modified", "removed"},
 		"reason": {
 			"done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow",
-			"draining", "ended", "hold", "stuck", "drm-queues", "queue-reset",
+			"draining", "ended", "hold", "stuck", "drm-queues", "queue-reset", "cannot-suspend",
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -159,3 +159,13 @@ func (o *Observer) checkSessions() error {
 	}
 	return nil
 }
+
+// takeRefusal takes in a failure to attach to a process or to suspend it; t may be nil.
+func (o *Observer) takeRefusal(t *seenTarget, s *seenSession, result scheduler.Outcome) {
+	s.refuses = result != scheduler.OutcomeReplaced && result != scheduler.OutcomeGone
+	if t != nil && result == scheduler.OutcomeResisted && (t.refusals == 0 || o.now >= t.refusedAt+scheduler.RefusalTime) {
+		t.refusals++
+		t.refusedAt = o.now
+		o.Counts["Refusals"]++
+	}
+}

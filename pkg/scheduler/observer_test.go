@@ -439,16 +439,6 @@ func (o *Observer) takeOutcome(t *seenTarget, kind scheduler.ActionKind, result 
 	}
 }
 
-// takeRefusal takes in a failure to attach to a process or to suspend it; t may be nil.
-func (o *Observer) takeRefusal(t *seenTarget, s *seenSession, result scheduler.Outcome) {
-	s.refuses = result != scheduler.OutcomeReplaced && result != scheduler.OutcomeGone
-	if t != nil && result == scheduler.OutcomeResisted && (t.refusals == 0 || o.now >= t.refusedAt+scheduler.RefusalTime) {
-		t.refusals++
-		t.refusedAt = o.now
-		o.Counts["Refusals"]++
-	}
-}
-
 func (o *Observer) openBreakers(t *seenTarget, result scheduler.Outcome, gpus []gpreempt.GPUID) {
 	if result != scheduler.OutcomeHardware {
 		return
