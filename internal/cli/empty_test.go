@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 // runnable calls do with the words of each command that does something.
 func runnable(cmd *cobra.Command, words []string, do func(words []string)) {
 	for _, c := range cmd.Commands() {
-		below := append(words[:len(words):len(words)], c.Name())
+		below := slices.Concat(words, []string{c.Name()})
 		if !c.HasAvailableSubCommands() {
 			do(below)
 		}

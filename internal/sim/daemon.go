@@ -137,6 +137,7 @@ func (d *daemon) act(o order) {
 		d.process(o.target).move(false, o.seq)
 	case scheduler.ActResume:
 		d.process(o.target).move(true, o.seq)
+	case scheduler.ActKill: // no simulated job resists
 	case scheduler.ActInspect:
 		// A call that takes long waits for cycles of the GPU, not for the job.
 		d.step(scheduler.Inspected{Target: o.target, Seq: o.seq})

@@ -296,6 +296,7 @@ func (r *replayer) act(a scheduler.Action) {
 		r.step(scheduler.Attached{Target: a.Target, ReportsBirths: true})
 	case scheduler.ActDetach:
 		r.step(scheduler.Detached{Target: a.Target})
+	case scheduler.ActKill: // no replayed job resists
 	case scheduler.ActInspect:
 		r.step(scheduler.Inspected{Target: a.Target, Seq: a.Seq})
 	case scheduler.ActSuspend:

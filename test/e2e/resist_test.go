@@ -49,7 +49,7 @@ func tracerMain(pid int) error {
 		if err != nil {
 			return err
 		}
-		if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, unix.PTRACE_O_TRACECLONE, 0, 0); errno != 0 {
+		if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, unix.PTRACE_O_TRACECLONE, 0, 0); errno != 0 { //nolint:forbidigo // it stands for a program of a user
 			return fmt.Errorf("seize %d: %w", tid, errno)
 		}
 	}
@@ -67,7 +67,7 @@ func tracerMain(pid int) error {
 		if s := status.StopSignal(); s != unix.SIGSTOP && s != unix.SIGTRAP {
 			signal = int(s)
 		}
-		if err := unix.PtraceCont(tid, signal); err != nil && err != unix.ESRCH {
+		if err := unix.PtraceCont(tid, signal); err != nil && err != unix.ESRCH { //nolint:forbidigo // as above
 			return fmt.Errorf("continue %d: %w", tid, err)
 		}
 	}

@@ -150,6 +150,7 @@ func (h *host) do(a scheduler.Action) scheduler.Event {
 		return scheduler.Attached{Target: a.Target}
 	case scheduler.ActDetach:
 		return scheduler.Detached{Target: a.Target, Took: h.call()}
+	case scheduler.ActKill: // no job of it resists
 	case scheduler.ActInspect:
 		return scheduler.Inspected{Target: a.Target, Seq: a.Seq}
 	case scheduler.ActSuspend:

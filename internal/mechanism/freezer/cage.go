@@ -187,8 +187,11 @@ func (m *Mechanism) empty(g *cgroup, home string) error {
 // remove removes a cage without processes.
 func (m *Mechanism) remove(g *cgroup) error {
 	above, err := m.openCgroup(path.Dir(g.path))
+	if errors.Is(err, errRemoved) {
+		return nil // then the cage is gone, too
+	}
 	if err != nil {
-		return nil //nolint:nilerr // then the cage is gone, too
+		return err
 	}
 	defer above.close()
 	if err := above.dir.Remove(path.Base(g.path)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) {

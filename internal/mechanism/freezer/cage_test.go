@@ -1,6 +1,8 @@
 package freezer
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,7 +42,7 @@ type cageState struct {
 func (m machine) cageState(t *testing.T, v *victim, cage string) cageState {
 	t.Helper()
 	frozen, err := os.ReadFile(filepath.Join(cage, "cgroup.freeze"))
-	if err != nil && !os.IsNotExist(err) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
 	return cageState{at(t, v), strings.TrimSpace(string(frozen)), m.noted(t)}
