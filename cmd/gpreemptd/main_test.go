@@ -79,8 +79,8 @@ func TestConfigCheckListsEveryError(t *testing.T) {
 		wants []string // after the path
 	}{
 		{
-			"policy:\n  preset: strikt\nlimits:\n  burst: 0\nsokcet: /run/x\n",
-			[]string{":2:", "policy.preset", "did you mean strict?", ":4:", "limits.burst", "1 to 1000000", ":5:", "sokcet", "did you mean socket?"},
+			"policy:\n  preset: strikt\nlimits:\n  leases_total: 0\nsokcet: /run/x\n",
+			[]string{":2:", "policy.preset", "did you mean strict?", ":4:", "limits.leases_total", "1 to 100000", ":5:", "sokcet", "did you mean socket?"},
 		},
 		{
 			"rules:\n  - name: a\n    match:\n      comm: \"[\"\n    class: offline\n",
@@ -145,7 +145,7 @@ func TestHelpNamesCommandsAndFlags(t *testing.T) {
 }
 
 func TestInvalidCommandLinesAreErrors(t *testing.T) {
-	bad := write(t, "limits:\n  burst: 0\n")
+	bad := write(t, "limits:\n  leases_total: 0\n")
 	for _, tc := range []struct {
 		args []string
 		want string

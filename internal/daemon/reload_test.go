@@ -140,7 +140,7 @@ func TestReloadThatFailsChangesNothing(t *testing.T) {
 		"rules: [{name: all, match: {comm: \"*\"}, class: offline}]\n"
 	for _, tc := range []struct{ step, file, code, place string }{
 		{"parse", changed + "limits: [\n", "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
-		{"check", changed + tcp(certificate) + "limits: {burst: 0}\n", "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
+		{"check", changed + tcp(certificate) + "limits: {leases_total: 0}\n", "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
 		{"rules", strings.Replace(changed, `"*"`, `"["`, 1), "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
 		{"certificates", changed + tcp(certificate+".missing"), "CERTIFICATE_REJECTED", certificate + ".missing"},
 	} {
