@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/auth"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -441,6 +443,11 @@ func TestClientSeesWhyItsConnectionIsClosed(t *testing.T) {
 		}
 		defer conn.Close()
 	}
-	_, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	// Where the GOAWAY is read before the call is sent, gRPC says only that the connection ends.
+	var err error
+	testutil.Until(t, "a call that gets the reason", func() bool {
+		_, err = h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+		return !strings.Contains(fmt.Sprint(err), "the connection is draining")
+	})
 	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
 }

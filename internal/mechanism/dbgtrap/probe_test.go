@@ -93,7 +93,7 @@ func TestProbeNamesWhatStandsInTheWay(t *testing.T) {
 				f.write("proc/77/status", status("rocgdb", 70, 0))
 			},
 			mechanism.Evidence{
-				Check: "tracer", Found: "process 70 (rocgdb) traces it",
+				Check: "tracer", Found: "process 70 (rocgdb) traces it", Reason: gpreempt.ReasonResisted,
 				Remedy: "end that debugger or tracer; a process has one at a time",
 			},
 		},
@@ -102,7 +102,7 @@ func TestProbeNamesWhatStandsInTheWay(t *testing.T) {
 				f.write("proc/"+strconv.Itoa(int(j.PID()))+"/status", status("job", 1, 77))
 			},
 			mechanism.Evidence{
-				Check: "tracer", Found: "thread 77 traces it",
+				Check: "tracer", Found: "thread 77 traces it", Reason: gpreempt.ReasonResisted,
 				Remedy: "end that debugger or tracer; a process has one at a time",
 			},
 		},
