@@ -114,7 +114,7 @@ func shownPolicy(name string) func(*live) func() {
 				l.Fatal(err)
 			}
 			want := l.values["policy."+name]
-			if got := knob(answer.GetPolicy(), name); got != want && !(name == "preset" && got == "custom") {
+			if got := knob(answer.GetPolicy(), name); got != want {
 				l.Errorf("%s is %s, want %s", name, got, want)
 			}
 		}

@@ -193,6 +193,7 @@ func newLive(t *testing.T) *live {
 		"tcp.address": `"` + l.address + `"`, "tcp.certificate": certificate, "tcp.key": key, "tcp.client_ca": l.ca.File,
 		"tcp.online": `["dns:client", "dns:other"]`, "discovery.interval": "50ms",
 		"policy.preset": "strict", "policy.linger": "none", "policy.attach_after": "0s",
+		"limits.requests_per_second": "1000000", "limits.burst": "1000000", "limits.requests_per_user": "1000000", // the tests look all the time
 		"rules": `[{name: training, match: {comm: "train*"}, class: offline}]`,
 	}
 	return l
