@@ -150,9 +150,9 @@ type UnixOptions struct {
 	// an error refuses the connection, wrapped, at the cost of a few system calls. Accept
 	// calls it, so it must not block.
 	Admit func(Process) error
-	// Farewell returns what a connection is sent that is closed because of an error, a moment
+	// Refusal returns what a connection is sent that is closed because of an error, a moment
 	// later. What does not fit the socket's buffer at once is dropped.
-	Farewell func(error) []byte
+	Refusal func(error) []byte
 	// Refused is called for each connection that Accept closed because it did not
 	// identify the peer. The error names the peer, the reason and the remedy. Accept
 	// calls it, so it must not block.
@@ -170,8 +170,8 @@ func NewUnixListener(l *net.UnixListener, o UnixOptions) net.Listener {
 	if o.Reserved == nil {
 		o.Reserved = func(Process) bool { return false }
 	}
-	if o.Farewell == nil {
-		o.Farewell = func(error) []byte { return nil }
+	if o.Refusal == nil {
+		o.Refusal = func(error) []byte { return nil }
 	}
 	if o.Refused == nil {
 		o.Refused = func(error) {}
@@ -202,7 +202,7 @@ func (l *unixListener) Accept() (net.Conn, error) {
 			err = failure
 		}
 		if raw, failure := socket.SyscallConn(); failure == nil {
-			_ = raw.Write(func(fd uintptr) bool { _, _ = unix.Write(int(fd), l.options.Farewell(err)); return true }) // it may have left
+			_ = raw.Write(func(fd uintptr) bool { _, _ = unix.Write(int(fd), l.options.Refusal(err)); return true }) // it may have left
 		}
 		if errors.Is(err, ErrFull) || errors.Is(err, ErrExited) { // no descriptor can be spared, or nobody reads it
 			_ = socket.Close()

@@ -429,7 +429,7 @@ func TestRefusedUserIsNotIdentified(t *testing.T) {
 			t.Errorf("asked for %v", p)
 		}
 		return why
-	}, Farewell: func(err error) []byte { return []byte(err.Error()) }, Refused: func(err error) { refused <- err }})
+	}, Refusal: func(err error) []byte { return []byte(err.Error()) }, Refused: func(err error) { refused <- err }})
 	l.open = func(int, int32) (int, uint64, error) {
 		t.Error("a refused connection is identified")
 		return -1, 0, ErrExited

@@ -63,7 +63,7 @@ func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
 	}
 	most := int(min(files.Cur, 1<<20)) * 3 / 8
 	return acceptLog{auth.NewUnixListener(listener, auth.UnixOptions{
-		MaxConns: most, Admit: d.server.MayConnect, Farewell: server.Farewell, Refused: d.server.Refused,
+		MaxConns: most, Admit: d.server.MayConnect, Refusal: server.Refusal, Refused: d.server.Refused,
 		Reserved: func(p auth.Process) bool { return d.authz.Load().Rights(p).Allows(auth.Admin) },
 	}), d.log}, nil
 }

@@ -25,17 +25,17 @@ import (
 const (
 	// explaining is how many refused connections may wait for their first call, of which one
 	// user has at most explainingPerUser, and explainTime for how long each. Further ones get a
-	// Farewell: a refusal must stay cheaper than a connection.
+	// Refusal: a refusal must stay cheaper than a connection.
 	explaining        = 64
 	explainingPerUser = 4
 	explainTime       = time.Second
-	// farewellTime bounds the write of a Farewell, which fits the buffer of a new socket.
-	farewellTime = 100 * time.Millisecond
+	// refusalTime bounds the write of a Refusal, which fits the buffer of a new socket.
+	refusalTime = 100 * time.Millisecond
 )
 
-// Farewell returns what a connection of HTTP/2 is sent that is closed without reading: settings,
+// Refusal returns what a connection of HTTP/2 is sent that is closed without reading: settings,
 // which must be first, and GOAWAY with the reason and the text of an error.
-func Farewell(why error) []byte {
+func Refusal(why error) []byte {
 	reason := cmp.Or(gpreempt.ReasonOf(why), gpreempt.ReasonNoIdentity)
 	if errors.Is(why, auth.ErrFull) {
 		reason = gpreempt.ReasonConnsTotal
@@ -61,8 +61,8 @@ func (s *Server) explain(c *connection, why error) {
 	}
 	if full {
 		u.explaining.Add(-1)
-		_ = c.conn.SetWriteDeadline(time.Now().Add(farewellTime))
-		_, _ = c.conn.Write(Farewell(s.refuse(c, why, ""))) // the client may be gone
+		_ = c.conn.SetWriteDeadline(time.Now().Add(refusalTime))
+		_, _ = c.conn.Write(Refusal(s.refuse(c, why, ""))) // the client may be gone
 		s.parting.Close(c.conn)
 		return
 	}

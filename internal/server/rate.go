@@ -247,9 +247,9 @@ func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (fr
 // pace waits while the users of a connection are in debt: what a stream sends is charged, and a
 // user with many streams has no other bound of what they cost together.
 func (c *connection) pace(ctx context.Context) error {
-	for {
+	for !c.rights.Allows(auth.Admin) {
 		debt := c.debt(c.s.cfg.Limits())
-		if debt == 0 || c.rights.Allows(auth.Admin) {
+		if debt == 0 {
 			return nil
 		}
 		timer := time.NewTimer(min(debt, maxWait))
@@ -260,6 +260,7 @@ func (c *connection) pace(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
+	return nil
 }
 
 func newUser(name string, all *meter) *user {

@@ -160,7 +160,7 @@ func (s *Sessions) Kill(target gpreempt.ProcessKey) {
 			s.cfg.Log.Error("target that cannot be suspended could not be killed", log.Target(target), log.Err(err))
 			return
 		}
-		s.cfg.Log.Warn("target was killed: its rule permits no more refused suspensions", log.Target(target))
+		s.cfg.Log.Warn("target killed: it refused as many suspensions as its rule allows", log.Target(target))
 	})
 }
 

@@ -29,7 +29,7 @@ type attachment struct {
 	// failure is why the session can no longer suspend, or why it could not be released:
 	// it is detached. OutcomeOK while nothing failed.
 	failure Outcome
-	// reportsBirths: Running tells of new queues, and TargetSeen does not.
+	// reportsBirths: the mechanism posts Running for a new queue; otherwise TargetSeen counts them.
 	reportsBirths bool
 	// dirty: it is on the list that settle goes through.
 	dirty bool

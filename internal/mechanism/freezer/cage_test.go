@@ -2,6 +2,7 @@ package freezer
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -26,7 +27,7 @@ func newStop(t *testing.T) machine {
 // at returns the cgroup of a process.
 func at(t *testing.T, v *victim) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("/proc", strings.Split(v.key.String(), "@")[0], "cgroup"))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", v.key.PID))
 	if err != nil {
 		t.Fatal(err)
 	}
