@@ -35,8 +35,12 @@ const (
 	connectionBytes = 4 << 10
 	// turnBytes is the price of being read after a wait. With it, connections of one
 	// client that waited together are read in turns; without it, each would be read
-	// before the first is charged for its refusals.
+	// before the first is charged for its refusals. No more is read in such a turn: the
+	// requests that a full buffer holds, 300 or so, would all be answered before anything
+	// that others ask for.
 	turnBytes = 2 << 10
+	// burstFactor bounds how much faster than its rate a user may spend what it has saved.
+	burstFactor = 8
 	// minBytes is the least that may be sent in a second, and at once, whatever the
 	// limit on requests.
 	minBytes = 128 << 10
@@ -58,6 +62,11 @@ func (l Limits) own() quota { return quota{l.RequestsPerSecond, l.Burst} }
 func (l Limits) shared() quota {
 	perSecond := max(l.RequestsPerUser, l.RequestsPerSecond)
 	return quota{perSecond, l.Burst * perSecond / l.RequestsPerSecond}
+}
+
+// turnTime is the least time between two turns of a busy user's connection.
+func (l Limits) turnTime() time.Duration {
+	return turnBytes * time.Second / time.Duration(burstFactor*max(l.shared().perSecond*requestBytes, minBytes))
 }
 
 // together is the quota of the users who use up theirs: that of two. Its burst is a tenth of a
@@ -173,11 +182,16 @@ func (c *client) charge(l Limits, bytes int) {
 func (c *connection) debt(l Limits) time.Duration {
 	now, u := time.Now(), c.client.user
 	debt := max(c.client.meter.debt(now, l.own()), u.meter.debt(now, l.shared()))
-	if debt == 0 && !c.rights.Allows(auth.Admin) && u.meter.busy(now, l.shared()) {
+	if debt == 0 && c.busy(l) {
 		debt = u.all.workDebt(now, l.together())
 		debt += rand.N(debt + 1) //nolint:gosec // G404: only so that not all go on at once
 	}
 	return debt
+}
+
+// busy reports whether the user of a connection, no admin, asks for more than its rate.
+func (c *connection) busy(l Limits) bool {
+	return !c.rights.Allows(auth.Admin) && c.client.user.meter.busy(time.Now(), l.shared())
 }
 
 // openStream counts a stream in; closeStream counts it out.
@@ -224,11 +238,12 @@ type user struct {
 const readsPerUser = 2
 
 // The calls that read the state, of all users without the right Admin together, use at most half
-// of the processors at a time, so that announcements, completions and renewals, which never wait
-// here, find the others free. The others wait in the order of their arrival; with readsPerUser
-// no user has more of that queue than another. Diagnose may wait for the driver, and is computed
-// once at a time.
-func newSeats() chan struct{} { return make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)) }
+// of the processors' time: a seat for each processor, which rests as long as it was used. So
+// announcements, completions and renewals, which never wait here, find the rest free, also with
+// one processor: the runtime looks at the network when nothing else can run, or every 10 ms.
+// The others wait in the order of their arrival; with readsPerUser no user has more of that queue
+// than another. Diagnose may wait for the driver, and is computed once at a time.
+func newSeats() chan struct{} { return make(chan struct{}, runtime.GOMAXPROCS(0)) }
 
 // takeSeat waits until a caller may read; free lets the next one do so.
 func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (free func(), err error) {
@@ -238,7 +253,8 @@ func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (fr
 	}
 	select {
 	case s.seats <- struct{}{}:
-		return func() { <-s.seats }, nil
+		began := time.Now()
+		return func() { time.AfterFunc(time.Since(began), func() { <-s.seats }) }, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -382,19 +398,24 @@ type throttledConn struct {
 
 func (t *throttledConn) Read(b []byte) (int, error) {
 	client := t.c.client
-	for waited := false; ; waited = true {
+	for turn := false; ; turn = true {
 		l := t.s.cfg.Limits()
-		debt := t.c.debt(l)
-		if debt > 0 && t.c.conn.Left() {
+		wait := t.c.debt(l)
+		if wait > 0 && t.c.conn.Left() {
 			return 0, errLeft // what it has sent is not worth waiting for
 		}
-		if debt == 0 {
-			if waited {
-				client.charge(l, turnBytes)
-			}
+		if wait == 0 && turn {
+			client.charge(l, turnBytes)
+			b = b[:min(len(b), turnBytes)]
 			break
 		}
-		timer := time.NewTimer(min(debt, maxWait))
+		if wait == 0 {
+			if !t.c.busy(l) {
+				break
+			}
+			wait = l.turnTime()
+		}
+		timer := time.NewTimer(min(wait, maxWait))
 		select {
 		case <-timer.C:
 		case <-t.c.conn.Done():
