@@ -240,7 +240,8 @@ func (r runner) run(ctx context.Context, pkg, binary string, names []string, mut
 	// The process that hangs may be one that keeps the test itself from its end.
 	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast="+strconv.FormatBool(mutant != ""), "-test.timeout", limit.String(), "-test.run", "^("+strings.Join(names, "|")+")$")
+	// Subtests that wait for what never comes to pass do so at the same time.
+	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.parallel=16", "-test.failfast="+strconv.FormatBool(mutant != ""), "-test.timeout", limit.String(), "-test.run", "^("+strings.Join(names, "|")+")$")
 	cmd.Dir = filepath.Join(r.root, pkg)
 	if usesRapid(cmd.Dir) { // what fails here is no finding to be kept in testdata
 		cmd.Args = append(cmd.Args, "-rapid.nofailfile")
