@@ -41,10 +41,10 @@ gen: ## Generate api/gen, the descriptors of the Python client and docs/referenc
 	$(API_REFERENCE) > docs/reference/api.md
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
-policies: ## Simulate the knobs of the policy: docs/policies.md and its pictures
+policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
 	$(GO) test -count=1 -run '^TestPolicyDocumentIsFresh$$' ./internal/report -update
 
-check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/validation.md are not what their generators write
+check-gen: ## Fail when generated code, the reference or docs/validation.md are not what their generators write
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(TOOL) buf generate -o "$$tmp"; \
 	diff -r "$$tmp/api/gen" api/gen || { echo 'api/gen is stale: run make gen' >&2; exit 1; }; \

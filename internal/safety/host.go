@@ -230,7 +230,7 @@ func (h *host) debugfs() finding {
 	const path = "sys/kernel/debug/kfd/mqds"
 	const use = "suspending does not need it"
 	const lost = "priorities, rings, doorbells and backlogs of queues are known of attached processes only, and rules by queue_priority or ring_address match no others"
-	const trust = "discovery.mqds_interval: 1s reads it, where all processes are trusted (docs/discovery.md)"
+	const trust = "discovery.mqds_interval: 1s reads it, where all processes are trusted (docs/kernel-notes.md)"
 	file, err := h.cfg.Root.Open(path)
 	switch {
 	case absent(err):
