@@ -39,12 +39,13 @@ gen: ## Generate api/gen, the descriptors of the Python client and docs/referenc
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
+	$(GO) test -count=1 -run '^TestReference' ./internal/safety ./internal/server -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
-policies: ## Simulate the knobs of the policy: docs/policies.md and its pictures
+policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
 	$(GO) test -count=1 -run '^TestPolicyDocumentIsFresh$$' ./internal/report -update
 
-check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/validation.md are not what their generators write
+check-gen: ## Fail when generated code, the reference or docs/validation.md are not what their generators write
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(TOOL) buf generate -o "$$tmp"; \
 	diff -r "$$tmp/api/gen" api/gen || { echo 'api/gen is stale: run make gen' >&2; exit 1; }; \
@@ -52,7 +53,7 @@ check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/
 	cmp "$$tmp/api.binpb" $(DESCRIPTORS) || { echo '$(DESCRIPTORS) is stale: run make gen' >&2; exit 1; }; \
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
-	$(GO) test -run '^Test(Validation|Policy)DocumentIsFresh$$' ./internal/cli ./internal/report; \
+	$(GO) test -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./internal/safety ./internal/server ./internal/cli ./internal/report; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)

@@ -71,7 +71,7 @@ func (d *doing) acquire(gpu uint32) error {
 }
 
 // acquireAll takes the VM of every GPU, as ROCm's runtime does at its start, and returns the
-// GPUs. A process with a VM on some GPUs only can crash the driver, see docs/hazards.md.
+// GPUs. A process with a VM on some GPUs only can crash the driver, see docs/reference/hazards.md.
 func (d *doing) acquireAll() ([]kfd.ProcessDeviceApertures, error) {
 	buf := make([]kfd.ProcessDeviceApertures, 8)
 	args := kfd.ProcessAperturesNewArgs{}

@@ -23,7 +23,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// outcome is one line of a table of docs/policies.md.
+// outcome is one line of a table of docs/reference/policies.md.
 type outcome struct {
 	Name                      string
 	Mean, P99, Offline        float64
@@ -312,7 +312,7 @@ func tune(t *testing.T, benches []*bench, all []knob) []tried {
 	return list
 }
 
-// TestPolicyDocumentIsFresh compares docs/policies.md and its pictures with what the simulator says
+// TestPolicyDocumentIsFresh compares docs/reference/policies.md and its pictures with what the simulator says
 // now, and the preset balanced with policies that differ in one knob.
 func TestPolicyDocumentIsFresh(t *testing.T) {
 	if testing.Short() {
@@ -357,7 +357,7 @@ func TestPolicyDocumentIsFresh(t *testing.T) {
 	if err := tmpl.Execute(&out, map[string]any{"Regret": regret, "Knobs": pages, "Tried": tune(t, benches, all)}); err != nil {
 		t.Fatal(err)
 	}
-	same(t, filepath.Join(docs, "policies.md"), out.String())
+	same(t, filepath.Join(docs, "reference", "policies.md"), out.String())
 }
 
 // same compares a file with what it should be, or writes it with -update.
