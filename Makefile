@@ -35,10 +35,13 @@ help: ## List the targets
 # The Python client makes its messages from these descriptors.
 DESCRIPTORS = bindings/python/gpreempt/api.binpb
 API_REFERENCE = $(TOOL) buf build --as-file-descriptor-set -o - | (cd tools && $(GO) run ./reference)
+# docs/reference/{metrics,warnings,logs}.md.
+TABLES = $(GO) test -run '^TestDocumentOfThe(Metrics|Warnings|Log)$$' ./internal/events ./internal/log
 gen: ## Generate api/gen, the descriptors of the Python client and docs/reference
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
+	$(TABLES) -count=1 -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
 policies: ## Simulate the knobs of the policy: docs/policies.md and its pictures
@@ -53,6 +56,7 @@ check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
 	$(GO) test -run '^Test(Validation|Policy)DocumentIsFresh$$' ./internal/cli ./internal/report; \
+	$(TABLES); \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
@@ -305,7 +309,7 @@ dist-twice: ## Make dist from two copies of the commit, in directories and with 
 	done; \
 	cmp "$$tmp/one/short/dist/SHA256SUMS" "$$tmp/another/much/longer/dist/SHA256SUMS" && echo 'twice the same bytes'
 
-# KEY is a private SSH key, or the public one of a key in an agent or on a token. docs/packaging.md has the other side.
+# KEY is a private SSH key, or the public one of a key in an agent or on a token. docs/install.md has the other side.
 sign: ## Sign dist/SHA256SUMS with an SSH key (KEY=FILE): dist/SHA256SUMS.sig
 	@test -n '$(KEY)' || { echo 'sign: KEY is missing: make sign KEY=FILE, an SSH key' >&2; exit 2; }
 	@cd dist && sha256sum --quiet --strict -c SHA256SUMS && rm -f SHA256SUMS.sig && ssh-keygen -Y sign -n gpreempt-release -f '$(abspath $(KEY))' SHA256SUMS
