@@ -70,7 +70,7 @@ func (m *metric) unit() string {
 
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-func TestDocumentOfTheMetrics(t *testing.T) {
+func TestReferenceOfTheMetrics(t *testing.T) {
 	var doc strings.Builder
 	doc.WriteString(metricsIntro)
 	var names []string
@@ -89,7 +89,7 @@ func TestDocumentOfTheMetrics(t *testing.T) {
 	compareWithFile(t, "../../docs/reference/metrics.md", doc.String())
 }
 
-func TestDocumentOfTheWarnings(t *testing.T) {
+func TestReferenceOfTheWarnings(t *testing.T) {
 	var doc strings.Builder
 	doc.WriteString(warningsIntro)
 	for _, k := range gpreempt.WarningKinds() {

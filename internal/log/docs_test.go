@@ -68,9 +68,9 @@ var types = map[string]string{
 	"Int": "number", "Int32": "number", "Int64": "number", "Uint32": "number", "Uint64": "number", "Duration": "duration", "Time": "time",
 }
 
-// TestDocumentOfTheLog generates the page: the lines of one preemption, and the keys from the source, of which each
+// TestReferenceOfTheLog generates the page: the lines of one preemption, and the keys from the source, of which each
 // field has its own, and a comment with its meaning.
-func TestDocumentOfTheLog(t *testing.T) {
+func TestReferenceOfTheLog(t *testing.T) {
 	source, err := parser.ParseFile(token.NewFileSet(), "fields.go", nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
