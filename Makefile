@@ -96,11 +96,14 @@ race: ## Run the concurrent packages COUNT times with the race detector
 
 # Hand-written Go without tests: what ships, and what tests and measures it.
 KIT := emu test internal/testutil
-count: ## Count lines of product and kit, packages and import cycles
+# Markdown that no program writes and that is no translation.
+BY_HAND = git ls-files -- '*.md' | grep -vE '^(CHANGELOG|README\.zh-CN)\.md$$|^docs/(reference|zh-CN)/|/testdata/|/simdoc\.md$$'
+count: ## Count lines of product and kit, packages, import cycles, and words of the documents
 	@lines() { git ls-files -- "$$@" | grep '\.go$$' | grep -v '_test\.go$$' | xargs cat | wc -l; }; \
 	total=$$(lines cmd internal pkg emu test); kit=$$(lines $(KIT)); \
 	printf '%-28s %7d\n' 'product, lines' $$((total - kit)) 'kit and benchmarks, lines' "$$kit" \
-		'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)"
+		'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)" \
+		'words of Markdown by hand' "$$($(BY_HAND) | xargs cat | wc -w)" 'pages in docs' "$$(git ls-files -- 'docs/*.md' | grep -cv '^docs/.*/')"
 
 build: ## Build gpreemptd, gpctl and kfdemu into build/
 	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/... ./emu/cmd/...
