@@ -39,7 +39,7 @@ gen: ## Generate api/gen, the descriptors of the Python client and docs/referenc
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
-	$(GO) test -count=1 -run '^TestReference' ./internal/safety ./internal/server -update
+	$(GO) test -count=1 -run '^TestReference' ./internal/safety ./internal/server ./internal/events ./internal/log -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
 policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
@@ -53,7 +53,7 @@ check-gen: ## Fail when generated code, the reference or docs/validation.md are 
 	cmp "$$tmp/api.binpb" $(DESCRIPTORS) || { echo '$(DESCRIPTORS) is stale: run make gen' >&2; exit 1; }; \
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
-	$(GO) test -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./internal/safety ./internal/server ./internal/cli ./internal/report; \
+	$(GO) test -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./internal/safety ./internal/server ./internal/events ./internal/log ./internal/cli ./internal/report; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
@@ -95,11 +95,14 @@ race: ## Run the concurrent packages COUNT times with the race detector
 
 # Hand-written Go without tests: what ships, and what tests and measures it.
 KIT := emu test internal/testutil
-count: ## Count lines of product and kit, packages and import cycles
+# Markdown that no program writes and that is no translation.
+BY_HAND = git ls-files -- '*.md' | grep -vE '^(CHANGELOG|README\.zh-CN)\.md$$|^docs/(reference|zh-CN)/|/testdata/|/simdoc\.md$$'
+count: ## Count lines of product and kit, packages, import cycles, and words of the documents
 	@lines() { git ls-files -- "$$@" | grep '\.go$$' | grep -v '_test\.go$$' | xargs cat | wc -l; }; \
 	total=$$(lines cmd internal pkg emu test); kit=$$(lines $(KIT)); \
 	printf '%-28s %7d\n' 'product, lines' $$((total - kit)) 'kit and benchmarks, lines' "$$kit" \
-		'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)"
+		'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)" \
+		'words of Markdown by hand' "$$($(BY_HAND) | xargs cat | wc -w)" 'pages in docs' "$$(git ls-files -- 'docs/*.md' | grep -cv '^docs/.*/')"
 
 build: ## Build gpreemptd, gpctl and kfdemu into build/
 	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/... ./emu/cmd/...
@@ -306,7 +309,7 @@ dist-twice: ## Make dist from two copies of the commit, in directories and with 
 	done; \
 	cmp "$$tmp/one/short/dist/SHA256SUMS" "$$tmp/another/much/longer/dist/SHA256SUMS" && echo 'twice the same bytes'
 
-# KEY is a private SSH key, or the public one of a key in an agent or on a token. docs/packaging.md has the other side.
+# KEY is a private SSH key, or the public one of a key in an agent or on a token. docs/install.md has the other side.
 sign: ## Sign dist/SHA256SUMS with an SSH key (KEY=FILE): dist/SHA256SUMS.sig
 	@test -n '$(KEY)' || { echo 'sign: KEY is missing: make sign KEY=FILE, an SSH key' >&2; exit 2; }
 	@cd dist && sha256sum --quiet --strict -c SHA256SUMS && rm -f SHA256SUMS.sig && ssh-keygen -Y sign -n gpreempt-release -f '$(abspath $(KEY))' SHA256SUMS

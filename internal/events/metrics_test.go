@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden scrape and docs/metrics.md")
+var update = flag.Bool("update", false, "write the golden scrape and docs/reference/{metrics,warnings}.md")
 
 // world is a scheduler and an event log, driven by hand in invented time.
 type world struct {
@@ -182,7 +182,6 @@ func TestScrapeOfAScriptedHistory(t *testing.T) {
 
 func TestEveryMetricOfTheTableIsServed(t *testing.T) {
 	got := scrape(t, history(t).snapshot())
-	uses := uses(t)
 	for _, m := range table {
 		if !strings.Contains(got, "\n# TYPE "+m.name+" ") {
 			t.Errorf("%s is in the table and not in the scrape", m.name)

@@ -23,7 +23,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// update has the tests named PicturesOfTheDocuments and PictureOfTheDocument make the pictures of docs/web.md, which
+// update has the tests named PicturesOfTheDocuments and PictureOfTheDocument make the pictures of docs/operate.md, which
 // takes a minute, and of docs/reports.md:
 //
 //	go test ./test/e2e -run OfTheDocument -update
@@ -149,7 +149,7 @@ func TestWebPageInABrowser(t *testing.T) {
 	}
 }
 
-// pictures are those of docs/web.md.
+// pictures are those of docs/operate.md.
 var pictures = []struct {
 	name          string
 	width, height int
