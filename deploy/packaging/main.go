@@ -32,7 +32,7 @@ const repository = "../.."
 
 // programs are in the tar.gz, all but the last in the packages too: kfdemu is for those
 // who work on gpreempt.
-var programs = []string{"gpreemptd", "gpctl", "kfdemu"}
+var programs = []string{"gpreemptd", "gpctl", "gpaccept", "kfdemu"}
 
 // maintainer is the one in the packages.
 const maintainer = "The gpreempt authors <maintainers@gpreempt.invalid>"
@@ -96,7 +96,7 @@ func (r *release) build(ctx context.Context, dir, arch string) error {
 	name := fmt.Sprintf("gpreempt-%s-linux-%s", r.version, arch)
 	bin := filepath.Join(dir, name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/",
-		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.Version="+r.version, "./cmd/...", "./emu/cmd/kfdemu")
+		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.Version="+r.version, "./cmd/...", "./accept/cmd/gpaccept", "./emu/cmd/kfdemu")
 	cmd.Dir = repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	cmd.Stderr = os.Stderr
