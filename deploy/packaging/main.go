@@ -34,7 +34,13 @@ const repository = "../.."
 // who work on gpreempt.
 var programs = []string{"gpreemptd", "gpctl", "gpaccept", "kfdemu"}
 
-// maintainer is the one in the packages.
+// units are the files for systemd and udev.
+var units = []string{
+	"70-gpreempt.rules", "gpreempt-trace-export.service", "gpreempt.sysusers.conf", "gpreempt.tmpfiles.conf",
+	"gpreemptd.default", "gpreemptd.service", "gpreemptd.socket",
+}
+
+// maintainer is the one in the packages: a placeholder until there is an address.
 const maintainer = "The gpreempt authors <maintainers@gpreempt.invalid>"
 
 type release struct {
@@ -145,6 +151,18 @@ func (r *release) stage(dir string) error {
 	if err := writeCompletions(dir); err != nil {
 		return err
 	}
+	if err := writeDocuments(filepath.Join(dir, "doc")); err != nil {
+		return err
+	}
+	for _, unit := range units {
+		text, err := os.ReadFile(filepath.Join(repository, "deploy/systemd", unit))
+		if err != nil {
+			return err
+		}
+		if err := stage(filepath.Join(dir, "systemd", unit), text, 0o644); err != nil {
+			return err
+		}
+	}
 	// In Debian's form, for its tools; the changes are in CHANGELOG.md.
 	entry := fmt.Sprintf("gpreempt (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n",
 		r.packages, maintainer, r.date.Format(time.RFC1123Z))
@@ -183,7 +201,10 @@ func (r *release) write(name string, text []byte) error {
 	return stage(filepath.Join(r.out, name), text, 0o644)
 }
 
-// archive writes the tar.gz: the programs, the license, and the sums of both.
+// archived are the staged files and folders in the tar.gz, with the programs and the license.
+var archived = []string{"completions", "doc", "gpreemptd.yaml", "man", "systemd"}
+
+// archive writes the tar.gz, with the sums of its files.
 func (r *release) archive(dir, name string) error {
 	var content, sums bytes.Buffer
 	t := tar.NewWriter(&content)
@@ -209,6 +230,25 @@ func (r *release) archive(dir, name string) error {
 			return err
 		}
 		if err := add(program, 0o755, text); err != nil {
+			return err
+		}
+	}
+	for _, staged := range archived {
+		err := filepath.WalkDir(filepath.Join(dir, staged), func(file string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			relative, err := filepath.Rel(dir, file)
+			if err != nil {
+				return err
+			}
+			return add(filepath.ToSlash(relative), 0o644, text)
+		})
+		if err != nil {
 			return err
 		}
 	}
