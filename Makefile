@@ -294,7 +294,7 @@ vulncheck: ## Look for known vulnerabilities that the shipped programs reach; sk
 		esac; \
 	done
 
-dist: ## Make tar.gz, deb, rpm, SBOM and checksums in dist/, the same bytes from the same commit (ARCHS=amd64,arm64)
+dist: ## Make tar.gz, debs, rpms, SBOM and checksums in dist/, the same bytes from the same commit (ARCHS=amd64,arm64)
 	rm -rf dist
 	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch $(ARCHS) -out ../../dist
 
@@ -319,9 +319,9 @@ packages-test: ## Test the packages: lintian, rpm, and the deb from install to p
 	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch amd64 -out ../../build/packages
 	@if command -v lintian >/dev/null; then lintian --allow-root --fail-on error,warning build/packages/*.deb && echo 'lintian: clean'; \
 	else echo 'SKIP lintian: apt-get install lintian'; fi
-	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/*.rpm | grep -qx /usr/bin/gpreemptd; \
+	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/gpreempt-*.rpm | grep -qx /usr/bin/gpreemptd; \
 	else echo 'SKIP rpm: apt-get install rpm'; fi
-	$(GO) run ./emu/vm -systemd -deb build/packages/*.deb -limit 20m ./test/e2e='^TestGuestPackage$$'
+	$(GO) run ./emu/vm -systemd -deb build/packages/gpreempt_*.deb -limit 20m ./test/e2e='^TestGuestPackage$$'
 
 # apt-get install -y --no-install-recommends python3-protobuf python3-pytest python3-grpcio python3-fastapi python3-httpx python3-uvicorn mypy python3-pip python3-setuptools python3-wheel
 PYTHON ?= /usr/bin/python3

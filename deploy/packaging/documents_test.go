@@ -57,18 +57,25 @@ func deadLinks(t *testing.T, dir string) (dead []string, documents int) {
 	return dead, documents
 }
 
+// unpacked returns the folder into which the deb of a config is unpacked.
+func unpacked(t *testing.T, r release, config string, s staged) (root string) {
+	t.Helper()
+	if err := r.pack(config, "deb", s); err != nil {
+		t.Fatal(err)
+	}
+	root = t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "-x", filepath.Join(r.out, r.made[0]), root).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return root
+}
+
 func TestDocumentsOfThePackageHaveNoDeadLink(t *testing.T) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip("no dpkg-deb")
 	}
 	r, dir, name := released(t)
-	if err := r.pack("deb", dir, filepath.Join(dir, name), "amd64"); err != nil {
-		t.Fatal(err)
-	}
-	root := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "-x", filepath.Join(r.out, r.made[0]), root).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	root := unpacked(t, r, "gpreempt.yaml", staged{dir: dir, bin: filepath.Join(dir, name), arch: "amd64"})
 	dead, documents := deadLinks(t, filepath.Join(root, "usr/share/doc/gpreempt"))
 	if len(dead) > 0 || documents < 20 {
 		t.Errorf("%d documents with dead links:\n%s", documents, strings.Join(dead, "\n"))
