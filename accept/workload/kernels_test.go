@@ -129,7 +129,7 @@ func TestCodeObjectsAreThoseOfTheSource(t *testing.T) {
 		t.Skip("no LLVM 22: apt-get install -y --no-install-recommends clang-22 lld-22")
 	}
 	out := t.TempDir()
-	if text, err := exec.Command("make", "-C", "../../..", "--no-print-directory", "kernels", "KERNELS="+out).CombinedOutput(); err != nil {
+	if text, err := exec.Command("make", "-C", "../..", "--no-print-directory", "kernels", "KERNELS="+out).CombinedOutput(); err != nil {
 		t.Fatalf("make kernels: %v\n%s", err, text)
 	}
 	for name := range gpus {

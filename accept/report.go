@@ -214,7 +214,7 @@ func Verify(in io.Reader) (Report, error) {
 // text returns the report for people.
 func (r *Report) text() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "gpreemptd accept %s\nmachine: %s\nGPU: %d\nseed: %d\nbegan: %s\n", r.Version, r.Machine, r.GPU, r.Seed, r.Began.Format(time.RFC3339))
+	fmt.Fprintf(&b, "gpaccept %s\nmachine: %s\nGPU: %d\nseed: %d\nbegan: %s\n", r.Version, r.Machine, r.GPU, r.Seed, r.Began.Format(time.RFC3339))
 	if r.Quick {
 		b.WriteString("QUICK: fewer cycles than an acceptance has\n")
 	}

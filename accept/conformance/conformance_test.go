@@ -147,7 +147,7 @@ func realDriver(t *testing.T) (kfd.Version, tags) {
 	}
 	gpus := gpuNodes(t)
 	if gpus > 0 && !soft {
-		t.Skipf("this machine has %d GPU nodes, and the table preempts all work on them: gpreemptd accept plays it", gpus)
+		t.Skipf("this machine has %d GPU nodes, and the table preempts all work on them: gpaccept plays it", gpus)
 	}
 	holds := realTags(profileTags(profileOf(device.Version(), release(t))))
 	holds.addKmap()

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/accept/workload"
-	"github.com/gpreempt/gpreempt/internal/conformance"
+	"github.com/gpreempt/gpreempt/accept/conformance"
+	"github.com/gpreempt/gpreempt/accept/workload"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/gpreempt/gpreempt/internal/accept/workload"
+	"github.com/gpreempt/gpreempt/accept/workload"
 )
 
 // faults compares what a process sees of its memory fault, and how it ends, when it is held with

@@ -6,7 +6,7 @@ import (
 	"os/exec"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/accept/workload"
+	"github.com/gpreempt/gpreempt/accept/workload"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 

@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/accept/workload"
+	"github.com/gpreempt/gpreempt/accept/workload"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
 	"github.com/gpreempt/gpreempt/internal/proc"

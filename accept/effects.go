@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/accept/workload"
+	"github.com/gpreempt/gpreempt/accept/workload"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )

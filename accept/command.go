@@ -1,32 +1,32 @@
-package daemon
+package accept
 
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpreempt/gpreempt/internal/accept"
-	"github.com/gpreempt/gpreempt/internal/accept/workload"
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/conformance"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func acceptCommand() *cobra.Command {
+// Command returns the command of gpaccept. Its help is also its manual page.
+func Command() *cobra.Command {
 	var (
 		gpu  uint32
-		cfg  accept.Config
+		cfg  Config
 		soak time.Duration
 	)
 	cmd := &cobra.Command{
-		Use:   "accept --gpu ID --out FILE",
-		Short: "Test on this host whether a GPU can be preempted, and write a report",
+		Use:           "gpaccept --gpu ID --out FILE",
+		Short:         "Test on this host whether a GPU can be preempted, and write a report",
+		Version:       api.VersionString(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
 		Long: `Test on this host whether a GPU can be preempted, and write a report. The tests suspend
-processes of this program in every way that the daemon does, from harmless to harsh.
+processes of this program in every way that gpreemptd does, from harmless to harsh.
 They may hang a GPU, reset it, and lose the work on every GPU of the host. So the command
 refuses to begin while any other process uses the GPU driver, and it stops at the first
 stage that fails and at the first alarm in the kernel log.
@@ -38,18 +38,19 @@ reason. The exit code is 0 if no stage failed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.GPU, cfg.Soak = gpreempt.GPUID(gpu), soak
-			cfg.Root, cfg.KernelLog = discovery.Host("/"), kernelLog
+			cfg.Root, cfg.KernelLog = discovery.Host("/"), "/dev/kmsg"
 			cfg.Version, cfg.Log = api.VersionString(), cmd.OutOrStdout()
 			if !cmd.Flags().Changed("seed") {
 				cfg.Seed = rand.Uint64() //nolint:gosec // G404: test data need no secrecy; the report names the seed
 			}
-			verdict, err := accept.Run(cmd.Context(), cfg)
-			if err == nil && verdict != accept.Pass && verdict != accept.Emulated {
+			verdict, err := Run(cmd.Context(), cfg)
+			if err == nil && verdict != Pass && verdict != Emulated {
 				err = fmt.Errorf("the verdict is %s: see report.txt in %s", verdict, cfg.Out)
 			}
 			return err
 		},
 	}
+	cmd.SetVersionTemplate("gpaccept {{.Version}}\n")
 	flags := cmd.Flags()
 	flags.Uint32Var(&gpu, "gpu", 0, "the KFD gpu_id, as in /sys/class/kfd/kfd/topology/nodes/*/gpu_id")
 	flags.StringVar(&cfg.Out, "out", "", "the report: a new file, a compressed tar archive")
@@ -62,20 +63,4 @@ reason. The exit code is 0 if no stage failed.`,
 		}
 	}
 	return cmd
-}
-
-// acceptPrograms are the processes of the acceptance: this program again.
-func acceptPrograms() []*cobra.Command {
-	program := func(use string, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
-		return &cobra.Command{Use: use, Hidden: true, DisableFlagParsing: true, RunE: run}
-	}
-	return []*cobra.Command{
-		program(conformance.AgentCommand, func(*cobra.Command, []string) error { return conformance.Agent() }),
-		program(workload.Command, func(cmd *cobra.Command, args []string) error {
-			return workload.Main(cmd.Context(), args, os.Stdin, os.Stdout)
-		}),
-		program(accept.HoldCommand, func(cmd *cobra.Command, args []string) error {
-			return accept.Hold(cmd.Context(), discovery.Host("/"), args, os.Stdin, os.Stdout)
-		}),
-	}
 }
