@@ -35,10 +35,11 @@ help: ## List the targets
 # The Python client makes its messages from these descriptors.
 DESCRIPTORS = bindings/python/gpreempt/api.binpb
 API_REFERENCE = $(TOOL) buf build --as-file-descriptor-set -o - | (cd tools && $(GO) run ./reference)
-gen: ## Generate api/gen, the descriptors of the Python client and docs/reference
+gen: ## Generate api/gen, the descriptors of the Python client, docs/reference and the lists of docs/architecture.md
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
+	$(GO) test -count=1 -run '^TestListsOfTheDocuments$$' ./test/arch -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
 policies: ## Simulate the knobs of the policy: docs/policies.md and its pictures
@@ -53,6 +54,7 @@ check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
 	$(GO) test -run '^Test(Validation|Policy)DocumentIsFresh$$' ./internal/cli ./internal/report; \
+	$(GO) test -run '^TestListsOfTheDocuments$$' ./test/arch; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
