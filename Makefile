@@ -40,6 +40,7 @@ gen: ## Generate api/gen, the descriptors of the Python client, docs/reference a
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
 	$(GO) test -count=1 -run '^TestListsOfTheDocuments$$' ./test/arch -update
+	$(GO) test -count=1 -run '^TestReferenceOfTheErrors$$' ./pkg/gpreempt -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
 policies: ## Simulate the knobs of the policy: docs/policies.md and its pictures
@@ -54,7 +55,7 @@ check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
 	$(GO) test -run '^Test(Validation|Policy)DocumentIsFresh$$' ./internal/cli ./internal/report; \
-	$(GO) test -run '^TestListsOfTheDocuments$$' ./test/arch; \
+	$(GO) test -run '^TestListsOfTheDocuments$$|^TestReferenceOfTheErrors$$' ./test/arch ./pkg/gpreempt; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
