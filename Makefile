@@ -35,11 +35,13 @@ help: ## List the targets
 # The Python client makes its messages from these descriptors.
 DESCRIPTORS = bindings/python/gpreempt/api.binpb
 API_REFERENCE = $(TOOL) buf build --as-file-descriptor-set -o - | (cd tools && $(GO) run ./reference)
-gen: ## Generate api/gen, the descriptors of the Python client and docs/reference
+# Their tests write pages of docs/reference, and lists of documents, with -update.
+REFERENCES := ./internal/safety ./internal/server ./internal/events ./internal/log ./pkg/gpreempt ./test/arch
+gen: ## Generate api/gen, the descriptors of the Python client, docs/reference and the lists of docs/architecture.md
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
-	$(GO) test -count=1 -run '^TestReference' ./internal/safety ./internal/server ./internal/events ./internal/log -update
+	$(GO) test -count=1 -run '^TestReference|^TestListsOfTheDocuments$$' $(REFERENCES) -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
 policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
@@ -53,7 +55,7 @@ check-gen: ## Fail when generated code, the reference or docs/validation.md are 
 	cmp "$$tmp/api.binpb" $(DESCRIPTORS) || { echo '$(DESCRIPTORS) is stale: run make gen' >&2; exit 1; }; \
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
-	$(GO) test -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./internal/safety ./internal/server ./internal/events ./internal/log ./internal/cli ./internal/report; \
+	$(GO) test -run '^TestReference|^TestListsOfTheDocuments$$|^Test(Validation|Policy)DocumentIsFresh$$' $(REFERENCES) ./internal/cli ./internal/report; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)

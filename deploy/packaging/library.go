@@ -27,7 +27,7 @@ func library(ctx context.Context, dir, arch string) (glibc string, err error) {
 	}
 	for _, needs := range []string{"make", "cc", "pkg-config", "protoc", "nanopb_generator.py"} {
 		if _, err := exec.LookPath(needs); err != nil {
-			fmt.Printf("SKIP libgpreempt: no %s; docs/c-library.md lists what it is built from\n", needs)
+			fmt.Printf("SKIP libgpreempt: no %s; docs/integrations.md lists what it is built from\n", needs)
 			return "", nil
 		}
 	}

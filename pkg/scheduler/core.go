@@ -7,11 +7,11 @@
 // What the core promises, whatever clients, targets and mechanisms do:
 //
 //  1. A target is suspended only while a live lease of higher priority covers
-//     one of its gang's GPUs, during the bounded linger after it, or while it is idle and
-//     its GPU has more compute queues than the HQD budget permits.
+//     one of its gang's GPUs, during the bounded linger after it, by order of an admin, or
+//     while it is idle and its GPU has more compute queues than the HQD budget permits.
 //  2. Every suspension has a deadline: the lease's TTL, max_suspend, the share floor.
-//  3. Only targets of class offline and lower priority are suspended, and none by a lease of
-//     its own process or of its Kin.
+//  3. Only targets of class offline are suspended, by leases only those of lower priority, and
+//     none by a lease of its own process or of its Kin.
 //  4. One action is in flight per target; queues born while their target is
 //     suspended are suspended too.
 //  5. No announcement waits longer than its max_wait.

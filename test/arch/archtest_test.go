@@ -1,5 +1,5 @@
-// Package arch holds the import table of docs/architecture.md
-// and other properties of the source tree. It has only tests.
+// Package arch holds the import table and other properties of the source tree, and makes
+// lists of documents from both. It has only tests.
 package arch
 
 import (
@@ -76,7 +76,7 @@ func checkListed(t *tree) (problems []string) {
 	for _, dir := range t.dirs() {
 		if _, ok := lookup(dir); !ok {
 			problems = append(problems, fmt.Sprintf("%s is not in the import table: add an entry with the packages it may import to test/arch/table_test.go,"+
-				" below those packages and above its importers, and a line to docs/architecture.md", dir))
+				" below those packages and above its importers, and run make gen", dir))
 		}
 	}
 	return problems

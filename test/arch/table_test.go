@@ -24,8 +24,8 @@ const (
 	apiV1 = "api/gen/gpreempt/v1"
 )
 
-// table is the import table of docs/architecture.md, lowest layer first: a
-// package may import only what stands above it here. Change it on purpose and
+// table is the import table, lowest layer first: a package may import only what stands
+// above it here. Change it on purpose and
 // in a commit of its own. An entry may exist before its package does.
 var table = []struct {
 	pkg string

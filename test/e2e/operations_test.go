@@ -175,7 +175,7 @@ func TestRunbookNamesOnlyWhatExists(t *testing.T) {
 	for _, kind := range gpreempt.WarningKinds() {
 		codes = append(codes, kind.Code)
 	}
-	codes = append(codes, found("(?m)^\\| `([A-Z_]+)`", readText(t, docs+"/api.md"))...)
+	codes = append(codes, found("(?m)^\\| `([A-Z_]+)`", readText(t, docs+"/reference/errors.md"))...)
 	codes = append(codes, "GPREEMPT_SOCKET", "GPREEMPT_JOB")
 	check("warning, reason or variable", codes, found("`([A-Z]+(?:_[A-Z]+)+)`", runbook))
 	_, verdicts, _ := strings.Cut(runbook, "\n## Causes")
