@@ -25,8 +25,9 @@ import (
 // the tests where another user can run it.
 var gpreemptd, gpctl, gpaccept, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
-// busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes. The emulated driver runs in the
-// process of the test: when a busy host does not run that, it looks like a GPU that hangs.
+// busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes and a kmap.Lease of 10 s. The emulated
+// driver runs in the process of the test: when a busy host does not run that, it looks like a GPU that
+// hangs; and when it does not run gpreemptd, what kmap holds would run again after 2 s.
 var busyHostDaemon string
 
 // TestMain runs the tests, or is one of the processes they start.
@@ -100,7 +101,7 @@ func build(dir string) error {
 	if err != nil {
 		return err
 	}
-	busy, err := overlay(dir, waits)
+	busy, err := overlay(dir, waits...)
 	if err != nil {
 		return err
 	}
@@ -125,10 +126,17 @@ func setBinaries(dir string) {
 	trainBinary, busyHostDaemon = filepath.Join(dir, "train"), filepath.Join(dir, "busy", "gpreemptd")
 }
 
-// busyHost returns the change of the source for busyHostDaemon.
-func busyHost() (change, error) {
-	file, err := filepath.Abs("../../pkg/scheduler/core.go")
-	return change{file, "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"}, err
+// busyHost returns the changes of the source for busyHostDaemon.
+func busyHost() ([]change, error) {
+	core, err := filepath.Abs("../../pkg/scheduler/core.go")
+	if err != nil {
+		return nil, err
+	}
+	kmap, err := filepath.Abs("../../internal/mechanism/kmap/mechanism.go")
+	return []change{
+		{core, "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"},
+		{kmap, "\tLease = 2 * time.Second\n", "\tLease = 10 * time.Second\n"},
+	}, err
 }
 
 // change replaces a text that a source file contains once.
@@ -159,7 +167,7 @@ func overlay(dir string, changes ...change) (file string, err error) {
 	return file, os.WriteFile(file, text, 0o600)
 }
 
-// changed builds a gpreemptd with the changes and that of busyHostDaemon, and returns its path.
+// changed builds a gpreemptd with the changes and those of busyHostDaemon, and returns its path.
 func changed(t *testing.T, changes ...change) (program string) {
 	t.Helper()
 	if raceDetector {
@@ -170,7 +178,7 @@ func changed(t *testing.T, changes ...change) (program string) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	file, err := overlay(dir, append(changes, waits)...)
+	file, err := overlay(dir, append(changes, waits...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
