@@ -39,12 +39,13 @@ gen: ## Generate api/gen, the descriptors of the Python client and docs/referenc
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
+	$(GO) test -count=1 -run '^TestReferenceOfScenariosIsFresh$$' ./internal/scenario -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
 policies: ## Simulate the knobs of the policy: docs/policies.md and its pictures
 	$(GO) test -count=1 -run '^TestPolicyDocumentIsFresh$$' ./internal/report -update
 
-check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/validation.md are not what their generators write
+check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/reference/validation.md are not what their generators write
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(TOOL) buf generate -o "$$tmp"; \
 	diff -r "$$tmp/api/gen" api/gen || { echo 'api/gen is stale: run make gen' >&2; exit 1; }; \
@@ -53,6 +54,7 @@ check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
 	$(GO) test -run '^Test(Validation|Policy)DocumentIsFresh$$' ./internal/cli ./internal/report; \
+	$(GO) test -run '^TestReferenceOfScenariosIsFresh$$' ./internal/scenario; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
@@ -180,7 +182,7 @@ vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu 
 	printf '%s\n' $(SOFTGPU_PACKAGES) | xargs -P 2 -I TESTS \
 		$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 20m TESTS
 
-kernel-userq: ## Say whether the kernel sources KERNEL_TREES="DIR..." accept user queues of DRM by default or can suspend them: docs/user-queues.md
+kernel-userq: ## Say whether the kernel sources KERNEL_TREES="DIR..." accept user queues of DRM by default or can suspend them: docs/lab/user-queues.md
 	GPREEMPT_KERNEL_TREES="$$(realpath $(KERNEL_TREES) | paste -sd:)" $(GO) test -count=1 -v -run '^TestUserQueuesOfKernelSources$$' ./emu/vm
 
 kernel-strings: ## Classify the kernel log messages of amdgpu in the trees KERNEL_TREES, and list what is new, gone and unmatched since the last time

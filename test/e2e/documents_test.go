@@ -180,6 +180,13 @@ func TestTranslationsHaveTheSameCommands(t *testing.T) {
 	}
 }
 
+func TestDesignDocumentsHaveTheSameNamesInBothLanguages(t *testing.T) {
+	names := func(path string) []string { return found("`([^`]+)`", readText(t, path)) }
+	if diff := cmp.Diff(names(docs+"/design-documents.md"), names(docs+"/zh-CN/design-documents.md")); diff != "" {
+		t.Errorf("names in the code font (-English +Chinese):\n%s", diff)
+	}
+}
+
 func TestLinksOfDocumentsForNewcomersLeadSomewhere(t *testing.T) {
 	for _, path := range []string{"../../README.md", "../../README.zh-CN.md", docs + "/quickstart.md", docs + "/zh-CN/quickstart.md"} {
 		links := found(`\]\(([^)#:]+)(?:#[^)]*)?\)`, readText(t, path))
