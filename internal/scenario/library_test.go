@@ -36,8 +36,8 @@ func TestLibraryHasTheRatesOfItsSources(t *testing.T) {
 		{"gpreempt-b", 0, 220 * 60},
 		{"xsched-fig7-mi50", 0, 7 * 40},
 		{"mi308x-matmul", 0, 1200},
-		{"docs-100-epochs", 0, 20},
-		{"docs-100ms", 0, 6000},
+		{"epochs", 0, 20},
+		{"every-100ms", 0, 6000},
 	} {
 		s, err := ByName(c.name)
 		if err != nil {
