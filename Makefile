@@ -36,7 +36,7 @@ help: ## List the targets
 DESCRIPTORS = bindings/python/gpreempt/api.binpb
 API_REFERENCE = $(TOOL) buf build --as-file-descriptor-set -o - | (cd tools && $(GO) run ./reference)
 # Their tests write pages of docs/reference, and lists of documents, with -update.
-REFERENCES := ./internal/safety ./internal/server ./internal/events ./internal/log ./pkg/gpreempt ./test/arch
+REFERENCES := ./internal/safety ./internal/server ./internal/events ./internal/log ./internal/scenario ./pkg/gpreempt ./test/arch
 gen: ## Generate api/gen, the descriptors of the Python client, docs/reference and the lists of docs/architecture.md
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
@@ -47,7 +47,7 @@ gen: ## Generate api/gen, the descriptors of the Python client, docs/reference a
 policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
 	$(GO) test -count=1 -run '^TestPolicyDocumentIsFresh$$' ./internal/report -update
 
-check-gen: ## Fail when generated code, the reference or docs/validation.md are not what their generators write
+check-gen: ## Fail when generated code or the reference are not what their generators write
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(TOOL) buf generate -o "$$tmp"; \
 	diff -r "$$tmp/api/gen" api/gen || { echo 'api/gen is stale: run make gen' >&2; exit 1; }; \
@@ -188,7 +188,7 @@ vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu 
 	printf '%s\n' $(SOFTGPU_PACKAGES) | xargs -P 2 -I TESTS \
 		$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./accept/cmd/gpaccept,./emu/cmd/kfdemu -limit 20m TESTS
 
-kernel-userq: ## Say whether the kernel sources KERNEL_TREES="DIR..." accept user queues of DRM by default or can suspend them: docs/user-queues.md
+kernel-userq: ## Say whether the kernel sources KERNEL_TREES="DIR..." accept user queues of DRM by default or can suspend them: docs/lab/user-queues.md
 	GPREEMPT_KERNEL_TREES="$$(realpath $(KERNEL_TREES) | paste -sd:)" $(GO) test -count=1 -v -run '^TestUserQueuesOfKernelSources$$' ./emu/vm
 
 kernel-strings: ## Classify the kernel log messages of amdgpu in the trees KERNEL_TREES, and list what is new, gone and unmatched since the last time

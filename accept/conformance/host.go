@@ -98,7 +98,7 @@ func (e expectation) cannotRun(gpus int) string {
 		case s.verb == "enable" || s.verb == "attach":
 			for _, a := range s.answers {
 				if a.result == "EALREADY" {
-					return "a refused ENABLE corrupts the kernel's memory (docs/upstream.md)"
+					return "a refused ENABLE corrupts the kernel's memory (docs/lab/upstream.md)"
 				}
 			}
 		}

@@ -253,7 +253,7 @@ func knobs(t *testing.T) []knob {
 }
 
 // presetScenarios are those for which the presets are tuned.
-var presetScenarios = []string{"gpreempt-a", "disb-real", "mi308x-t4", "xsched-fig7-mi50", "docs-bert-resnet18", "llm-serving", twice}
+var presetScenarios = []string{"gpreempt-a", "disb-real", "mi308x-t4", "xsched-fig7-mi50", "bert-resnet18", "llm-serving", twice}
 
 // tried is a line of the table of policies that were tried.
 type tried struct {

@@ -77,7 +77,7 @@ type Costs struct {
 	Reset time.Duration
 }
 
-// DefaultCosts are those of the modelled MI300X (docs/simulation.md), half a round trip of the
+// DefaultCosts are those of the modelled MI300X (docs/lab/simulator.md), half a round trip of the
 // client's Acquire on the host of docs/performance.md, and an assumed reset of 50 us.
 func DefaultCosts() Costs {
 	return Costs{

@@ -175,3 +175,10 @@ func TestTranslationsHaveTheSameCommands(t *testing.T) {
 		}
 	}
 }
+
+func TestDesignDocumentsHaveTheSameNamesInBothLanguages(t *testing.T) {
+	names := func(path string) []string { return found("`([^`]+)`", readText(t, path)) }
+	if diff := cmp.Diff(names(docs+"/design-documents.md"), names(docs+"/zh-CN/design-documents.md")); diff != "" {
+		t.Errorf("names in the code font (-English +Chinese):\n%s", diff)
+	}
+}

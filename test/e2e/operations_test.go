@@ -125,7 +125,7 @@ func configKeys() []string {
 
 func TestDocumentsNameOnlyCommandsThatExist(t *testing.T) {
 	files := []string{"../../README.md", "../../README.zh-CN.md", docs + "/zh-CN/quickstart.md"}
-	for _, pattern := range []string{docs + "/*.md", examples + "/*/README.md"} {
+	for _, pattern := range []string{docs + "/*.md", docs + "/lab/*.md", examples + "/*/README.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

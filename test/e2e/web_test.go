@@ -24,7 +24,7 @@ import (
 )
 
 // update has the tests named PicturesOfTheDocuments and PictureOfTheDocument make the pictures of docs/operate.md, which
-// takes a minute, and of docs/reports.md:
+// takes a minute, and of docs/trial.md:
 //
 //	go test ./test/e2e -run OfTheDocument -update
 var update = flag.Bool("update", false, "make the pictures of the documents")

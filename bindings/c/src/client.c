@@ -34,13 +34,17 @@ int gp_rpc(struct gp_call *call, struct gp_message request, struct gp_message an
 	return err;
 }
 
-int gpreempt_poc_init(void)
+int gpreempt_init(void)
 {
 	gp_clear_error();
 	return gp_connect();
 }
 
-void gpreempt_poc_cleanup(void) { gp_disconnect(); }
+void gpreempt_cleanup(void) { gp_disconnect(); }
+
+int gpreempt_poc_init(void) { return gpreempt_init(); }
+
+void gpreempt_poc_cleanup(void) { gpreempt_cleanup(); }
 
 google_protobuf_Duration gp_duration(int64_t us)
 {

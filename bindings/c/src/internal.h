@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../gpreempt.h"
+#include "../gpreempt_poc.h"
 #include "google/protobuf/duration.pb.h"
 
 /* The most bytes of an answer's message. */
