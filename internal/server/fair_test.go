@@ -112,8 +112,8 @@ func TestCallThatEndsTakesNoSeat(t *testing.T) {
 	}
 }
 
-// crowded are users who ask for more than twice the rate of one, a user who asks for little, and an
-// admin who asks for much.
+// crowded are users with more than twice the rate of one, a user with few requests, and an
+// admin with many.
 func crowded(t *testing.T) map[string]*connection {
 	t.Helper()
 	l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 1000}
@@ -158,16 +158,16 @@ func TestUsersWithTheMostRequestsWait(t *testing.T) {
 			return wait
 		}
 		if diff := cmp.Diff(map[string]bool{"admin": false, "first": true, "second": true, "little": false}, look()); diff != "" {
-			t.Errorf("who waits (-want +got):\n%s", diff)
+			t.Errorf("waiting users (-want +got):\n%s", diff)
 		}
 		time.Sleep(time.Second)
 		if diff := cmp.Diff(map[string]bool{"admin": false, "first": false, "second": false, "little": false}, look()); diff != "" {
-			t.Errorf("who waits a second later (-want +got):\n%s", diff)
+			t.Errorf("waiting users a second later (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// Messages of streams to users who ask for much are delayed; others' and admins' are not.
+// Messages of streams to users in debt are delayed; others' and admins' are not.
 func TestStreamsOfUsersInDebtArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		users := crowded(t)
