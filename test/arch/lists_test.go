@@ -190,8 +190,10 @@ func packages(root fs.FS) (string, error) {
 			is   bool
 			text string
 		}{
-			{entry.pure, "nothing outside its arguments"}, {entry.stdOnly, "the standard library only"},
-			{entry.kernel, "system calls"}, {entry.unsafe, "unsafe"},
+			{entry.pure, "nothing outside its arguments"},
+			{entry.stdOnly, "the standard library only"},
+			{entry.kernel, "system calls"},
+			{entry.unsafe, "unsafe"},
 		} {
 			if m.is {
 				may = append(may, m.text)
