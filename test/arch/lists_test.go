@@ -10,7 +10,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"slices"
@@ -29,11 +28,10 @@ type list struct {
 }
 
 var lists = []list{
-	{"docs/architecture.md", "programs", commands},
-	{"docs/architecture.md", "mechanisms", mechanisms},
-	{"docs/architecture.md", "promises", promises},
-	{"docs/reference/packages.md", "packages", packages},
-	{"docs/reference/packages.md", "links", links},
+	{"docs/architecture.md", "programs", listOfPrograms},
+	{"docs/architecture.md", "mechanisms", listOfMechanisms},
+	{"docs/architecture.md", "promises", listOfPromises},
+	{"docs/reference/packages.md", "packages", listOfPackages},
 }
 
 func TestListsOfTheDocuments(t *testing.T) {
@@ -128,8 +126,8 @@ func sentences(root fs.FS, head string, dirs []string, name func(dir string) str
 	return b.String(), nil
 }
 
-// commands are the programs, those in modules of their own too.
-func commands(root fs.FS) (string, error) {
+// listOfPrograms has the commands, those in modules of their own too.
+func listOfPrograms(root fs.FS) (string, error) {
 	var dirs []string
 	for _, pattern := range []string{"cmd/*/main.go", "*/cmd/*/main.go", "deploy/kubernetes/*/main.go", "deploy/kubernetes/csi/*/main.go"} {
 		names, err := fs.Glob(root, pattern)
@@ -148,8 +146,8 @@ func commands(root fs.FS) (string, error) {
 	})
 }
 
-// mechanisms are the packages below internal/mechanism; helper runs others.
-func mechanisms(root fs.FS) (string, error) {
+// listOfMechanisms has the packages below internal/mechanism; helper runs others.
+func listOfMechanisms(root fs.FS) (string, error) {
 	var dirs []string
 	for _, entry := range table {
 		if strings.HasPrefix(entry.pkg, "internal/mechanism/") && path.Base(entry.pkg) != "helper" {
@@ -159,8 +157,8 @@ func mechanisms(root fs.FS) (string, error) {
 	return sentences(root, "mechanism", dirs, path.Base)
 }
 
-// promises are the numbered list of the package comment of the scheduler.
-func promises(root fs.FS) (string, error) {
+// listOfPromises is the numbered list of the package comment of the scheduler.
+func listOfPromises(root fs.FS) (string, error) {
 	d, err := packageDoc(root, "pkg/scheduler")
 	if err != nil {
 		return "", err
@@ -173,8 +171,8 @@ func promises(root fs.FS) (string, error) {
 	return string(bytes.TrimLeft(text, "\n")), nil
 }
 
-// packages is the import table, with what each package may do.
-func packages(root fs.FS) (string, error) {
+// listOfPackages is the import table, with what each package may do.
+func listOfPackages(root fs.FS) (string, error) {
 	var b strings.Builder
 	b.WriteString("| package | | may use |\n|---|---|---|\n")
 	for _, entry := range table {
@@ -190,24 +188,16 @@ func packages(root fs.FS) (string, error) {
 			is   bool
 			text string
 		}{
-			{entry.pure, "nothing outside its arguments"}, {entry.stdOnly, "the standard library only"},
-			{entry.kernel, "system calls"}, {entry.unsafe, "unsafe"},
+			{entry.pure, "nothing outside its arguments"},
+			{entry.stdOnly, "the standard library only"},
+			{entry.kernel, "system calls"},
+			{entry.unsafe, "unsafe"},
 		} {
 			if m.is {
 				may = append(may, m.text)
 			}
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", entry.pkg, text, strings.Join(may, ", "))
-	}
-	return b.String(), nil
-}
-
-// links is what the programs may link.
-func links(fs.FS) (string, error) {
-	var b strings.Builder
-	b.WriteString("| program | links packages for |\n|---|---|\n")
-	for _, program := range slices.Sorted(maps.Keys(programs)) {
-		fmt.Fprintf(&b, "| `%s` | %s |\n", path.Base(program), strings.Join(programs[program], ", "))
 	}
 	return b.String(), nil
 }
