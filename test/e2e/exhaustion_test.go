@@ -314,7 +314,7 @@ func (d *daemon) processLimit() (file string, threads int) {
 		d.t.Cleanup(func() { // before the daemon ends
 			d.eventually("its cgroup is removed", func() bool {
 				pids, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // no file, no process
-				for _, pid := range strings.FieldsSeq(string(pids)) {
+				for pid := range strings.FieldsSeq(string(pids)) {
 					_ = os.WriteFile(filepath.Join(at, "cgroup.procs"), []byte(pid), 0) // it may have ended
 				}
 				return os.Remove(dir) == nil
