@@ -46,7 +46,7 @@ func trace(own, others int, out io.Writer) error {
 	}
 	victim := exec.Command("/proc/self/exe")
 	victim.Env = append(os.Environ(), roleEnv+"="+roleVictim)
-	victim.SysProcAttr = &syscall.SysProcAttr{Ptrace: true, Pdeathsig: syscall.SIGKILL}
+	victim.SysProcAttr = &syscall.SysProcAttr{Ptrace: true, Pdeathsig: syscall.SIGKILL} //nolint:forbidigo // it stands for a debugger of a user
 	if own != others {
 		victim.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(others), Gid: uint32(others)}
 	}

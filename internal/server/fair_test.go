@@ -112,8 +112,8 @@ func TestCallThatEndsTakesNoSeat(t *testing.T) {
 	}
 }
 
-// crowded are users with more than twice the rate of one, a user with few requests, and an
-// admin with many.
+// crowded returns connections of users with more requests than twice the rate of one, of a user with
+// few requests, and of an admin with many.
 func crowded(t *testing.T) map[string]*connection {
 	t.Helper()
 	l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 1000}
@@ -141,8 +141,8 @@ func crowded(t *testing.T) map[string]*connection {
 	return users
 }
 
-// 1,510 requests at once, where two users together have 200 and 2,000 a second: those who asked for
-// much wait until that is paid, although each is within its own rate.
+// 1,510 requests at once, where two users together have 200 and 2,000 a second: the users
+// with many requests wait until that is paid, although each is within its own rate.
 func TestUsersWithTheMostRequestsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		users := crowded(t)
@@ -158,16 +158,16 @@ func TestUsersWithTheMostRequestsWait(t *testing.T) {
 			return wait
 		}
 		if diff := cmp.Diff(map[string]bool{"admin": false, "first": true, "second": true, "little": false}, look()); diff != "" {
-			t.Errorf("waiting users (-want +got):\n%s", diff)
+			t.Errorf("users that wait (-want +got):\n%s", diff)
 		}
 		time.Sleep(time.Second)
 		if diff := cmp.Diff(map[string]bool{"admin": false, "first": false, "second": false, "little": false}, look()); diff != "" {
-			t.Errorf("waiting users a second later (-want +got):\n%s", diff)
+			t.Errorf("users that wait a second later (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// Messages of streams to users in debt are delayed; others' and admins' are not.
+// Messages of streams to users with many requests are delayed; those to others and to admins are not.
 func TestStreamsOfUsersInDebtArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		users := crowded(t)

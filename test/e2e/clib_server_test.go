@@ -148,8 +148,8 @@ func TestCLibrarySurvivesMalformedAnswers(t *testing.T) {
 		{"closed before the trailers", answer(body), true, "ECONNRESET"},
 		{"going away", goAway(0, ""), false, "ECONNRESET"},
 		{"too many pings", goAway(11, "too_many_pings"), false, "ECONNRESET"},
-		{"no connection is available", goAway(11, "CONNECTIONS_PER_USER: \x1b[31muid 7"), false, "EBUSY: CONNECTIONS_PER_USER: ?[31muid 7"},
-		{"no connection is available, with 15 kB", goAway(11, "CONNECTIONS_PER_USER: "+strings.Repeat("\x00", 15000)), true, "EBUSY: CONNECTIONS_PER_USER: "},
+		{"a refused connection", goAway(11, "CONNECTIONS_PER_USER: \x1b[31muid 7"), false, "EBUSY: CONNECTIONS_PER_USER: ?[31muid 7"},
+		{"a refused connection, with 15 kB", goAway(11, "CONNECTIONS_PER_USER: "+strings.Repeat("\x00", 15000)), true, "EBUSY: CONNECTIONS_PER_USER: "},
 		{"the call is refused by HTTP", slices.Concat(begin, frame(frameReset, 0, 1, code(7))), false, "ECONNRESET"},
 
 		{"no answer", []byte{}, false, "ETIMEDOUT"},

@@ -313,8 +313,8 @@ func (d *daemon) processLimit() (file string, threads int) {
 		}
 		d.t.Cleanup(func() { // before the daemon ends
 			d.eventually("its cgroup is removed", func() bool {
-				pids, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // "" if it fails
-				for _, pid := range strings.Fields(string(pids)) {
+				pids, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // no file, no process
+				for pid := range strings.FieldsSeq(string(pids)) {
 					_ = os.WriteFile(filepath.Join(at, "cgroup.procs"), []byte(pid), 0) // it may have ended
 				}
 				return os.Remove(dir) == nil

@@ -193,7 +193,7 @@ func crowd(a attack, out io.Writer) error {
 	return errors.Join(errs...)
 }
 
-// leasesMain takes leases until no more are available, prints how many it has, and takes what it
+// leasesMain takes leases until one is refused, prints how many it has, and takes what it
 // can until in ends.
 func leasesMain(a attack, in io.Reader, out io.Writer) int {
 	conn, err := connect(a.Socket)
@@ -208,7 +208,7 @@ func leasesMain(a attack, in io.Reader, out io.Writer) int {
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()
-	reported := false
+	printed := false
 	for taken := 0; ; {
 		_, err := online.NotifyOnline(ctx, &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(0)})
 		switch {
@@ -217,9 +217,9 @@ func leasesMain(a attack, in io.Reader, out io.Writer) int {
 		case err == nil:
 			taken++
 			continue
-		case !reported && gpreempt.ReasonOf(api.FromStatus(err)) != gpreempt.ReasonRateLimited:
+		case !printed && gpreempt.ReasonOf(api.FromStatus(err)) != gpreempt.ReasonRateLimited:
 			fmt.Fprintln(out, taken)
-			reported = true
+			printed = true
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):

@@ -46,7 +46,7 @@ type attack struct {
 	// Length.
 	Serve bool
 	// Processes: instead, so many processes do all this. Subordinates: each is another user, in a
-	// namespace of this one's; Members is the order to the process that starts them.
+	// namespace of this one's; Members is set for the process that starts them.
 	Processes             int
 	Subordinates, Members bool
 	// Reason: instead, one call is made, and Failure is the reason of its error.
