@@ -112,7 +112,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 			b.kmap = kmap.New(kmap.Config{Open: h.OpenKmap, GPUs: gpus, Log: log.Named("kmap")})
 			b.mechanisms = append(b.mechanisms, b.kmap)
 		case name == nvchannels.Name && b.pauses != nil:
-			if b.openNVIDIA(h, cfg.NVIDIA, log); b.nvidia != nil {
+			if b.openNVIDIA(h, log); b.nvidia != nil {
 				b.mechanisms = append(b.mechanisms, b.nvidia)
 			}
 		case b.pauses == nil: // simulated, or openJournal has warned

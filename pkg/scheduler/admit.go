@@ -14,7 +14,6 @@ const (
 	MaxRequestID = 64
 	MaxWaitLimit = 10 * time.Second
 	MaxETA       = time.Minute
-	MaxSLO       = 10 * time.Minute
 )
 
 // PolicyDefault is the TTL or MaxWait of an announcement that has none: it gets that of
@@ -59,7 +58,7 @@ func (c *Core) Admit(req *LeaseRequested) (repeated LeaseID, err error) {
 		name  string
 		value time.Duration
 		limit time.Duration
-	}{{"max_wait", req.MaxWait, MaxWaitLimit}, {"eta", req.ETA, MaxETA}, {"slo", req.SLO, MaxSLO}, {"expected", req.Expected, MaxSLO}} {
+	}{{"max_wait", req.MaxWait, MaxWaitLimit}, {"eta", req.ETA, MaxETA}} {
 		if d.value < 0 || d.value > d.limit {
 			return 0, invalid(gpreempt.ReasonDurationRange, fmt.Sprintf("%s %v is out of range", d.name, d.value),
 				fmt.Sprintf("use 0 to %v", d.limit))
@@ -170,7 +169,7 @@ func (c *Core) sameRequest(id LeaseID, req LeaseRequested) error {
 
 func equalRequests(a, b LeaseRequested) bool {
 	return a.Client == b.Client && a.User == b.User && a.Priority == b.Priority && a.TTL == b.TTL && a.MaxWait == b.MaxWait && a.ETA == b.ETA &&
-		a.SLO == b.SLO && a.Expected == b.Expected && a.OnIdle == b.OnIdle && a.Target == b.Target
+		a.OnIdle == b.OnIdle && a.Target == b.Target
 }
 
 // Answered returns the answer to a lease, also after it ended; ok is false while there is

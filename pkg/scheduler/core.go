@@ -240,7 +240,6 @@ func (c *Core) apply(ev Event) {
 }
 
 func (c *Core) setPolicy(p Policy) {
-	rescope := p.Gang != c.policy.Gang
 	for _, t := range c.order {
 		c.charge(t.gang)
 	}
@@ -251,26 +250,10 @@ func (c *Core) setPolicy(p Policy) {
 	}
 	c.policy = p
 	c.record(Record{Kind: RecordPolicy})
-	if rescope {
-		for _, t := range c.order {
-			c.leaveGang(t)
-		}
-		for _, t := range c.order {
-			c.joinGang(t)
-		}
-	}
 	for _, t := range c.order {
 		c.markAttachment(t.attachment)
 		t.gang.budget = min(t.gang.budget, c.budgetCap())
-		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+c.linger(t.gang))
-	}
-	for _, l := range c.pending {
-		if l.state == LeaseWaiting {
-			if l.startAt = c.startTime(l); c.now >= l.startAt {
-				c.startLease(l)
-			}
-			c.setLeaseTimer(l)
-		}
+		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+p.Linger)
 	}
 	c.markAll()
 }
@@ -358,11 +341,6 @@ type gpu struct {
 	breakerUntil Time
 	breakerOpen  bool
 	timer        timer
-
-	// gap learns the time from the end of the last lease to the next announcement.
-	gap     estimate
-	lastEnd Time
-	quiet   bool // lastEnd is set and no lease has begun since
 }
 
 func (c *Core) gpu(id gpreempt.GPUID) *gpu {

@@ -39,8 +39,8 @@ func (c *Core) follow(g *gang) {
 	leased := g.outranked()
 	if g.leased && !leased {
 		g.lingerUntil = 0
-		if d := c.linger(g); d > 0 {
-			g.lingerUntil = c.now + d
+		if c.policy.Linger > 0 {
+			g.lingerUntil = c.now + c.policy.Linger
 		}
 	}
 	g.leased = leased
@@ -52,7 +52,6 @@ func (c *Core) act(g *gang, v verdict) {
 		switch {
 		case m.state == TargetSuspended && !v.suspend:
 			c.resumeTarget(m, v.cause)
-			c.markDisturbed(g)
 		case m.state == TargetSuspended && m.runsAgain() != "":
 			c.suspendTarget(m, m.runsAgain(), 0)
 			c.requiesce(g)
@@ -129,24 +128,9 @@ func (c *Core) requiesce(g *gang) {
 	for _, u := range g.gpus {
 		for _, l := range u.leases {
 			if l.state == LeaseHeld && g.outrankedBy(l) {
-				l.quiet, l.coalesced = false, false
+				l.coalesced = false
 				c.setLeaseState(l, LeaseQuiescing, CauseNewTarget)
 				c.await(l)
-			}
-		}
-	}
-}
-
-// markDisturbed marks the leases that outrank the gang as no longer quiet: nothing is
-// learned from the rest of their time.
-func (c *Core) markDisturbed(g *gang) {
-	for _, u := range g.gpus {
-		if u.top <= int(g.priority) {
-			continue
-		}
-		for _, l := range u.leases {
-			if g.outrankedBy(l) {
-				l.quiet = false
 			}
 		}
 	}

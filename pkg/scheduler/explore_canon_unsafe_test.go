@@ -153,10 +153,8 @@ var rules = map[string]struct {
 
 	"lease.created":            {custom(writeCreated), "until it is answered and started", true},
 	"lease.startAt":            {future, "", false},
-	"lease.heldAt":             {forget, "the slack policy is not explored", false},
 	"lease.answer":             {forget, "was given", false},
 	"lease.awaits":             {forget, "a cache", false},
-	"client.work":              {forget, "the slack policy is not explored", false},
 	"LeaseRequested.Lease":     {forget, "a counter", false},
 	"LeaseRequested.RequestID": {forget, "a counter", false},
 	"LeaseRequested.User":      {forget, "of its client", false},

@@ -221,13 +221,6 @@ var seededBugs = []seededBug{
 		}
 		return ev
 	}},
-	{name: "a reload takes a job apart", disturbances: []moveKind{moveReload}, event: func(ev Event) Event {
-		if p, is := ev.(PolicyChanged); is {
-			p.Policy.Gang = GangProcess
-			return p
-		}
-		return ev
-	}},
 	{name: "a parked process that has work stays parked", layout: 2, event: func(ev Event) Event {
 		if l, is := ev.(TargetLoad); is && l.Busy {
 			return Tick{}

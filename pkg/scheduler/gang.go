@@ -51,16 +51,15 @@ type gang struct {
 
 func (c *Core) joinGang(t *target) {
 	c.joinJob(t)
-	inJob := c.policy.Gang == GangJob && t.job != nil
 	owners := c.ownersOf(t)
 	var g *gang
-	if inJob {
+	if t.job != nil {
 		g = t.job.gangOf(owners)
 	}
 	if g == nil {
 		g = &gang{budget: c.budgetCap(), budgetAt: c.now, owners: owners}
 		g.timer.owner = g
-		if inJob {
+		if t.job != nil {
 			g.job = t.job
 			g.job.gangs = append(g.job.gangs, g)
 		}

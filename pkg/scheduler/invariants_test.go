@@ -206,7 +206,7 @@ func (c *Core) checkJobs() error {
 		if t.job != c.jobs[name] {
 			return fmt.Errorf("target %v is not of job %s", t.key, name)
 		}
-		if slices.Contains(t.job.gangs, t.gang) != (c.policy.Gang == GangJob) {
+		if !slices.Contains(t.job.gangs, t.gang) {
 			return fmt.Errorf("the gangs of job %s and target %v do not fit", name, t.key)
 		}
 		n := want[name]

@@ -12,8 +12,6 @@ type client struct {
 	id     ClientID
 	leases []*lease
 	owner  gpreempt.ProcessKey // of its leases; zero for none
-	// work learns how long a lease of this client needs on quiet GPUs.
-	work estimate
 }
 
 // lease is a live announcement.
@@ -27,8 +25,6 @@ type lease struct {
 	created Time
 	expires Time
 	startAt Time
-	heldAt  Time // when the GPUs became quiet
-	quiet   bool // since heldAt, without a break
 
 	started   bool
 	answered  bool
@@ -106,10 +102,6 @@ func (c *Core) coverGPUs(l *lease) {
 		for _, g := range u.gangs {
 			c.markUnattached(g)
 		}
-		if u.quiet {
-			u.gap.learn(c.now - u.lastEnd)
-			u.quiet = false
-		}
 	}
 }
 
@@ -144,30 +136,16 @@ func (c *Core) setLeaseState(l *lease, to LeaseState, cause Cause) {
 	c.record(r)
 }
 
-// startTime is when suspending for the lease begins.
+// startTime is when suspending for the lease begins: at its eta less the learned suspend time.
 func (c *Core) startTime(l *lease) Time {
-	if l.target != nil || c.policy.SuspendWhen == SuspendAtOnce {
+	if l.target != nil || l.req.ETA == 0 {
 		return c.now
 	}
 	suspend, known := c.suspendCost(l)
 	if !known {
 		return c.now // nothing learned yet: too early is better than too late
 	}
-	start := c.now
-	if l.req.ETA > 0 {
-		start = max(start, l.created+l.req.ETA-suspend)
-	}
-	if c.policy.SuspendWhen == SuspendSlack && l.req.SLO > 0 {
-		work := l.req.Expected
-		if work == 0 && l.client.work.samples > 0 {
-			work = l.client.work.high()
-		}
-		if work > 0 {
-			// If the work begins here, it still ends in time.
-			start = max(start, l.created+l.req.SLO-work-suspend)
-		}
-	}
-	return start
+	return max(c.now, l.created+l.req.ETA-suspend)
 }
 
 // suspendCost returns the learned time until the lease's GPUs are quiet; known is false
@@ -257,13 +235,10 @@ func (c *Core) settleLease(l *lease) bool {
 	s := c.coverage(l)
 	if s.quiet && l.state == LeaseQuiescing {
 		cause := CauseQuiet
-		if l.coalesced && !l.quiet {
+		if l.coalesced {
 			cause = CauseCoalesced
 		}
 		c.setLeaseState(l, LeaseHeld, cause)
-		if !l.quiet {
-			l.quiet, l.heldAt = true, c.now
-		}
 	}
 	if !l.answered {
 		switch {
@@ -301,7 +276,6 @@ func (c *Core) sendAnswer(l *lease, a Answer) {
 }
 
 func (c *Core) endLease(l *lease, end LeaseEnd) {
-	c.learnWork(l, end)
 	c.setLeaseState(l, LeaseEnded, "")
 	c.actions[len(c.actions)-1].Record.End = end
 	if !l.answered {
@@ -325,9 +299,6 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 	}
 	for _, u := range l.gpus {
 		u.leases = remove(u.leases, l)
-		if len(u.leases) == 0 {
-			u.quiet, u.lastEnd = true, c.now
-		}
 		if !l.started {
 			continue
 		}

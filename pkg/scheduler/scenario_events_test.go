@@ -112,8 +112,6 @@ func (s *scenario) request(cmd string, a arguments) (scheduler.LeaseRequested, e
 		fill(a, "ttl", &req.TTL, time.ParseDuration),
 		fill(a, "maxwait", &req.MaxWait, time.ParseDuration),
 		fill(a, "eta", &req.ETA, time.ParseDuration),
-		fill(a, "slo", &req.SLO, time.ParseDuration),
-		fill(a, "expected", &req.Expected, time.ParseDuration),
 		fill(a, "target", &req.Target, gpreempt.ParseProcessKey),
 	)
 }

@@ -162,8 +162,8 @@ func (c *Core) runsBy(g *gang) Time {
 			last = max(last, l.expires)
 		}
 	}
-	if g.leased && c.policy.Linger != LingerNone {
-		last += c.policy.LingerMax
+	if g.leased {
+		last += c.policy.Linger
 	}
 	if g.parked {
 		last = by
