@@ -260,7 +260,7 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 }
 
 // calmJob extends calmAt of the members of a job, whose running time is guaranteed because of
-// another one in it, also one that is about to leave it.
+// another one in it, also one that leaves it next.
 func (o *Observer) calmJob(job string, at scheduler.Time) {
 	if job == "" {
 		return
