@@ -55,7 +55,6 @@ type debugger interface {
 	mechanism.Mechanism
 	Queues(gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool)
 	PermissionRule() kfd.PermissionRule
-	PerQueue() mechanism.Mechanism
 }
 
 // mechanismNames returns the names of the mechanisms, best first.
@@ -121,9 +120,6 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 		case name == "freezer":
 			b.mechanisms = append(b.mechanisms, b.pauses.Freezer)
 		}
-	}
-	if b.dbgtrap != nil && h.Mechanisms == nil {
-		b.mechanisms = append(b.mechanisms, b.dbgtrap.PerQueue())
 	}
 	if b.pauses != nil && len(b.mechanisms) > 0 {
 		b.mechanisms = append(b.mechanisms, b.pauses.Stop)
