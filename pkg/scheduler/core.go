@@ -52,28 +52,10 @@ const (
 	IdleGrace = 2 * time.Millisecond
 )
 
-// endedKept is how many ended leases are kept, so that a late Complete or a repeated
-// request id is answered rather than rejected.
-const endedKept = 4096
-
-// Limits bounds what clients may hold.
-type Limits struct {
-	// LeasesPerClient bounds the live leases of one client; admins are exempt.
-	LeasesPerClient int
-	// LeasesPerUser bounds the live leases of all clients of one user, so that more
-	// processes do not get more leases; admins are exempt. LeasesPerClient counts
-	// instead where that is more.
-	LeasesPerUser int
-	// LeasesTotal bounds the live leases of all clients together, and apart from them those
-	// of the admins: clients cannot keep an admin from a lease. The last tenth is for users
-	// who hold at most a sixteenth of what is left.
-	LeasesTotal int
-}
-
 // Core is the scheduler's state. It is not safe for concurrent use.
 type Core struct {
+	book
 	policy   Policy
-	limits   Limits
 	draining bool
 	// stopping: every session is released, and no target is attached to any more.
 	stopping bool
@@ -88,16 +70,8 @@ type Core struct {
 	attachments map[gpreempt.ProcessKey]*attachment
 	jobs        map[string]*job
 	parking     *parking
-	leases      map[LeaseID]*lease
-	clients     map[ClientID]*client
-	perUser     map[UserID]int // live leases, except those of admins
 	// owners counts the clients by their owner, without those that have none.
-	owners   map[gpreempt.ProcessKey]int
-	requests map[requestKey]LeaseID
-
-	ended     []endedLease // ring once endedKept long
-	endedNext int
-	endedByID map[LeaseID]int
+	owners map[gpreempt.ProcessKey]int
 
 	timers           timerHeap
 	seq              uint64
@@ -105,30 +79,19 @@ type Core struct {
 	dirty            []*gang
 	dirtyAttachments []*attachment
 	pending          []*lease // unanswered or not yet quiet
-	free             []*lease
 	actions          []Action
-}
-
-type requestKey struct {
-	client ClientID
-	id     string
 }
 
 // New returns an empty core. The policy must be valid.
 func New(policy Policy, limits Limits) *Core {
 	c := &Core{
+		book:        newBook(limits),
 		policy:      policy,
-		limits:      limits,
 		gpus:        map[gpreempt.GPUID]*gpu{},
 		targets:     map[gpreempt.ProcessKey]*target{},
 		jobs:        map[string]*job{},
 		attachments: map[gpreempt.ProcessKey]*attachment{},
-		leases:      map[LeaseID]*lease{},
-		clients:     map[ClientID]*client{},
-		perUser:     map[UserID]int{},
 		owners:      map[gpreempt.ProcessKey]int{},
-		requests:    map[requestKey]LeaseID{},
-		endedByID:   map[LeaseID]int{},
 		parking:     &parking{},
 	}
 	c.parking.timer.owner = c.parking

@@ -3,16 +3,7 @@ package scheduler
 import (
 	"slices"
 	"time"
-
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// client is a holder of leases.
-type client struct {
-	id     ClientID
-	leases []*lease
-	owner  gpreempt.ProcessKey // of its leases; zero for none
-}
 
 // lease is a live announcement.
 type lease struct {
@@ -41,35 +32,13 @@ type lease struct {
 	timer timer
 }
 
-// endedLease is what is kept of a lease that ended.
-type endedLease struct {
-	id     LeaseID
-	req    LeaseRequested
-	end    LeaseEnd
-	held   time.Duration
-	answer Answer
-}
-
 func (c *Core) leaseRequested(ev LeaseRequested) {
 	if c.leases[ev.Lease] != nil {
 		return
 	}
-	l := c.newLease()
-	l.id, l.req, l.created, l.expires = ev.Lease, ev, c.now, c.now+ev.TTL
-	l.client = c.clients[ev.Client]
-	if l.client == nil {
-		l.client = &client{id: ev.Client}
-		c.clients[ev.Client] = l.client
-	}
-	l.client.leases = append(l.client.leases, l)
+	l := c.enter(ev)
+	l.created, l.expires = c.now, c.now+ev.TTL
 	c.setOwner(l.client, ev.Owner)
-	if ev.Client != 0 {
-		c.perUser[ev.User]++
-	}
-	c.leases[l.id] = l
-	if ev.RequestID != "" {
-		c.requests[requestKey{ev.Client, ev.RequestID}] = l.id
-	}
 	if ev.Target.IsZero() {
 		c.coverGPUs(l)
 	} else {
@@ -103,19 +72,6 @@ func (c *Core) coverGPUs(l *lease) {
 			c.markUnattached(g)
 		}
 	}
-}
-
-func (c *Core) newLease() *lease {
-	if n := len(c.free); n > 0 {
-		l := c.free[n-1]
-		c.free = c.free[:n-1]
-		*l = lease{gpus: l.gpus[:0]}
-		l.timer.owner = l
-		return l
-	}
-	l := &lease{}
-	l.timer.owner = l
-	return l
 }
 
 // await has settle look at the lease.
@@ -282,16 +238,6 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 		c.sendAnswer(l, Answer{Reason: QuiesceEnded})
 	}
 	c.timers.clear(&l.timer)
-	delete(c.leases, l.id)
-	l.client.leases = remove(l.client.leases, l)
-	if len(l.client.leases) == 0 && l.client.id == 0 {
-		delete(c.clients, 0)
-	}
-	if user := l.req.User; l.client.id != 0 {
-		if c.perUser[user]--; c.perUser[user] == 0 {
-			delete(c.perUser, user)
-		}
-	}
 	if l.target != nil {
 		c.charge(l.target.gang)
 		l.target.orders = remove(l.target.orders, l)
@@ -305,35 +251,10 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 		u.started[l.req.Priority]--
 		c.leasesChanged(u)
 	}
-	c.remember(endedLease{id: l.id, req: l.req, end: end, held: c.now - l.created, answer: l.answer})
+	c.strike(l, end, c.now-l.created)
 	if !l.pending {
 		c.free = append(c.free, l)
 	}
-}
-
-// remove deletes l and clears the free slot.
-func remove(leases []*lease, l *lease) []*lease {
-	if i := slices.Index(leases, l); i >= 0 {
-		return slices.Delete(leases, i, i+1)
-	}
-	return leases
-}
-
-// remember keeps an ended lease, and forgets the oldest one.
-func (c *Core) remember(e endedLease) {
-	if len(c.ended) < endedKept {
-		c.endedByID[e.id] = len(c.ended)
-		c.ended = append(c.ended, e)
-		return
-	}
-	old := &c.ended[c.endedNext]
-	delete(c.endedByID, old.id)
-	if key := (requestKey{old.req.Client, old.req.RequestID}); c.requests[key] == old.id {
-		delete(c.requests, key)
-	}
-	*old = e
-	c.endedByID[e.id] = c.endedNext
-	c.endedNext = (c.endedNext + 1) % endedKept
 }
 
 // clientBacklog ends the OnIdle leases whose client had work and has been idle for IdleGrace.
