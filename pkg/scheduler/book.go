@@ -60,7 +60,7 @@ type endedLease struct {
 	id     LeaseID
 	req    LeaseRequested
 	end    LeaseEnd
-	held   time.Duration
+	lived  time.Duration
 	answer Answer
 }
 
@@ -92,7 +92,7 @@ func (b *book) enter(req LeaseRequested) *lease {
 }
 
 // strike removes a lease that has ended, and remembers it.
-func (b *book) strike(l *lease, end LeaseEnd, held time.Duration) {
+func (b *book) strike(l *lease, end LeaseEnd, lived time.Duration) {
 	delete(b.leases, l.id)
 	l.client.leases = remove(l.client.leases, l)
 	if len(l.client.leases) == 0 && l.client.id == 0 {
@@ -103,7 +103,7 @@ func (b *book) strike(l *lease, end LeaseEnd, held time.Duration) {
 			delete(b.perUser, user)
 		}
 	}
-	b.remember(endedLease{id: l.id, req: l.req, end: end, held: held, answer: l.answer})
+	b.remember(endedLease{id: l.id, req: l.req, end: end, lived: lived, answer: l.answer})
 }
 
 func (b *book) newLease() *lease {
@@ -227,12 +227,12 @@ func (b *book) Answered(id LeaseID) (answer Answer, ok bool) {
 }
 
 // Ended returns how a lease ended and how long it lived; false for one that is not kept.
-func (b *book) Ended(id LeaseID) (end LeaseEnd, held time.Duration, ok bool) {
+func (b *book) Ended(id LeaseID) (end LeaseEnd, lived time.Duration, ok bool) {
 	at, ok := b.endedByID[id]
 	if !ok {
 		return EndNone, 0, false
 	}
-	return b.ended[at].end, b.ended[at].held, true
+	return b.ended[at].end, b.ended[at].lived, true
 }
 
 // Owned checks that a lease is known and that the client may act on it; client 0

@@ -8,7 +8,7 @@ func (g *gang) leastBudget() time.Duration {
 	return cost + g.resumeCost()
 }
 
-// mustRun returns why a held gang has to run now; "" when it need not.
+// mustRun returns why a suspended gang has to run now; "" when it need not.
 func (c *Core) mustRun(g *gang) Cause {
 	if c.now >= c.maxSuspendAt(g) {
 		return CauseMaxSuspend
@@ -19,7 +19,7 @@ func (c *Core) mustRun(g *gang) Cause {
 	return ""
 }
 
-func (c *Core) maxSuspendAt(g *gang) Time { return g.heldSince + c.policy.MaxSuspend }
+func (c *Core) maxSuspendAt(g *gang) Time { return g.suspendedSince + c.policy.MaxSuspend }
 
 // floorAt returns when the share floor ends the suspension: early enough for the resume
 // to be complete when the budget is used up; false without a floor.
@@ -47,7 +47,7 @@ func (c *Core) charge(g *gang) {
 		return
 	}
 	switch {
-	case !g.held:
+	case !g.suspended:
 		// While running it fills at (1-floor)/floor: suspended time and running
 		// time then keep the ratio the floor asks for.
 		dt = min(dt, time.Hour)
@@ -66,7 +66,7 @@ func (c *Core) setGangTimer(g *gang) {
 			due, armed = t, true
 		}
 	}
-	if g.held && g.forced == "" {
+	if g.suspended && g.forced == "" {
 		add(c.maxSuspendAt(g))
 		if at, ok := c.floorAt(g); ok {
 			add(at)

@@ -68,15 +68,15 @@ var checks = []check{
 	}},
 	{CheckByHand, true, func(_ *Core, g *gang) Cause { return when(g.byHand(), CauseByHand) }},
 	{CheckLease, true, func(_ *Core, g *gang) Cause { return when(g.outranked(), CauseLease) }},
-	{CheckLinger, true, func(c *Core, g *gang) Cause { return when(g.held && c.now < g.lingerUntil, CauseLinger) }},
+	{CheckLinger, true, func(c *Core, g *gang) Cause { return when(g.suspended && c.now < g.lingerUntil, CauseLinger) }},
 	{CheckHQDBudget, true, func(_ *Core, g *gang) Cause { return when(g.parked, CauseHQDBudget) }},
 	{CheckOtherwise, false, func(_ *Core, g *gang) Cause {
 		switch {
-		case g.held && slices.Contains([]Cause{CauseHQDBudget, CauseHQDBusy, CauseHQDRoom}, g.verdict.cause):
+		case g.suspended && slices.Contains([]Cause{CauseHQDBudget, CauseHQDBusy, CauseHQDRoom}, g.verdict.cause):
 			return cmp.Or(when(g.any(func(t *target) bool { return t.busy }), CauseHQDBusy), CauseHQDRoom)
-		case g.held && g.lingerUntil > 0:
+		case g.suspended && g.lingerUntil > 0:
 			return CauseLingerOver
-		case g.held:
+		case g.suspended:
 			return CauseLeaseEnded
 		default:
 			return CauseNoLease

@@ -3,21 +3,21 @@ package scheduler
 // evaluate decides about a gang and emits the actions that follow.
 func (c *Core) evaluate(g *gang) {
 	c.charge(g)
-	if g.held && !g.anyAway() && !(c.policy.Shadow && g.any(func(t *target) bool { return t.shadowed })) {
+	if g.suspended && !g.anyAway() && !(c.policy.Shadow && g.any(func(t *target) bool { return t.shadowed })) {
 		c.release(g)
 	}
-	if g.held && g.forced == "" {
+	if g.suspended && g.forced == "" {
 		g.forced = c.mustRun(g)
 	}
 	c.follow(g)
 	v := c.decide(g)
-	if v.suspend && !g.held && !g.byHand() && c.policy.ShareFloor > 0 && g.budget <= g.leastBudget() {
+	if v.suspend && !g.suspended && !g.byHand() && c.policy.ShareFloor > 0 && g.budget <= g.leastBudget() {
 		// The budget is less than a suspend and a resume take.
 		g.mustRunUntil(c.now+c.policy.MinRun, CauseShareFloor)
 		v = c.decide(g)
 	}
-	if v.suspend && !g.held {
-		g.held, g.heldSince, g.lingerUntil = true, c.now, 0
+	if v.suspend && !g.suspended {
+		g.suspended, g.suspendedSince, g.lingerUntil = true, c.now, 0
 		g.leased = v.cause == CauseLease
 	}
 	if c.policy.Shadow {
@@ -32,7 +32,7 @@ func (c *Core) evaluate(g *gang) {
 // follow begins the linger when the last lease on the gang ended, and ends it when a
 // new lease covers the gang.
 func (c *Core) follow(g *gang) {
-	if !g.held {
+	if !g.suspended {
 		g.leased = false
 		return
 	}
@@ -60,7 +60,7 @@ func (c *Core) act(g *gang, v verdict) {
 			c.requiesce(g)
 		}
 	}
-	if g.held && !v.suspend && !g.anyAway() {
+	if g.suspended && !v.suspend && !g.anyAway() {
 		c.release(g)
 	}
 }
@@ -81,7 +81,7 @@ func (c *Core) shadow(g *gang, v verdict) {
 			c.record(Record{Kind: RecordShadow, Target: m.key, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(g)})
 		}
 	}
-	if g.held && !v.suspend && !g.anyAway() {
+	if g.suspended && !v.suspend && !g.anyAway() {
 		c.release(g)
 	}
 }
@@ -89,7 +89,7 @@ func (c *Core) shadow(g *gang, v verdict) {
 // release ends the suspension of a gang whose members all run.
 func (c *Core) release(g *gang) {
 	c.charge(g)
-	g.held, g.leased, g.lingerUntil = false, false, 0
+	g.suspended, g.leased, g.lingerUntil = false, false, 0
 	if g.forced != "" {
 		g.mustRunUntil(c.now+c.policy.MinRun, g.forced)
 		g.forced = ""

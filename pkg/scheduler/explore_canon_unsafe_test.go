@@ -138,15 +138,15 @@ var rules = map[string]struct {
 	"attachment.retryAt":      {future, "", false},
 	"estimate.samples":        {custom(func(w *canon, e *estimate) { w.small(uint8(min(1, e.samples))) }), "whether there are any", true},
 
-	"gang.wanted":      {forget, "not used between two steps", false},
-	"gang.dirty":       {forget, "false between two steps", false},
-	"gang.seen":        {forget, "a counter", false},
-	"gang.heldSince":   {custom(writeHeldSince), "only while it is held", true},
-	"gang.lingerUntil": {futureOrPast, "", false},
-	"gang.runUntil":    {future, "", false},
-	"gang.runCause":    {custom(writeRunCause), "only until runUntil", true},
-	"gang.budget":      {custom(func(w *canon, g *gang) { w.num(uint64(w.core.budgetLeft(g))) }), "as of now", true},
-	"gang.budgetAt":    {forget, "as budget", false},
+	"gang.wanted":         {forget, "not used between two steps", false},
+	"gang.dirty":          {forget, "false between two steps", false},
+	"gang.seen":           {forget, "a counter", false},
+	"gang.suspendedSince": {custom(writeSuspendedSince), "only while it is suspended", true},
+	"gang.lingerUntil":    {futureOrPast, "", false},
+	"gang.runUntil":       {future, "", false},
+	"gang.runCause":       {custom(writeRunCause), "only until runUntil", true},
+	"gang.budget":         {custom(func(w *canon, g *gang) { w.num(uint64(w.core.budgetLeft(g))) }), "as of now", true},
+	"gang.budgetAt":       {forget, "as budget", false},
 
 	"lease.created":            {custom(writeCreated), "until it is answered and started", true},
 	"lease.startAt":            {future, "", false},
@@ -195,9 +195,9 @@ func writeRefusals(w *canon, t *target) {
 	}
 }
 
-func writeHeldSince(w *canon, g *gang) {
-	if g.held {
-		w.num(uint64(w.core.now - g.heldSince))
+func writeSuspendedSince(w *canon, g *gang) {
+	if g.suspended {
+		w.num(uint64(w.core.now - g.suspendedSince))
 	}
 }
 

@@ -368,6 +368,7 @@ func (x *explored) make(m move) error {
 		result := OutcomeReplaced
 		if p.enabled {
 			result = OutcomeResisted
+			x.resisted[m.n] = true
 		}
 		return x.step(Lost{Target: procKey(m.n + 1), Result: result})
 	case moveDebug:

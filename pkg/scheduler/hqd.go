@@ -103,7 +103,7 @@ func (c *Core) unpark(g *gang) {
 		return
 	}
 	since := c.now
-	if g.held && c.now >= c.turnEnds(g) && c.policy.MaxSuspend >= ParkAfterIdle {
+	if g.suspended && c.now >= c.turnEnds(g) && c.policy.MaxSuspend >= ParkAfterIdle {
 		since += c.policy.MinRun - ParkAfterIdle // it takes over from others as soon as it may
 	}
 	g.parked = false
@@ -266,11 +266,11 @@ func (c *Core) mustNotPark(g *gang) bool {
 // hasTurn reports whether the gang can be chosen. Its turn ends a while before it has to run,
 // so that another can take its place first.
 func (c *Core) hasTurn(g *gang) bool {
-	return (!g.held || c.now < c.turnEnds(g)) && c.spareBudget(g) > c.spareLead()
+	return (!g.suspended || c.now < c.turnEnds(g)) && c.spareBudget(g) > c.spareLead()
 }
 
 func (c *Core) turnEnds(g *gang) Time {
-	return g.heldSince + c.policy.MaxSuspend - c.policy.MaxSuspend/8
+	return g.suspendedSince + c.policy.MaxSuspend - c.policy.MaxSuspend/8
 }
 
 func (c *Core) spareLead() time.Duration { return c.budgetCap() / 16 }

@@ -141,7 +141,7 @@ func (c *Core) targetInfo(t *target) TargetInfo {
 
 // runsBy returns the deadline of rule 2.
 func (c *Core) runsBy(g *gang) Time {
-	if !g.held {
+	if !g.suspended {
 		return c.now
 	}
 	by := c.maxSuspendAt(g)

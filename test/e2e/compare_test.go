@@ -108,7 +108,7 @@ func TestChosenMechanismReplacesTheAttachedOne(t *testing.T) {
 	}{
 		{"dbgtrap", nil},
 		{"freezer", []string{"--mechanism", "freezer"}},
-		{"dbgtrap", nil},
+		{"dbgtrap", []string{"--mechanism", "dbgtrap"}},
 	} {
 		if r := d.ctl(append([]string{"target", "classify", pid, "offline"}, tc.args...)...); r.Code != 0 {
 			t.Fatalf("classify %v: %+v", tc.args, r)
