@@ -97,10 +97,6 @@ typedef struct gpreempt_request {
 	int64_t max_wait_us;
 	/* Time until the first packet is submitted, to 1 min; 0: unknown. */
 	int64_t eta_us;
-	/* Time by which the work should be done, to 10 min; 0: unknown. */
-	int64_t slo_us;
-	/* Duration of the work on quiet GPUs, to 10 min; 0: unknown. */
-	int64_t expected_us;
 	uint64_t reserved[4];
 } gpreempt_request_t;
 

@@ -188,7 +188,7 @@ func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreem
 		case nvchannels.Name:
 			host := ThisHost()
 			if profile, err := nvrm.ReadProfile(host.files()); err == nil { // the check reports the error
-				all = append(all, newNVIDIA(host, profile, config.NVIDIA{}, nil, nil, zap.NewNop()))
+				all = append(all, newNVIDIA(host, profile, nil, nil, zap.NewNop()))
 			}
 		}
 	}

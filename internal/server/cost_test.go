@@ -304,7 +304,7 @@ func TestConnectionEndsWhenItsPeerLosesARight(t *testing.T) {
 		t.Skip("needs root, to connect as another user")
 	}
 	h := startHost(t)
-	h.setRights(auth.Policy{OnlineUIDs: []uint32{nobody}})
+	h.setRights(auth.Policy{OnlineGIDs: []uint32{uint32(os.Getgid())}})
 	conn := h.dialAsNobody(t)
 	session, err := gpreemptv1.NewOnlineServiceClient(conn).Session(testutil.Context(t))
 	if err != nil {

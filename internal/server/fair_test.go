@@ -20,13 +20,14 @@ import (
 // ofUser is a connection of another user than the test's.
 type ofUser struct{ auth.Conn }
 
+// someUser is a user and its group.
 const someUser = 4242
 
-func (ofUser) Peer() auth.Peer { return auth.Process{PID: 4_000_100, Start: 1, UID: someUser} }
+func (ofUser) Peer() auth.Peer { return auth.Process{PID: 4_000_100, Start: 1, UID: someUser, GID: someUser} }
 
 // onlineUser is a policy by which someUser has the right Online.
 func onlineUser() auth.Policy {
-	return auth.Policy{OwnerUID: uint32(os.Getuid()), OnlineUIDs: []uint32{someUser}}
+	return auth.Policy{OwnerUID: uint32(os.Getuid()), OnlineGIDs: []uint32{someUser}}
 }
 
 // While all seats are taken, the calls of users that read the state wait. Announcements, the calls

@@ -53,8 +53,6 @@ func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 		{"ttl", ttl, 10 * time.Minute},
 		{"max_wait", max(req.MaxWait, 0), 10 * time.Second}, // below 0: that of the policy
 		{"eta", req.ETA, time.Minute},
-		{"slo", req.SLO, 10 * time.Minute},
-		{"expected", req.Expected, 10 * time.Minute},
 	} {
 		if r.got < 0 || r.got > r.most {
 			b.t.Errorf("a lease with %s %v", r.name, r.got)

@@ -348,7 +348,7 @@ func TestAdminIsServedWhenOthersHaveAllPlaces(t *testing.T) {
 		t.Skip("needs root, to connect as another user")
 	}
 	h := startHost(t)
-	h.setRights(auth.Policy{OnlineUIDs: []uint32{nobody}})
+	h.setRights(auth.Policy{OnlineGIDs: []uint32{uint32(os.Getgid())}})
 	h.setLimits(func(l *Limits) { l.ConnectionsTotal = 16 })
 	var err error
 	for range 20 {

@@ -117,6 +117,8 @@ type Options struct {
 	// Slots is how many queues a GPU can have mapped, 0 for all. With more, sets of them take
 	// turns, whether they have work or not.
 	Slots int
+	// ETA is announced by each request, where its time on the CPU is not longer.
+	ETA time.Duration
 	// HQDBudget is that of GPreempt.
 	HQDBudget scheduler.HQDBudget
 	// SpanLimit is until when spans are recorded, 0 for none.

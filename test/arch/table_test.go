@@ -117,6 +117,6 @@ var table = []struct {
 	// Test files only, or what runs them: they run the built binaries and measure.
 	{"emu/vm", rule{kernel: true}},
 	{"test/e2e", rule{}},
-	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "internal/testutil", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
+	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/config", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "internal/testutil", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"test/fleetscale", rule{imports: []string{"internal/events", "internal/inventory", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 }

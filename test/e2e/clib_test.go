@@ -26,7 +26,6 @@ const clibSource = "../../bindings/c"
 // cOnline is a config for the C library, whose calls a slow machine must not refuse.
 const cOnline = atOnce + `
 limits:
-  requests_per_second: 1000000
   requests_per_user: 1000000
 `
 

@@ -193,7 +193,7 @@ func TestMemoryStaysBoundedWithClientsThatReadNothing(t *testing.T) {
 		t.Skip("the race detector's memory is not the daemon's: run without it")
 	}
 	const limit = 64 << 20
-	d := prepare(t, testutil.TempSocketDir(t), atOnce+"limits:\n  requests_per_second: 1000000\n  burst: 1000000\n")
+	d := prepare(t, testutil.TempSocketDir(t), atOnce+"limits:\n  requests_per_user: 1000000\n")
 	d.process.Env = append(d.process.Env, fmt.Sprintf("GOMEMLIMIT=%d", limit))
 	d.run()
 	d.awaitServing()
