@@ -1,4 +1,4 @@
-// Command gpaccept tests on a host whether a GPU can be preempted: docs/acceptance.md. It
+// Command gpaccept tests on a host whether a GPU can be preempted: docs/trial.md. It
 // preempts processes of its own by the daemon's mechanism, and needs no daemon.
 package main
 
