@@ -34,7 +34,9 @@ func TestABookHasRoomUpToItsLimits(t *testing.T) {
 		got = append(got, outcome{n, why})
 	}
 	want := []outcome{
-		{2, gpreempt.ReasonLeasesPerClient}, {1, gpreempt.ReasonLeasesPerUser}, {2, gpreempt.ReasonLeasesPerClient},
+		{2, gpreempt.ReasonLeasesPerClient},
+		{1, gpreempt.ReasonLeasesPerUser},
+		{2, gpreempt.ReasonLeasesPerClient},
 		{10, gpreempt.ReasonLeasesTotal}, // admins have as many as all clients together
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -184,7 +184,7 @@ var seededBugs = []seededBug{
 		}
 		return ev
 	}},
-	{name: "a failed attach counts as one that was resisted", layout: 4, disturbances: []moveKind{moveFail, moveDebug, moveUndebug, moveReplace}, event: func(ev Event) Event {
+	{name: "a failed attach counts as one that was resisted", layout: 4, disturbances: []moveKind{moveFail, moveReclassify}, event: func(ev Event) Event {
 		if a, is := ev.(Attached); is && a.Result == OutcomeFailed {
 			a.Result = OutcomeResisted
 			return a
