@@ -189,6 +189,25 @@ func (c *connection) debt(l Limits) time.Duration {
 	return debt
 }
 
+// nextTurn returns how long a connection has to wait until it is read. A turn after a wait is
+// charged in the same step, so that of the connections of a user that waited together one is read.
+func (c *connection) nextTurn(l Limits, waited bool) time.Duration {
+	if !waited {
+		debt := c.debt(l)
+		if debt == 0 && c.busy(l) {
+			return l.turnTime()
+		}
+		return debt
+	}
+	c.client.user.turn.Lock()
+	defer c.client.user.turn.Unlock()
+	debt := c.debt(l)
+	if debt == 0 {
+		c.client.charge(l, turnBytes)
+	}
+	return debt
+}
+
 // busy reports whether the user of a connection, no admin, asks for more than its rate.
 func (c *connection) busy(l Limits) bool {
 	return !c.rights.Allows(auth.Admin) && c.client.user.meter.busy(time.Now(), l.shared())
@@ -226,6 +245,8 @@ type user struct {
 
 	unread     atomic.Int64 // bytes of answers that are not yet written
 	explaining atomic.Int32 // refused connections in explain
+
+	turn sync.Mutex // held while a connection that waited is charged
 
 	mu    sync.Mutex // guards calls
 	calls int        // in flight, without streams
@@ -400,20 +421,15 @@ func (t *throttledConn) Read(b []byte) (int, error) {
 	client := t.c.client
 	for turn := false; ; turn = true {
 		l := t.s.cfg.Limits()
-		wait := t.c.debt(l)
-		if wait > 0 && t.c.conn.Left() {
-			return 0, errLeft // what it has sent is not worth waiting for
-		}
-		if wait == 0 && turn {
-			client.charge(l, turnBytes)
-			b = b[:min(len(b), turnBytes)]
+		wait := t.c.nextTurn(l, turn)
+		if wait == 0 {
+			if turn {
+				b = b[:min(len(b), turnBytes)]
+			}
 			break
 		}
-		if wait == 0 {
-			if !t.c.busy(l) {
-				break
-			}
-			wait = l.turnTime()
+		if t.c.debt(l) > 0 && t.c.conn.Left() {
+			return 0, errLeft // what it has sent is not worth waiting for
 		}
 		timer := time.NewTimer(min(wait, maxWait))
 		select {
