@@ -17,6 +17,9 @@ import (
 // presetKnob is the field of Policy that is the name of the preset, not a knob.
 const presetKnob = "preset"
 
+// learned is the linger that the daemon learns.
+const learned = "learned"
+
 // knobMeaning describes each knob in wide output.
 var knobMeaning = map[string]string{
 	"preset":       "the preset of the knobs, or custom",
@@ -54,6 +57,9 @@ func knobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	v := p.ProtoReflect().Get(k)
 	switch k.Kind() {
 	case protoreflect.MessageKind:
+		if !v.Message().IsValid() && k.Name() == "linger" {
+			return learned
+		}
 		if d, ok := v.Message().Interface().(*durationpb.Duration); ok {
 			return duration(d.AsDuration())
 		}
@@ -86,6 +92,10 @@ func setKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
 		}
 		m.Set(k, protoreflect.ValueOfFloat64(f))
 	case protoreflect.MessageKind:
+		if name == "linger" && value == learned {
+			m.Clear(k)
+			break
+		}
 		d, err := time.ParseDuration(value)
 		if err != nil {
 			return fmt.Errorf("invalid duration %q; use a number with its unit, such as 20ms", value)

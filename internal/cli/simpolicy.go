@@ -38,7 +38,10 @@ func policyOf(preset string, assignments []string) (scheduler.Policy, error) {
 func adopt(p *scheduler.Policy, name string, m *gpreemptv1.Policy) {
 	switch name {
 	case "linger":
-		p.Linger = m.GetLinger().AsDuration()
+		p.Linger = scheduler.LingerLearned
+		if m.Linger != nil {
+			p.Linger = m.GetLinger().AsDuration()
+		}
 	case "max_suspend":
 		p.MaxSuspend = m.GetMaxSuspend().AsDuration()
 	case "attach_after":

@@ -222,7 +222,7 @@ safety:
 func TestValidateChecksValuesThatAreNotFromAFile(t *testing.T) {
 	c := Default()
 	c.Socket = "/" + strings.Repeat("x", 107)
-	c.Policy.Preset, c.Policy.Linger = scheduler.PresetCustom, -1
+	c.Policy.Preset, c.Policy.Linger = scheduler.PresetCustom, -2
 	c.Rules = []classify.Rule{{Name: "a\n", Match: classify.Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.PriorityAdmin)}}
 	c.Access.AdminUsers = []string{"a b", ""}
 	c.Mechanisms = Mechanisms{"criu", "gdb", "criu"}
@@ -237,7 +237,7 @@ func TestValidateChecksValuesThatAreNotFromAFile(t *testing.T) {
 		"access.admin_users: a name is empty: write a name as in /etc/passwd or /etc/group, or a decimal id",
 		`mechanisms[1]: "gdb" is not a mechanism: choose from dbgtrap, criu, freezer, kmap`,
 		"mechanisms[2]: criu is given twice: keep one of them: the first that works is used",
-		"policy.linger: -1ns is outside 0s to 1s: remove it to use the preset's value",
+		"policy.linger: -2ns is outside 0s to 1s: remove it to use the preset's value",
 		"discovery.mqds_interval: -1ns is outside 100ms to 1h: choose a duration in that range, or 0s for never",
 		`containers.kubelet: "http://127.0.0.1:10250" is not the address of a kubelet: write one such as https://127.0.0.1:10250`,
 		`rules[0].name: "a\n" is not a name: use at most 64 printable characters`,

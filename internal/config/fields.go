@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // Live is a running daemon that has read another file. Each method puts the new values of the
@@ -54,6 +56,9 @@ type field struct {
 }
 
 const policyPrefix = "policy."
+
+// learned is the value of policy.linger for scheduler.LingerLearned.
+const learned = "learned"
 
 // fields has every key except those in rules, jobs and safety.hazards, in the order of the
 // default file.
@@ -149,6 +154,9 @@ func text(p any) string {
 	case *Mechanisms:
 		return "[" + strings.Join(*v, ", ") + "]"
 	case *time.Duration:
+		if *v == scheduler.LingerLearned {
+			return learned
+		}
 		return durationText(*v)
 	}
 	panic(fmt.Sprintf("config: no text for a %T", p))

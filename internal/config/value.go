@@ -12,6 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // value reads the value of key from n into the variable that into points to. Types are
@@ -49,6 +50,10 @@ func (p *parser) value(n *yaml.Node, key string, into any) bool {
 	case *float64:
 		return p.Number(n, key, v)
 	case *time.Duration:
+		if key == policyPrefix+"linger" && n.Value == learned {
+			*v = scheduler.LingerLearned
+			return true
+		}
 		return p.Duration(n, key, v)
 	case *gpreempt.Class:
 		if *v, err = gpreempt.ParseClass(n.Value); err == nil && yamlfile.IsScalar(n, "!!str") {

@@ -68,6 +68,7 @@ func shownPolicy(name string) func(*live) func() {
 			}
 		}
 		if name == "preset" { // else it is custom
+			delete(l.values, "policy.linger")
 			delete(l.values, "policy.attach_after")
 			l.reload()
 		}

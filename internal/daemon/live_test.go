@@ -151,7 +151,7 @@ func newLive(t *testing.T) *live {
 		"access.online_groups": "[]", "access.admin_groups": "[]",
 		"tcp.address": `"` + l.address + `"`, "tcp.certificate": certificate, "tcp.key": key, "tcp.client_ca": l.ca.File,
 		"tcp.online":    `["dns:client", "dns:other"]`,
-		"policy.preset": "strict", "policy.attach_after": "0s",
+		"policy.preset": "strict", "policy.linger": "0s", "policy.attach_after": "0s",
 		"limits.requests_per_user": "1000000", // the tests look all the time
 		"rules":                    `[{name: training, match: {comm: "train*"}, class: offline}]`,
 	}

@@ -38,7 +38,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.ShareFloor, p.ShareWindow = 0.5, 10*time.Second
+	p.Linger, p.ShareFloor, p.ShareWindow = 0, 0.5, 10*time.Second
 	w := &world{t: t, core: scheduler.New(p, scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10}), log: NewLog(8)}
 	for id := range gpreempt.GPUID(2) {
 		w.step(scheduler.GPUAdded{GPU: id + 1})

@@ -31,7 +31,7 @@ func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 	logs.SetLevel("debug")
 	records := Records{logs.Changes(), leaseID}
 	policy := scheduler.DefaultPolicy()
-	policy.AttachAfter = 0
+	policy.Linger, policy.AttachAfter = 0, 0
 	core := scheduler.New(policy, scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})
 	const took = 1500 * time.Microsecond
 	now := time.Second

@@ -217,9 +217,11 @@ func knobs(t *testing.T) []knob {
 			benches:  []*bench{busy},
 		},
 		{
-			name: "linger", file: "linger", about: "linger: a longer one buys some latency for much offline work",
-			settings: settings(func(p *scheduler.Policy, d time.Duration) { p.Linger = d }, 0, ms, 2*ms, 5*ms, 10*ms, 20*ms),
-			benches:  []*bench{disb},
+			name: "linger", file: "linger", about: "linger: a plain one buys some latency for much offline work; the learned one does not linger here",
+			settings: append([]setting{
+				{"learned", func(p *scheduler.Policy) { p.Linger = scheduler.LingerLearned }},
+			}, settings(func(p *scheduler.Policy, d time.Duration) { p.Linger = d }, 0, ms, 2*ms, 5*ms, 10*ms, 20*ms)...),
+			benches: []*bench{disb},
 		},
 		{
 			name: "max_wait", file: "max-wait", about: "max_wait: a short one begins beside offline work that is not suspended yet", promised: true,

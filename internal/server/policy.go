@@ -18,11 +18,15 @@ import (
 
 // policyMessage returns the API's form of a policy.
 func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
-	return &gpreemptv1.Policy{
-		Preset: p.Preset, Linger: durationpb.New(p.Linger), ShareFloor: p.ShareFloor,
+	m := &gpreemptv1.Policy{
+		Preset: p.Preset, ShareFloor: p.ShareFloor,
 		MaxSuspend: durationpb.New(p.MaxSuspend), Shadow: p.Shadow, MaxWait: durationpb.New(p.MaxWait),
 		AttachAfter: durationpb.New(p.AttachAfter),
 	}
+	if p.Linger != scheduler.LingerLearned {
+		m.Linger = durationpb.New(p.Linger)
+	}
+	return m
 }
 
 // mergePolicy returns the policy of a request when base is in force. It ignores the
@@ -65,6 +69,10 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 func setKnob(p *scheduler.Policy, knob protoreflect.FieldDescriptor, v protoreflect.Value) error {
 	switch name := string(knob.Name()); name {
 	case "linger":
+		if !v.Message().IsValid() {
+			p.Linger = scheduler.LingerLearned
+			return nil
+		}
 		return setTime(&p.Linger, name, v)
 	case "max_suspend":
 		return setTime(&p.MaxSuspend, name, v)

@@ -42,12 +42,20 @@ func TestMergePolicy(t *testing.T) {
 			changed(strict, func(p *scheduler.Policy) { p.MaxWait = time.Second }),
 		},
 		{
-			"zero values by name", &gpreemptv1.SetPolicyRequest{Fields: []string{"share_floor", "linger", "max_wait", "shadow"}},
-			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.Linger, p.MaxWait = 0, 0, 0 }),
+			"zero values by name", &gpreemptv1.SetPolicyRequest{Fields: []string{"share_floor", "max_wait", "shadow"}},
+			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.MaxWait = 0, 0 }),
 		},
 		{
 			"a duration of 0", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(0)}},
 			changed(base, func(p *scheduler.Policy) { p.MaxWait = 0 }),
+		},
+		{
+			"no linger", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{Linger: durationpb.New(0)}},
+			changed(base, func(p *scheduler.Policy) { p.Linger = 0 }),
+		},
+		{
+			"a learned linger", &gpreemptv1.SetPolicyRequest{Preset: "share", Fields: []string{"linger"}},
+			changed(scheduler.Presets()[2], func(p *scheduler.Policy) { p.Linger = scheduler.LingerLearned }),
 		},
 		{"the policy in force", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(base)}, base},
 		{"all knobs of a preset", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(strict), Fields: []string{"share_floor"}}, strict},

@@ -27,7 +27,7 @@ const validationSeed = 1
 // each process, at once and without a cycle that stops others.
 func theirs() Scheme {
 	p := scheduler.DefaultPolicy()
-	p.ShareFloor, p.MaxSuspend = 0, time.Minute
+	p.Linger, p.ShareFloor, p.MaxSuspend = 0, 0, time.Minute
 	return Scheme{Kind: GPreempt, Policy: p.Normalize()}
 }
 

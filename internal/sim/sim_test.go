@@ -41,6 +41,7 @@ func strict() scheduler.Policy {
 	if err != nil {
 		panic(err)
 	}
+	p.Linger = 0
 	return p
 }
 
@@ -221,6 +222,33 @@ func TestALateEtaKeepsALenientSLOForMoreOfflineWork(t *testing.T) {
 	late := measure(sim.Scheme{Kind: sim.GPreempt, Policy: policy}, slo/2)
 	if none.Kept > 0.9 || atOnce.Kept < 0.999 || late.Kept < 0.999 || late.Work < 1.05*atOnce.Work {
 		t.Errorf("no preemption %+v, announced at once %+v, with an eta %+v: want the SLO kept by both, and 5 %% more work with the eta", none, atOnce, late)
+	}
+}
+
+// Two services with regular requests: which gap is short is learned, and no plain linger, which is the
+// same for all gaps, does as much offline work; the latency is that without one. See docs/adr/0061.
+func TestLearnedLingerDoesMoreOfflineWorkThanAnyPlainOne(t *testing.T) {
+	for _, name := range []string{"gpreempt-c", "gpreempt-z"} {
+		s, err := scenario.ByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Duration = 10 * time.Second
+		with := func(linger time.Duration) sim.Figures {
+			p := scheduler.DefaultPolicy()
+			p.Linger = linger
+			r, err := sim.Run(s, sim.Scheme{Kind: sim.GPreempt, Policy: p.Normalize()}, sim.Options{Seed: 1, Costs: sim.DefaultCosts()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sim.Measure(r)
+		}
+		learned := with(scheduler.LingerLearned)
+		for _, plain := range []time.Duration{0, millisecond / 5, millisecond / 2, millisecond, 2 * millisecond, 5 * millisecond, 20 * millisecond} {
+			if f := with(plain); learned.Work < 1.05*f.Work || plain == 0 && learned.Mean > 1.03*f.Mean {
+				t.Errorf("%s: learned %.2f GPU seconds at %.2f ms, linger=%v %.2f at %.2f ms", name, learned.Work, learned.Mean, plain, f.Work, f.Mean)
+			}
+		}
 	}
 }
 

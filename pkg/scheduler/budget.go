@@ -30,6 +30,39 @@ func (c *Core) floorAt(g *gang) (Time, bool) {
 	return c.now + max(0, g.budget-g.resumeCost()), true
 }
 
+// linger returns how long a gang stays suspended after the last lease.
+//
+// A learned one compares the cost of waiting with that of a resume and a suspend. These
+// cost their time twice: for the offline work, which does nothing meanwhile, and for the
+// online work, which waits for the suspend and loses a runlist cycle to each. Waiting
+// costs the offline work the time until the next announcement. While that time is
+// unknown, waiting as long as the pair costs is at most twice as bad as the best choice
+// (the ski rental problem).
+func (c *Core) linger(g *gang) time.Duration {
+	if c.policy.Linger != LingerLearned {
+		return c.policy.Linger
+	}
+	var cost time.Duration
+	for _, m := range g.members {
+		cost = max(cost, m.suspend.mean+m.resume.mean)
+	}
+	breakEven := min(2*cost, LongestLearned)
+	expected, known := time.Duration(0), false
+	for _, u := range g.gpus {
+		if u.gap.samples >= 3 && (!known || u.gap.likely() < expected) {
+			expected, known = u.gap.likely(), true
+		}
+	}
+	switch {
+	case !known:
+		return breakEven
+	case expected <= 2*cost:
+		return min(expected, LongestLearned)
+	default:
+		return 0
+	}
+}
+
 // budgetCap returns the largest budget.
 func (c *Core) budgetCap() time.Duration {
 	ppm := floorPPM(c.policy.ShareFloor)

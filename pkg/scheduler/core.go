@@ -216,7 +216,7 @@ func (c *Core) setPolicy(p Policy) {
 	for _, t := range c.order {
 		c.markAttachment(t.attachment)
 		t.gang.budget = min(t.gang.budget, c.budgetCap())
-		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+p.Linger)
+		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+c.linger(t.gang))
 	}
 	c.markAll()
 }
@@ -304,6 +304,11 @@ type gpu struct {
 	breakerUntil Time
 	breakerOpen  bool
 	timer        timer
+
+	// gap learns the time from the end of the last lease to the next announcement.
+	gap     estimate
+	lastEnd Time
+	free    bool // lastEnd is set and no lease has begun since
 }
 
 func (c *Core) gpu(id gpreempt.GPUID) *gpu {

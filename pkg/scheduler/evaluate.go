@@ -39,8 +39,8 @@ func (c *Core) follow(g *gang) {
 	leased := g.outranked()
 	if g.leased && !leased {
 		g.lingerUntil = 0
-		if c.policy.Linger > 0 {
-			g.lingerUntil = c.now + c.policy.Linger
+		if d := c.linger(g); d > 0 {
+			g.lingerUntil = c.now + d
 		}
 	}
 	g.leased = leased

@@ -119,6 +119,9 @@ var rules = map[string]struct {
 	"gpu.use":          {forget, "recounted in every step", false},
 	"gpu.started":      {custom(writeStarted), "most are 0", true},
 	"gpu.breakerUntil": {future, "the timer has it", false},
+	"gpu.gap":          {forget, "the learned linger is not explored", false},
+	"gpu.lastEnd":      {forget, "as gap", false},
+	"gpu.free":         {forget, "as gap", false},
 
 	"target.idleSince":        {custom(writeIdle), "until it may be parked", true},
 	"target.seq":              {custom(func(w *canon, t *target) { w.small(uint8(min(1, t.seq))) }), "a counter; 0 for a Detach", true},

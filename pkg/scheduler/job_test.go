@@ -141,7 +141,7 @@ func TestShareFloorHoldsForJobs(t *testing.T) {
 		p.ShareWindow = pick(100*time.Millisecond, 333*time.Millisecond, 2*time.Second)
 		p.MaxSuspend = pick(10*time.Millisecond, 100*time.Millisecond, 2*time.Second, time.Minute)
 		p.MinRun = pick(time.Millisecond, 20*time.Millisecond)
-		p.Linger = pick(0, time.Millisecond, 20*time.Millisecond)
+		p.Linger = pick(0, scheduler.LingerLearned, 20*time.Millisecond)
 		slowest := pick(0, 400*time.Microsecond, 5*time.Millisecond)
 		m := newPunctual(p, roll)
 		m.cost = func(scheduler.ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }

@@ -71,6 +71,10 @@ func (c *Core) coverGPUs(l *lease) {
 		for _, g := range u.gangs {
 			c.markUnattached(g)
 		}
+		if u.free {
+			u.gap.learn(c.now - u.lastEnd)
+			u.free = false
+		}
 	}
 }
 
@@ -245,6 +249,9 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 	}
 	for _, u := range l.gpus {
 		u.leases = remove(u.leases, l)
+		if len(u.leases) == 0 {
+			u.free, u.lastEnd = true, c.now
+		}
 		if !l.started {
 			continue
 		}

@@ -166,7 +166,7 @@ func (o *Observer) checkTargets() error {
 	for _, t := range o.Targets {
 		leased := o.outranked(t)
 		if t.leased && !leased {
-			t.lingerUntil = o.now + o.policy.Linger
+			t.lingerUntil = o.now + longestLinger(o.policy)
 		}
 		t.leased = leased
 	}
@@ -242,7 +242,7 @@ func (o *Observer) lingersUntil(t *seenTarget) scheduler.Time {
 	for _, m := range o.gang(t) {
 		until = max(until, m.lingerUntil)
 		if m.leased && !o.outranked(m) {
-			until = max(until, o.now+o.policy.Linger) // the end of the lease is news of this step
+			until = max(until, o.now+longestLinger(o.policy)) // the end of the lease is news of this step
 		}
 	}
 	return until

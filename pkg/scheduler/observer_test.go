@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -458,11 +459,18 @@ func (o *Observer) takePolicy(p scheduler.Policy) {
 	o.calmAt = max(o.calmAt, o.now+old.MinRun, o.now+p.MinRun)
 	for _, t := range o.Targets {
 		o.calmAt = max(o.calmAt, t.holdUntil)
-		t.lingerUntil = min(t.lingerUntil, o.now+p.Linger)
+		t.lingerUntil = min(t.lingerUntil, o.now+longestLinger(p))
 		if !p.Shadow {
 			t.shadow = false
 		}
 	}
+}
+
+func longestLinger(p scheduler.Policy) time.Duration {
+	if p.Linger == scheduler.LingerLearned {
+		return scheduler.LongestLearned
+	}
+	return p.Linger
 }
 
 // recorded reports whether one of the records before an answer says it was given.

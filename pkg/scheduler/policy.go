@@ -10,7 +10,7 @@ import (
 type Policy struct {
 	// Preset is the name of the preset whose values these are, or "custom".
 	Preset string `json:"preset"`
-	// Linger is how long a gang stays suspended after the last lease, 0 to 1 s.
+	// Linger is how long a gang stays suspended after the last lease, 0 to 1 s, or LingerLearned.
 	Linger time.Duration `json:"linger"`
 	// ShareFloor is the share of time an offline gang runs at least, 0 to 0.95.
 	// Over any stretch of time T the time it is away is at most
@@ -39,6 +39,21 @@ type Policy struct {
 	MaxTTL time.Duration `json:"max_ttl"`
 }
 
+// LingerLearned is the Linger of a policy that learns when the next announcement is due: a gang stays
+// suspended until it is overdue, if it is expected sooner than a resume and a suspend would cost.
+const LingerLearned time.Duration = -1
+
+// LongestLearned bounds a learned linger: more would be a pause of the online work.
+const LongestLearned = 100 * time.Millisecond
+
+// longestLinger is a bound of every linger.
+func (p Policy) longestLinger() time.Duration {
+	if p.Linger == LingerLearned {
+		return LongestLearned
+	}
+	return p.Linger
+}
+
 // PresetCustom is the Preset of a policy whose knobs are no preset's.
 const PresetCustom = "custom"
 
@@ -46,6 +61,7 @@ const PresetCustom = "custom"
 func Presets() []Policy {
 	balanced := Policy{
 		Preset:     "balanced",
+		Linger:     LingerLearned,
 		ShareFloor: 0.10,
 		// A window as long as two suspensions of MaxSuspend does not break up the batch of a
 		// busy language model (docs/adr/0044).
@@ -68,6 +84,7 @@ func Presets() []Policy {
 	share := balanced
 	share.Preset = "share"
 	share.ShareFloor = 0.50
+	share.Linger = 0
 	share.ShareWindow = 2 * time.Second
 	share.MaxSuspend = 500 * time.Millisecond
 	shadow := balanced
@@ -138,7 +155,7 @@ func (p Policy) Validate() error {
 		{"default_ttl", p.DefaultTTL, time.Millisecond, p.MaxTTL},
 	}
 	for _, d := range durations {
-		if d.value < d.min || d.value > d.max {
+		if (d.value < d.min || d.value > d.max) && (d.knob != "linger" || d.value != LingerLearned) {
 			return &KnobError{d.knob, fmt.Sprintf("%v is outside %v to %v", d.value, d.min, d.max)}
 		}
 	}

@@ -69,7 +69,7 @@ func TestValidateNamesTheKnobOutOfRange(t *testing.T) {
 		min, max time.Duration
 	}
 	for _, l := range []limits{
-		{"linger", func(p *Policy, d time.Duration) { p.Linger = d }, 0, time.Second},
+		{"linger", func(p *Policy, d time.Duration) { p.Linger = d }, LingerLearned, time.Second},
 		{"share_window", func(p *Policy, d time.Duration) { p.ShareWindow = d }, 100 * time.Millisecond, 10 * time.Minute},
 		{"max_suspend", func(p *Policy, d time.Duration) { p.MaxSuspend = d }, 10 * time.Millisecond, 10 * time.Minute},
 		{"min_run", func(p *Policy, d time.Duration) { p.MinRun = d }, time.Millisecond, time.Minute},

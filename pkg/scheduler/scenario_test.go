@@ -222,12 +222,20 @@ func (s *scenario) run(cmd string, a arguments) error {
 	return s.step(ev)
 }
 
+func lingerOf(s string) (time.Duration, error) {
+	if s == "learned" {
+		return scheduler.LingerLearned, nil
+	}
+	return time.ParseDuration(s)
+}
+
 func (s *scenario) setPolicy(a arguments) error {
 	p := s.policy
 	err := errors.Join(
 		fill(a, "preset", &p, scheduler.PresetByName),
+		fill(a, "preset", &p.Linger, func(string) (time.Duration, error) { return 0, nil }),
 		fill(a, "preset", &p.AttachAfter, func(string) (time.Duration, error) { return 0, nil }),
-		fill(a, "linger", &p.Linger, time.ParseDuration),
+		fill(a, "linger", &p.Linger, lingerOf),
 		fill(a, "share_floor", &p.ShareFloor, func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }),
 		fill(a, "share_window", &p.ShareWindow, time.ParseDuration),
 		fill(a, "max_suspend", &p.MaxSuspend, time.ParseDuration),

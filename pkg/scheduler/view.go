@@ -163,7 +163,7 @@ func (c *Core) runsBy(g *gang) Time {
 		}
 	}
 	if g.leased {
-		last += c.policy.Linger
+		last += c.policy.longestLinger()
 	}
 	if g.parked {
 		last = by

@@ -296,7 +296,7 @@ func (w *World) policy() scheduler.Policy {
 		return presets[i]
 	}
 	p := scheduler.Policy{
-		Linger:      w.maybe(min(w.Span(9), time.Second)),
+		Linger:      []time.Duration{0, scheduler.LingerLearned, min(w.Span(9), time.Second)}[w.Roll(3)],
 		ShareFloor:  []float64{0, 0, 0.001, 0.1, 0.333, 0.5, 0.9, 0.95}[w.Roll(8)],
 		ShareWindow: 100*time.Millisecond + w.Span(12),
 		MaxSuspend:  10*time.Millisecond + w.Span(12),

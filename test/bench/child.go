@@ -31,7 +31,7 @@ import (
 // configText is the default config except for a rule that makes the jobs offline, a policy in
 // which only leases decide.
 const configText = `
-policy: {preset: strict, attach_after: 0s}
+policy: {preset: strict, linger: 0s, attach_after: 0s}
 limits: {leases_per_user: 10000, requests_per_user: 1000000}
 rules:
   - {name: training, match: {comm: train}, class: offline}

@@ -39,6 +39,7 @@ access:
   admin_groups: []
 policy:
   preset: strict
+  linger: 0s
   attach_after: 0s
 discovery:
   mqds_interval: 1s

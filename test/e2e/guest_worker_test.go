@@ -67,7 +67,7 @@ func mustRun(t *testing.T, since time.Time) time.Duration {
 
 const guestConfig = `
 mechanisms: [freezer]
-policy: {preset: strict, attach_after: 0s}
+policy: {preset: strict, linger: 0s, attach_after: 0s}
 rules: [{name: training, match: {cgroup: "/system.slice/worker.service"}, class: offline}]
 `
 

@@ -20,7 +20,7 @@ import (
 // slurmRules is the config of a site that classifies by partition and account.
 const slurmRules = `
 access: {online_groups: [], admin_groups: []}
-policy: {preset: strict, attach_after: 0s}
+policy: {preset: strict, linger: 0s, attach_after: 0s}
 rules:
   - {name: serving, match: {slurm: {partition: serving}}, class: online}
   - {name: guests, match: {slurm: {account: guests}}, class: unmanaged}

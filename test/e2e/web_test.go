@@ -179,7 +179,7 @@ func TestWebPicturesOfTheDocuments(t *testing.T) {
 // makePictures shows a minute of two inference servers and three jobs on two simulated GPUs.
 func makePictures(t *testing.T, folder string) {
 	b := startBrowser(t)
-	config := strings.Replace(strings.Replace(atOnce, "preset: strict\n  attach_after: 0s", "preset: balanced", 1), "class: offline",
+	config := strings.Replace(strings.Replace(atOnce, "preset: strict\n  linger: 0s\n  attach_after: 0s", "preset: balanced", 1), "class: offline",
 		"class: offline\n  - name: inference\n    match:\n      comm: \"vllm*\"\n    class: online\n    priority: 10", 1)
 	d := start(t, config, "--gpus", "2", "--job", "train-bert:10:25ms", "--job", "train-llama:8:25ms:2", "--job", "vllm:2:1ms:2", "--job", "indexer:1:5ms")
 	d.eventually("the jobs can be suspended", func() bool { return d.status().GetOfflineCount() == 2 })

@@ -27,7 +27,7 @@ type world struct {
 
 const simConfig = `
 access: {online_groups: [], admin_groups: []}
-policy: {preset: strict, attach_after: 0s}
+policy: {preset: strict, linger: 0s, attach_after: 0s}
 limits: {requests_per_user: 1000000}
 rules:
   - {name: training, match: {comm: "train*"}, class: offline}

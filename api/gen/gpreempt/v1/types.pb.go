@@ -2345,7 +2345,9 @@ type Policy struct {
 	// How long an offline target has had queues before a mechanism is attached to it although
 	// no lease covers its GPUs.
 	AttachAfter *durationpb.Duration `protobuf:"bytes,14,opt,name=attach_after,json=attachAfter,proto3" json:"attach_after,omitempty"`
-	// How long offline work stays suspended after the last lease, 0 to 1 s.
+	// How long offline work stays suspended after the last lease, 0 to 1 s. Absent: learned, until the
+	// next announcement is overdue, if it is expected sooner than a resume and a suspend would cost,
+	// and 100 ms at most.
 	Linger        *durationpb.Duration `protobuf:"bytes,15,opt,name=linger,proto3" json:"linger,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
