@@ -407,15 +407,24 @@ func TestAdminIsServedWhenOthersHaveAllPlaces(t *testing.T) {
 		t.Skip("needs root, to connect as another user")
 	}
 	h := startHost(t)
-	h.setRights(auth.Policy{OnlineUIDs: []uint32{nobody}})
-	h.setLimits(func(l *Limits) { l.ConnectionsTotal = 16 })
-	var err error
-	for range 20 {
-		if _, err = gpreemptv1.NewAdminServiceClient(h.dialAsNobody(t)).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
-			break
-		}
+	var others []uint32
+	for i := range uint32(8) {
+		others = append(others, nobody-i)
 	}
-	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal)
+	h.setRights(auth.Policy{OnlineUIDs: others})
+	h.setLimits(func(l *Limits) { l.ConnectionsTotal = 16 })
+	served := 0
+	for _, uid := range others {
+		var err error
+		for ; err == nil && served < 16; served++ {
+			_, err = gpreemptv1.NewAdminServiceClient(h.dialAs(t, uid)).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+		}
+		served-- // the last was refused
+		want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal)
+	}
+	if served != 15 {
+		t.Errorf("others have %d of 16 places, want 15", served)
+	}
 	if _, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
 		t.Errorf("the admin: %v", err)
 	}
