@@ -469,7 +469,13 @@ func TestRefusedConnectionsThatAreSilentAreClosed(t *testing.T) {
 	}
 	notified := 0
 	for i, conn := range silent {
-		got, _ := io.ReadAll(conn) // the end may be a reset
+		if err := conn.SetReadDeadline(time.Now().Add(testutil.WaitTime)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(conn) // the end may be a reset
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("connection %d is not closed", i)
+		}
 		if bytes.Contains(got, []byte("CONNECTIONS_PER_USER: uid")) {
 			notified++
 		} else if len(got) > 0 {
