@@ -356,6 +356,11 @@ func TestSilentPeersDoNotDelayAccept(t *testing.T) {
 	for range 3 {
 		accept(t, l)
 	}
+	d := startTLS(t)
+	for range 3 {
+		d.dial(nil)
+	}
+	d.enter(d.config(d.ca.Issue()))
 }
 
 func TestAcceptEndsWithTheListener(t *testing.T) {

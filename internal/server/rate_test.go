@@ -411,7 +411,7 @@ func TestAdminIsServedWhenOthersHaveAllPlaces(t *testing.T) {
 	for i := range uint32(8) {
 		others = append(others, nobody-i)
 	}
-	h.setRights(auth.Policy{OnlineUIDs: others})
+	h.setRights(auth.Policy{OnlineGIDs: []uint32{uint32(os.Getgid())}})
 	h.setLimits(func(l *Limits) { l.ConnectionsTotal = 16 })
 	served := 0
 	for _, uid := range others {
