@@ -13,7 +13,7 @@ BUILDFLAGS = -trimpath -buildvcs=false
 
 COUNT    ?= 20
 FUZZTIME ?= 20s
-FUZZ_PACKAGES ?= cmd emu internal pkg
+FUZZ_PACKAGES ?= accept cmd emu internal pkg
 SOAK     ?= 1h
 BENCH    ?=
 # Where goroutines, locks and timers meet.
@@ -35,16 +35,19 @@ help: ## List the targets
 # The Python client makes its messages from these descriptors.
 DESCRIPTORS = bindings/python/gpreempt/api.binpb
 API_REFERENCE = $(TOOL) buf build --as-file-descriptor-set -o - | (cd tools && $(GO) run ./reference)
-gen: ## Generate api/gen, the descriptors of the Python client and docs/reference
+# Their tests write pages of docs/reference, and lists of documents, with -update.
+REFERENCES := ./internal/safety ./internal/server ./internal/events ./internal/log ./internal/scenario ./pkg/gpreempt ./test/arch
+gen: ## Generate api/gen, the descriptors of the Python client, docs/reference and the lists of docs/architecture.md
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
+	$(GO) test -count=1 -run '^TestReference|^TestListsOfTheDocuments$$' $(REFERENCES) -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
-policies: ## Simulate the knobs of the policy: docs/policies.md and its pictures
+policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
 	$(GO) test -count=1 -run '^TestPolicyDocumentIsFresh$$' ./internal/report -update
 
-check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/validation.md are not what their generators write
+check-gen: ## Fail when generated code or the reference are not what their generators write
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(TOOL) buf generate -o "$$tmp"; \
 	diff -r "$$tmp/api/gen" api/gen || { echo 'api/gen is stale: run make gen' >&2; exit 1; }; \
@@ -52,7 +55,7 @@ check-gen: ## Fail when generated code, the reference, docs/policies.md or docs/
 	cmp "$$tmp/api.binpb" $(DESCRIPTORS) || { echo '$(DESCRIPTORS) is stale: run make gen' >&2; exit 1; }; \
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
-	$(GO) test -run '^Test(Validation|Policy)DocumentIsFresh$$' ./internal/cli ./internal/report; \
+	$(GO) test -run '^TestReference|^TestListsOfTheDocuments$$|^Test(Validation|Policy)DocumentIsFresh$$' $(REFERENCES) ./internal/cli ./internal/report; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
@@ -73,9 +76,9 @@ lint-mod:
 
 # apt-get install -y --no-install-recommends clang-22 lld-22
 LLVM    ?= /usr/lib/llvm-22/bin
-KERNELS ?= internal/accept/workload/kernels
+KERNELS ?= accept/workload/kernels
 kernels: ## Build the code objects of the acceptance from kernels.c, the same bytes from the same LLVM
-	@cd internal/accept/workload/kernels && for gpu in gfx90a gfx942 gfx950; do \
+	@cd accept/workload/kernels && for gpu in gfx90a gfx942 gfx950; do \
 	$(LLVM)/clang --target=amdgcn-amd-amdhsa -mcpu=$$gpu -nogpulib -ffreestanding -std=c23 -O2 -Wall -Wextra -Werror \
 		-mcode-object-version=5 --ld-path=$(LLVM)/ld.lld -Wl,-s -o "$(abspath $(KERNELS))/$$gpu.co" kernels.c && \
 	chmod 644 "$(abspath $(KERNELS))/$$gpu.co" || exit; done && cd "$(abspath $(KERNELS))" && sha256sum *.co > SHA256SUMS
@@ -92,16 +95,21 @@ test: ## Run the tests of all packages, with the race detector (RACE= without)
 race: ## Run the concurrent packages COUNT times with the race detector
 	$(GO) test -race -count=$(COUNT) -timeout 30m $(RACE_PACKAGES)
 
-# Hand-written Go without tests: what ships, and what tests and measures it.
-KIT := emu test internal/testutil
-count: ## Count lines of product and kit, packages and import cycles
+# Hand-written Go without tests, in lines: the product, what tests and measures it, and what each program links.
+PROGRAMS := ./cmd/gpreemptd ./cmd/gpctl ./accept/cmd/gpaccept ./emu/cmd/kfdemu
+# Markdown that no program writes and that is no translation.
+BY_HAND = git ls-files -- '*.md' | grep -vE '^(CHANGELOG|README\.zh-CN)\.md$$|^docs/(reference|zh-CN)/|/testdata/|/simdoc\.md$$'
+count: ## Count lines of product and kit and of what each program links, packages, import cycles, and words of the documents
 	@lines() { git ls-files -- "$$@" | grep '\.go$$' | grep -v '_test\.go$$' | xargs cat | wc -l; }; \
-	total=$$(lines cmd internal pkg emu test); kit=$$(lines $(KIT)); \
-	printf '%-28s %7d\n' 'product, lines' $$((total - kit)) 'kit and benchmarks, lines' "$$kit" \
-		'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)"
+	linked() { $(GO) list -deps -f '{{if and .Module .Module.Main}}{{range .GoFiles}}{{$$.Dir}}/{{.}}{{"\n"}}{{end}}{{end}}' "$$1" | grep -v /api/gen/ | xargs cat | wc -l; }; \
+	printf '%-28s %7d\n' 'product, lines' $$(($$(lines cmd internal pkg) - $$(lines internal/testutil))) \
+		'kit and benchmarks, lines' "$$(lines emu test internal/testutil)" 'acceptance, lines' "$$(lines accept)"; \
+	for program in $(PROGRAMS); do printf '%-28s %7d\n' "linked into $${program##*/}, lines" "$$(linked $$program)"; done; \
+	printf '%-28s %7d\n' 'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)" \
+		'words of Markdown by hand' "$$($(BY_HAND) | xargs cat | wc -w)" 'pages in docs' "$$(git ls-files -- 'docs/*.md' | grep -cv '^docs/.*/')"
 
-build: ## Build gpreemptd, gpctl and kfdemu into build/
-	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/... ./emu/cmd/...
+build: ## Build gpreemptd, gpctl, gpaccept and kfdemu into build/
+	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/... ./accept/cmd/... ./emu/cmd/...
 
 demo: build ## Measure what gpreempt does for inference, on an emulated GPU or a simulated one (DEMO=--sim): bars, and build/demo.svg
 	build/kfdemu demo --json build/demo.json --svg build/demo.svg $(DEMO)
@@ -145,7 +153,7 @@ fuzz-quick: ## Fuzz each target for a second
 
 e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json
 	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 40m -skip '^TestCLibrary|^TestSlurm' ./test/e2e/...
-	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./internal/conformance -every
+	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./accept/conformance -every
 
 # apt-get install -y --no-install-recommends gcc libc6-dev libnghttp2-dev libnanopb-dev nanopb protobuf-compiler libprotobuf-dev pkg-config
 clib: ## Build the C library into build/clib
@@ -163,7 +171,7 @@ e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is
 	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -tags rocm -count=1 -timeout 10m -v -run '^TestROCm' ./test/e2e
 
 # Package, package=pattern of its tests, or package=pattern!pattern of tests to leave out.
-VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
+VM_PACKAGES ?= ./accept/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
 	./internal/kfdtrace=TestRealTracefs
 # A series of Debian's kernels, such as 7.3, or the path of a built kernel with a slash.
 KERNEL ?= 6.12
@@ -174,13 +182,13 @@ vm-kfd: ## Test on the real driver of Debian's kernel in QEMU, without a GPU (KE
 
 # apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
 # Each in a guest of its own, two at a time: a guest has one CPU. The longest is the first.
-SOFTGPU_PACKAGES ?= './test/e2e=^TestSoftGPUAcceptance' ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU!^TestSoftGPUAcceptance'
+SOFTGPU_PACKAGES ?= './test/e2e=^TestSoftGPUAcceptance' ./accept/conformance=TestRealDriver './test/e2e=^TestSoftGPU!^TestSoftGPUAcceptance'
 SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time (KERNEL=6.12|7.2|7.3|PATH/); skips without QEMU or gcc
 	printf '%s\n' $(SOFTGPU_PACKAGES) | xargs -P 2 -I TESTS \
-		$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 20m TESTS
+		$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./accept/cmd/gpaccept,./emu/cmd/kfdemu -limit 20m TESTS
 
-kernel-userq: ## Say whether the kernel sources KERNEL_TREES="DIR..." accept user queues of DRM by default or can suspend them: docs/user-queues.md
+kernel-userq: ## Say whether the kernel sources KERNEL_TREES="DIR..." accept user queues of DRM by default or can suspend them: docs/lab/user-queues.md
 	GPREEMPT_KERNEL_TREES="$$(realpath $(KERNEL_TREES) | paste -sd:)" $(GO) test -count=1 -v -run '^TestUserQueuesOfKernelSources$$' ./emu/vm
 
 kernel-strings: ## Classify the kernel log messages of amdgpu in the trees KERNEL_TREES, and list what is new, gone and unmatched since the last time
@@ -193,7 +201,7 @@ kernel-check: ## Apply the kernel extension to Debian's source, run checkpatch a
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -check -patch $(KERNEL_PATCH)
 
 # The guest's kernel checks its memory in the second run.
-KMAP_PACKAGES ?= ./internal/conformance=TestRealDriver
+KMAP_PACKAGES ?= ./accept/conformance=TestRealDriver
 vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgpu: the whole table, then once more with slub_debug
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -limit 30m $(KMAP_PACKAGES)
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
@@ -292,7 +300,7 @@ vulncheck: ## Look for known vulnerabilities that the shipped programs reach; sk
 		esac; \
 	done
 
-dist: ## Make tar.gz, deb, rpm, SBOM and checksums in dist/, the same bytes from the same commit (ARCHS=amd64,arm64)
+dist: ## Make tar.gz, debs, rpms, SBOM and checksums in dist/, the same bytes from the same commit (ARCHS=amd64,arm64)
 	rm -rf dist
 	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch $(ARCHS) -out ../../dist
 
@@ -305,7 +313,7 @@ dist-twice: ## Make dist from two copies of the commit, in directories and with 
 	done; \
 	cmp "$$tmp/one/short/dist/SHA256SUMS" "$$tmp/another/much/longer/dist/SHA256SUMS" && echo 'twice the same bytes'
 
-# KEY is a private SSH key, or the public one of a key in an agent or on a token. docs/packaging.md has the other side.
+# KEY is a private SSH key, or the public one of a key in an agent or on a token. docs/install.md has the other side.
 sign: ## Sign dist/SHA256SUMS with an SSH key (KEY=FILE): dist/SHA256SUMS.sig
 	@test -n '$(KEY)' || { echo 'sign: KEY is missing: make sign KEY=FILE, an SSH key' >&2; exit 2; }
 	@cd dist && sha256sum --quiet --strict -c SHA256SUMS && rm -f SHA256SUMS.sig && ssh-keygen -Y sign -n gpreempt-release -f '$(abspath $(KEY))' SHA256SUMS
@@ -317,9 +325,9 @@ packages-test: ## Test the packages: lintian, rpm, and the deb from install to p
 	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch amd64 -out ../../build/packages
 	@if command -v lintian >/dev/null; then lintian --allow-root --fail-on error,warning build/packages/*.deb && echo 'lintian: clean'; \
 	else echo 'SKIP lintian: apt-get install lintian'; fi
-	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/*.rpm | grep -qx /usr/bin/gpreemptd; \
+	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/gpreempt-*.rpm | grep -qx /usr/bin/gpreemptd; \
 	else echo 'SKIP rpm: apt-get install rpm'; fi
-	$(GO) run ./emu/vm -systemd -deb build/packages/*.deb -limit 20m ./test/e2e='^TestGuestPackage$$'
+	$(GO) run ./emu/vm -systemd -deb build/packages/gpreempt_*.deb -limit 20m ./test/e2e='^TestGuestPackage$$'
 
 # apt-get install -y --no-install-recommends python3-protobuf python3-pytest python3-grpcio python3-fastapi python3-httpx python3-uvicorn mypy python3-pip python3-setuptools python3-wheel
 PYTHON ?= /usr/bin/python3

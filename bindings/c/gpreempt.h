@@ -34,11 +34,10 @@
  *	-EPERM          the lease belongs to another process, such as the parent
  *	-ESRCH          the process is unknown or has no queues
  *	-ENOENT         the process has no queue with this id
- *	-ENOTUNIQ       several processes have queues with these ids: name the process
  *	-EOPNOTSUPP     what was requested cannot be done; see the function
  *	-EINPROGRESS    the daemon continues with it; the state will change soon
  *	-EAGAIN         the daemon does not suspend now: see gpreempt_last_error()
- *	-ECANCELED      gpreempt_poc_cleanup() was called meanwhile
+ *	-ECANCELED      gpreempt_cleanup() was called meanwhile
  *	-EREMOTEIO      the daemon has an internal error
  *	-ENOMEM         no memory
  *
@@ -98,10 +97,6 @@ typedef struct gpreempt_request {
 	int64_t max_wait_us;
 	/* Time until the first packet is submitted, to 1 min; 0: unknown. */
 	int64_t eta_us;
-	/* Time by which the work should be done, to 10 min; 0: unknown. */
-	int64_t slo_us;
-	/* Duration of the work on quiet GPUs, to 10 min; 0: unknown. */
-	int64_t expected_us;
 	uint64_t reserved[4];
 } gpreempt_request_t;
 
@@ -193,17 +188,17 @@ typedef struct gpreempt_queue_info {
 } gpreempt_queue_info_t;
 
 /*
- * gpreempt_poc_init connects to the daemon. It is optional, may be repeated, and returns
+ * gpreempt_init connects to the daemon. It is optional, may be repeated, and returns
  * 0 when a daemon accepted the connection. After an error the other functions may still
  * be called: each connects when it has to.
  */
-int gpreempt_poc_init(void);
+int gpreempt_init(void);
 
 /*
- * gpreempt_poc_cleanup closes the connection, which ends all leases of the process.
+ * gpreempt_cleanup closes the connection, which ends all leases of the process.
  * Calls in other threads return -ECANCELED. A later call connects again.
  */
-void gpreempt_poc_cleanup(void);
+void gpreempt_cleanup(void);
 
 /*
  * gpreempt_last_error returns why the last call of this thread failed, as
@@ -271,41 +266,6 @@ int gpreempt_suspend_process(int32_t pid, const uint32_t *ids, uint32_t n, int64
  * suspended. -EINPROGRESS: it will run soon.
  */
 int gpreempt_resume_process(int32_t pid, const uint32_t *ids, uint32_t n);
-
-/*
- * gpreempt_suspend_queues and gpreempt_resume_queues are the same for the one offline
- * process that has all of these queues. -ENOENT: no offline process has them. -ENOTUNIQ:
- * several have, because ids are unique within a process only. grace_us is ignored: the
- * daemon chooses the grace period of its mechanism, and the driver's unit is not a time.
- */
-int gpreempt_suspend_queues(const uint32_t *ids, uint32_t n, uint32_t grace_us);
-int gpreempt_resume_queues(const uint32_t *ids, uint32_t n);
-
-/*
- * The second scheme of the design documents. The driver unmaps all queues of a process
- * in one runlist cycle and maps them where the firmware chooses, so these are
- * gpreempt_suspend_queues and gpreempt_resume_queues.
- */
-int gpreempt_batch_unmap_queues(const uint32_t *ids, uint32_t n, uint32_t grace_us);
-int gpreempt_fast_remap_queues(const uint32_t *ids, uint32_t n);
-
-/*
- * gpreempt_set_hqd_reservation returns -EOPNOTSUPP, and -EINVAL for percentages of more
- * than 100 in sum: firmware assigns the hardware slots, and the driver cannot reserve any.
- */
-int gpreempt_set_hqd_reservation(uint32_t gpu_id, uint32_t online_percent, uint32_t offline_percent);
-
-/* The names of the design documents that have no prefix. */
-#ifdef GPREEMPT_SHORT_NAMES
-typedef gpreempt_queue_info_t queue_info_t;
-#define get_all_queues gpreempt_get_all_queues
-#define find_queues_by_priority gpreempt_find_queues_by_priority
-#define find_queues_by_process gpreempt_find_queues_by_process
-#define find_queues_by_tag gpreempt_find_queues_by_tag
-#define free_queue_info gpreempt_free_queue_info
-#define notify_online_task gpreempt_notify_online
-#define online_task_complete gpreempt_complete
-#endif
 
 #ifdef __cplusplus
 }

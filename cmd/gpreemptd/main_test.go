@@ -79,8 +79,8 @@ func TestConfigCheckListsEveryError(t *testing.T) {
 		wants []string // after the path
 	}{
 		{
-			"policy:\n  preset: strikt\nlimits:\n  leases_total: 0\nsokcet: /run/x\n",
-			[]string{":2:", "policy.preset", "did you mean strict?", ":4:", "limits.leases_total", "1 to 100000", ":5:", "sokcet", "did you mean socket?"},
+			"policy:\n  preset: strikt\nlimits:\n  leases_per_user: 0\nsokcet: /run/x\n",
+			[]string{":2:", "policy.preset", "did you mean strict?", ":4:", "limits.leases_per_user", "1 to 100000", ":5:", "sokcet", "did you mean socket?"},
 		},
 		{
 			"rules:\n  - name: a\n    match:\n      comm: \"[\"\n    class: offline\n",
@@ -106,9 +106,9 @@ func TestConfigCheckListsEveryError(t *testing.T) {
 }
 
 func TestConfigCheckWarnsOfUsersWhoCannotConnect(t *testing.T) {
-	path := write(t, "access: {online_groups: [], admin_groups: [], online_users: [nobody]}\n")
+	path := write(t, "access: {online_groups: [], admin_groups: [], admin_users: [nobody]}\n")
 	got := runWith("config", "check", path)
-	if got.code != 0 || got.out != path+": valid\n" || !strings.HasPrefix(got.err, path+": warning: access.online_users: nobody cannot connect") {
+	if got.code != 0 || got.out != path+": valid\n" || !strings.HasPrefix(got.err, path+": warning: access.admin_users: nobody cannot connect") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -145,7 +145,7 @@ func TestHelpNamesCommandsAndFlags(t *testing.T) {
 }
 
 func TestInvalidCommandLinesAreErrors(t *testing.T) {
-	bad := write(t, "limits:\n  leases_total: 0\n")
+	bad := write(t, "limits:\n  leases_per_user: 0\n")
 	for _, tc := range []struct {
 		args []string
 		want string

@@ -3,6 +3,7 @@
 # same commands, such as ClusterFuzzLite's. Never run by us: no service fuzzes gpreempt yet.
 cd "$SRC/gpreempt"
 go get github.com/AdamKorcz/go-118-fuzz-build/testing # into the copy of the image only
+compile_native_go_fuzzer github.com/gpreempt/gpreempt/accept/conformance FuzzParseTable accept_conformance_FuzzParseTable
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/emu/engine FuzzDecodeCommand emu_engine_FuzzDecodeCommand
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/emu/engine FuzzDecodePM4 emu_engine_FuzzDecodePM4
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/emu/kfdemu FuzzIoctl emu_kfdemu_FuzzIoctl
@@ -20,7 +21,6 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/cli FuzzReadPolic
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/cli FuzzReadRecording internal_cli_FuzzReadRecording
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/cli FuzzTrace internal_cli_FuzzTrace
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/config FuzzParse internal_config_FuzzParse
-compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/conformance FuzzParseTable internal_conformance_FuzzParseTable
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/container FuzzParseInspect internal_container_FuzzParseInspect
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/container FuzzParsePods internal_container_FuzzParsePods
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/evidence FuzzParseProfile internal_evidence_FuzzParseProfile

@@ -15,7 +15,7 @@ import (
 
 // configHead is the text before the first key of the chart's config file.
 const configHead = `# Configuration of gpreemptd in Kubernetes: what gpreemptd config default prints, but for what values of the
-# chart say: mechanisms, the group of the socket, rules, runtime, kubelet and metrics. Every other key has its
+# chart say: mechanisms, the group of the socket, rules, kubelet and metrics. Every other key has its
 # default here. Durations have a unit: 20ms, 1.5s, 10m. After a change the pods have to be replaced, which helm upgrade
 # does by itself.
 `
@@ -31,12 +31,8 @@ var configEdits = []struct{ pattern, template string }{
   admin_groups: []`},
 	{`(?m)^#rules:\n(?:#.*\n)+`, `${0}rules: {{- if .Values.rules }}{{ .Values.rules | toYaml | nindent 2 }}{{ else }} []{{ end }}
 `},
-	{`(?m)^  sockets:\n(?:    - .*\n)+`, `  sockets: {{ list .Values.runtimeSocket | compact | toJson }}
-`},
 	{`(?m)^  kubelet: .*$`, `  kubelet: {{ if .Values.kubelet.enabled }}https://{{ .Values.kubelet.host }}:{{ .Values.kubelet.port }}{{ else }}""{{ end }}`},
-	{`(?m)^  kubelet_token: .*$`, `  kubelet_token: {{ if .Values.kubelet.enabled }}/var/run/secrets/kubernetes.io/serviceaccount/token{{ else }}""{{ end }}`},
 	{`(?m)(^metrics:\n(?:  #.*\n)+  address: )""$`, `${1}{{ if .Values.metrics.enabled }}":{{ .Values.metrics.port }}"{{ else }}""{{ end }}`},
-	{`(?m)^  kubelet_ca: .*$`, `  kubelet_ca: {{ if not .Values.kubelet.enabled }}""{{ else if .Values.kubelet.nodeCA }}/etc/gpreempt-kubelet/ca.crt{{ else }}/var/run/secrets/kubernetes.io/serviceaccount/ca.crt{{ end }}`},
 }
 
 // programs builds the product, once, and returns its directory.

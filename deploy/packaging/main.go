@@ -1,5 +1,5 @@
-// Command packaging makes what is released, in dist: for each architecture a tar.gz, a
-// deb, an rpm and the list of what is linked (SBOM), and the checksums of all.
+// Command packaging makes what is released, in dist: for each architecture a tar.gz, debs,
+// rpms and the list of what is linked (SBOM), and the checksums of all.
 //
 //	go run . -version "$(git describe --tags --always --dirty)" [-commits N] [-date UNIXTIME] [-arch amd64,arm64] [-out ../../dist]
 //
@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,12 +31,30 @@ import (
 // repository is the root of the tree, relative to this directory.
 const repository = "../.."
 
-// programs are in the tar.gz, all but the last in the packages too: kfdemu is for those
-// who work on gpreempt.
-var programs = []string{"gpreemptd", "gpctl", "kfdemu"}
+// programs are in the tar.gz.
+var programs = []string{"gpreemptd", "gpctl", "gpaccept", "kfdemu"}
 
-// maintainer is the one in the packages.
+// units are the files for systemd and udev.
+var units = []string{
+	"70-gpreempt.rules", "gpreempt-trace-export.service", "gpreempt.sysusers.conf", "gpreempt.tmpfiles.conf",
+	"gpreemptd.default", "gpreemptd.service", "gpreemptd.socket",
+}
+
+// maintainer is the one in the packages: a placeholder until there is an address.
 const maintainer = "The gpreempt authors <maintainers@gpreempt.invalid>"
+
+// packages are the files for nfpm, and what each is made for.
+var packages = []struct {
+	config  string
+	formats []string
+}{
+	{"gpreempt.yaml", []string{"deb", "rpm"}},
+	{"kfdemu.yaml", []string{"deb", "rpm"}},
+	{libraryConfig, []string{"deb", "rpm"}},
+	{"python3-gpreempt.yaml", []string{"deb"}},
+}
+
+const libraryConfig = "libgpreempt.yaml"
 
 type release struct {
 	version  string // of the binaries
@@ -96,7 +115,7 @@ func (r *release) build(ctx context.Context, dir, arch string) error {
 	name := fmt.Sprintf("gpreempt-%s-linux-%s", r.version, arch)
 	bin := filepath.Join(dir, name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/",
-		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.Version="+r.version, "./cmd/...", "./emu/cmd/kfdemu")
+		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.Version="+r.version, "./cmd/...", "./accept/cmd/gpaccept", "./emu/cmd/kfdemu")
 	cmd.Dir = repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	cmd.Stderr = os.Stderr
@@ -123,12 +142,21 @@ func (r *release) build(ctx context.Context, dir, arch string) error {
 	if err := r.archive(dir, name); err != nil {
 		return err
 	}
+	glibc, err := library(ctx, dir, arch)
+	if err != nil {
+		return err
+	}
 	if err := dated(dir, r.date); err != nil {
 		return err
 	}
-	for _, format := range []string{"deb", "rpm"} {
-		if err := r.pack(format, dir, bin, arch); err != nil {
-			return fmt.Errorf("%s: %w", format, err)
+	for _, p := range packages {
+		if p.config == libraryConfig && glibc == "" {
+			continue
+		}
+		for _, format := range p.formats {
+			if err := r.pack(p.config, format, staged{dir, bin, arch, glibc}); err != nil {
+				return fmt.Errorf("%s, %s: %w", p.config, format, err)
+			}
 		}
 	}
 	return nil
@@ -144,6 +172,18 @@ func (r *release) stage(dir string) error {
 	}
 	if err := writeCompletions(dir); err != nil {
 		return err
+	}
+	if err := writeDocuments(filepath.Join(dir, "doc")); err != nil {
+		return err
+	}
+	for _, unit := range units {
+		text, err := os.ReadFile(filepath.Join(repository, "deploy/systemd", unit))
+		if err != nil {
+			return err
+		}
+		if err := stage(filepath.Join(dir, "systemd", unit), text, 0o644); err != nil {
+			return err
+		}
 	}
 	// In Debian's form, for its tools; the changes are in CHANGELOG.md.
 	entry := fmt.Sprintf("gpreempt (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n",
@@ -183,7 +223,10 @@ func (r *release) write(name string, text []byte) error {
 	return stage(filepath.Join(r.out, name), text, 0o644)
 }
 
-// archive writes the tar.gz: the programs, the license, and the sums of both.
+// archived are the staged files and folders in the tar.gz, with the programs and the license.
+var archived = []string{"completions", "doc", "gpreemptd.yaml", "man", "systemd"}
+
+// archive writes the tar.gz, with the sums of its files.
 func (r *release) archive(dir, name string) error {
 	var content, sums bytes.Buffer
 	t := tar.NewWriter(&content)
@@ -212,6 +255,25 @@ func (r *release) archive(dir, name string) error {
 			return err
 		}
 	}
+	for _, each := range archived {
+		err := filepath.WalkDir(filepath.Join(dir, each), func(file string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			relative, err := filepath.Rel(dir, file)
+			if err != nil {
+				return err
+			}
+			return add(filepath.ToSlash(relative), 0o644, text)
+		})
+		if err != nil {
+			return err
+		}
+	}
 	if err := add("SHA256SUMS", 0o644, bytes.Clone(sums.Bytes())); err != nil {
 		return err
 	}
@@ -221,10 +283,16 @@ func (r *release) archive(dir, name string) error {
 	return r.write(name+".tar.gz", packed(content.Bytes()))
 }
 
-// pack makes a package from nfpm.yaml.
-func (r *release) pack(format, dir, bin, arch string) error {
-	variables := map[string]string{"MAINTAINER": maintainer, "STAGE": dir, "BIN": bin, "VERSION": r.packages, "ARCH": arch}
-	c, err := nfpm.ParseFileWithEnvMapping("nfpm.yaml", func(name string) string { return variables[name] })
+// staged is what packages are made of: generated files, binaries, and the glibc of the library.
+type staged struct{ dir, bin, arch, glibc string }
+
+// pack makes a package from a config for nfpm.
+func (r *release) pack(config, format string, s staged) error {
+	variables := map[string]string{
+		"MAINTAINER": maintainer, "STAGE": s.dir, "BIN": s.bin, "VERSION": r.packages, "ARCH": s.arch,
+		"LIB": filepath.Join(s.dir, "lib", format), "GLIBC": s.glibc,
+	}
+	c, err := nfpm.ParseFileWithEnvMapping(config, func(name string) string { return variables[name] })
 	if err != nil {
 		return err
 	}
@@ -242,6 +310,9 @@ func (r *release) pack(format, dir, bin, arch string) error {
 		return err
 	}
 	info.Target = packager.ConventionalFileName(info)
+	if slices.Contains(r.made, info.Target) {
+		return nil // it is the same for all architectures
+	}
 	var b bytes.Buffer
 	if err := packager.Package(info, &b); err != nil {
 		return err

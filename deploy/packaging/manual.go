@@ -13,28 +13,36 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
+	"github.com/gpreempt/gpreempt/accept"
 	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/daemon"
 )
 
-// commands returns the programs by section of the manual.
-func commands() map[string]*cobra.Command {
-	return map[string]*cobra.Command{"1": cli.New(cli.IO{Getenv: func(string) string { return "" }}), "8": daemon.Command()}
+// command is a program and its section of the manual.
+type command struct {
+	section string
+	*cobra.Command
+}
+
+func commands() []command {
+	return []command{
+		{"1", cli.New(cli.IO{Getenv: func(string) string { return "" }})}, {"8", daemon.Command()}, {"8", accept.Command()},
+	}
 }
 
 // writeManual writes the manual below dir, compressed as in distributions: a page for each
 // command, and gpreemptd.yaml(5).
 func writeManual(dir, version string, date time.Time) error {
 	pages := filepath.Join(dir, "pages")
-	for number, root := range commands() {
-		section := filepath.Join(pages, "man"+number)
+	for _, root := range commands() {
+		section := filepath.Join(pages, "man"+root.section)
 		if err := os.MkdirAll(section, 0o755); err != nil {
 			return err
 		}
-		untagged(root)
-		header := &doc.GenManHeader{Section: number, Source: "gpreempt " + version, Manual: "gpreempt", Date: &date}
-		if err := doc.GenManTree(root, header, section); err != nil {
+		untagged(root.Command)
+		header := &doc.GenManHeader{Section: root.section, Source: "gpreempt " + version, Manual: "gpreempt", Date: &date}
+		if err := doc.GenManTree(root.Command, header, section); err != nil {
 			return err
 		}
 	}

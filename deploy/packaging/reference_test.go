@@ -17,8 +17,11 @@ var update = flag.Bool("update", false, "write the reference of the commands")
 // reference returns the page of a program: the help of each command.
 func reference(root *cobra.Command) string {
 	var page strings.Builder
-	page.WriteString("# Reference of " + root.Name() + "\n\nGenerated from the program by `make gen`: what `" + root.Name() +
-		" COMMAND --help` prints. For operators.\n")
+	of := root.Name()
+	if root.HasSubCommands() {
+		of += " COMMAND"
+	}
+	page.WriteString("# Reference of " + root.Name() + "\n\nGenerated from the program by `make gen`: what `" + of + " --help` prints. For operators.\n")
 	var add func(*cobra.Command)
 	add = func(cmd *cobra.Command) {
 		if cmd.Hidden {
@@ -41,7 +44,7 @@ func reference(root *cobra.Command) string {
 func TestReferenceOfTheCommandsIsThatOfThePrograms(t *testing.T) {
 	for _, root := range commands() {
 		name := filepath.Join("..", "..", "docs", "reference", root.Name()+".md")
-		want := reference(root)
+		want := reference(root.Command)
 		if *update {
 			if err := os.WriteFile(name, []byte(want), 0o644); err != nil {
 				t.Fatal(err)

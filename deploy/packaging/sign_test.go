@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestSignedChecksumsAreVerified signs with make sign and verifies as docs/packaging.md says.
+// TestSignedChecksumsAreVerified signs with make sign and verifies as docs/install.md says.
 func TestSignedChecksumsAreVerified(t *testing.T) {
 	for _, program := range []string{"make", "ssh-keygen", "sha256sum"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -76,9 +76,9 @@ func TestSignedChecksumsAreVerified(t *testing.T) {
 	if out, err := sign("KEY=release"); err == nil {
 		t.Errorf("checksums of other files are signed: %s", out)
 	}
-	text, err := os.ReadFile("../../docs/packaging.md")
+	text, err := os.ReadFile("../../docs/install.md")
 	must("", err)
 	if want := []byte("ssh-keygen -Y verify -f allowed_signers -I gpreempt -n gpreempt-release -s SHA256SUMS.sig < SHA256SUMS"); !bytes.Contains(text, want) {
-		t.Errorf("docs/packaging.md has no %s", want)
+		t.Errorf("docs/install.md has no %s", want)
 	}
 }

@@ -6,7 +6,7 @@
 // driver decides, package gpumodel is the hardware, and package engine executes packets in
 // the memory of the programs. The files of host implement the driver's operating system
 // with real Linux processes; those of the tree are the kernel's files. Nothing here was
-// compared with AMD hardware: everything is EMULATED. docs/kfdemu.md says what that covers.
+// compared with AMD hardware: everything is EMULATED. docs/lab/kfdemu.md says what that covers.
 package kfdemu
 
 import (

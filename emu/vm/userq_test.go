@@ -17,7 +17,7 @@ import (
 )
 
 // userQueues is what a kernel's source says about user queues of DRM, which the driver's debug
-// interface does not know: docs/user-queues.md.
+// interface does not know: docs/lab/user-queues.md.
 type userQueues struct {
 	// Ops are the operations on a queue, Flags the kinds of queue that can be asked for.
 	Ops, Flags []string
@@ -126,7 +126,7 @@ func eachSource(tree fs.FS, dir string, fn func(name string, text []byte) error)
 // queues, and none by default.
 var planned = userQueues{Ops: []string{"CREATE", "FREE"}, Flags: []string{"SECURE"}}
 
-// A kernel's source that differs from planned is the day for which docs/user-queues.md has the plan.
+// A kernel's source that differs from planned is the day for which docs/lab/user-queues.md has the plan.
 func TestUserQueuesOfKernelSources(t *testing.T) {
 	trees := filepath.SplitList(os.Getenv("GPREEMPT_KERNEL_TREES"))
 	if len(trees) == 0 {
@@ -140,7 +140,7 @@ func TestUserQueuesOfKernelSources(t *testing.T) {
 		}
 		t.Logf("%s: %v", tree, got)
 		if diff := cmp.Diff(planned, got); diff != "" && len(got.Ops) > 0 {
-			t.Errorf("%s: the driver's user queues have changed, docs/user-queues.md has the plan (-planned +got):\n%s", tree, diff)
+			t.Errorf("%s: the driver's user queues have changed, docs/lab/user-queues.md has the plan (-planned +got):\n%s", tree, diff)
 		}
 	}
 }

@@ -18,6 +18,6 @@ int main(void)
 			fprintf(stderr, "%s\n", gpreempt_last_error());
 		usleep(50000);
 	}
-	gpreempt_poc_cleanup();
+	gpreempt_cleanup();
 	return 0;
 }

@@ -20,11 +20,11 @@ type Enum interface {
 
 // EnumName returns the name of e as people read and write it: in the config file,
 // on the command line and in what gpctl prints. The names come from the API:
-// SUSPEND_WHEN_AT_ONCE is "at-once". UNSPECIFIED has the name "", and a value that
+// QUIESCE_REASON_MAX_WAIT is "max-wait". UNSPECIFIED has the name "", and a value that
 // this build does not know has its number.
 //
 // The scheduler's enums have the API's numbers: convert them, as in
-// gpreemptv1.Linger(policy.Linger).
+// gpreemptv1.TargetState(info.State).
 func EnumName[E Enum](e E) string { return EnumNumberName(e.Descriptor(), e.Number()) }
 
 // EnumNumberName is EnumName for an enum of which only the descriptor is known.

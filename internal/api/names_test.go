@@ -8,7 +8,6 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 func TestEnumNamesAreDocumented(t *testing.T) {
@@ -17,9 +16,6 @@ func TestEnumNamesAreDocumented(t *testing.T) {
 		"target state": api.EnumNames[gpreemptv1.TargetState](),
 		"lease state":  api.EnumNames[gpreemptv1.LeaseState](),
 		"lease end":    api.EnumNames[gpreemptv1.LeaseEnd](),
-		"suspend_when": api.EnumNames[gpreemptv1.SuspendWhen](),
-		"linger":       api.EnumNames[gpreemptv1.Linger](),
-		"gang":         api.EnumNames[gpreemptv1.GangScope](),
 		"event":        api.EnumNames[gpreemptv1.EventKind](),
 		"change":       api.EnumNames[gpreemptv1.QueueChange](),
 		"reason":       api.EnumNames[gpreemptv1.QuiesceReason](),
@@ -29,9 +25,6 @@ func TestEnumNamesAreDocumented(t *testing.T) {
 		"target state": {"running", "suspending", "suspended", "resuming", "quarantined", "gone"},
 		"lease state":  {"requested", "quiescing", "held", "ended"},
 		"lease end":    {"completed", "expired", "disconnected", "client-died", "idle", "released"},
-		"suspend_when": {"at-once", "eta", "slack"},
-		"linger":       {"none", "fixed", "adaptive"},
-		"gang":         {"process", "job"},
 		"event":        {"target", "lease", "breaker", "policy", "drain", "shadow", "admin", "reset"},
 		"change":       {"added", "modified", "removed"},
 		"reason": {
@@ -41,24 +34,6 @@ func TestEnumNamesAreDocumented(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("names (-want +got):\n%s", diff)
-	}
-}
-
-// The config file and the API convert the scheduler's numbers.
-func TestSchedulerNumbersAreThoseOfTheAPI(t *testing.T) {
-	got := []string{
-		api.EnumName(gpreemptv1.SuspendWhen(scheduler.SuspendAtOnce)),
-		api.EnumName(gpreemptv1.SuspendWhen(scheduler.SuspendETA)),
-		api.EnumName(gpreemptv1.SuspendWhen(scheduler.SuspendSlack)),
-		api.EnumName(gpreemptv1.Linger(scheduler.LingerNone)),
-		api.EnumName(gpreemptv1.Linger(scheduler.LingerFixed)),
-		api.EnumName(gpreemptv1.Linger(scheduler.LingerAdaptive)),
-		api.EnumName(gpreemptv1.GangScope(scheduler.GangProcess)),
-		api.EnumName(gpreemptv1.GangScope(scheduler.GangJob)),
-	}
-	want := []string{"at-once", "eta", "slack", "none", "fixed", "adaptive", "process", "job"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("names of the scheduler's enums (-want +got):\n%s", diff)
 	}
 }
 
@@ -77,8 +52,8 @@ func TestParseEnumAcceptsEachName(t *testing.T) {
 			t.Errorf("ParseEnum(%q) = %v (%q), %v", name, e, api.EnumName(e), err)
 		}
 	}
-	for _, s := range []string{"LINGER_FIXED", "Fixed"} {
-		if e, err := api.ParseEnum[gpreemptv1.Linger](s); err != nil || e != gpreemptv1.Linger_LINGER_FIXED {
+	for _, s := range []string{"CLASS_OFFLINE", "Offline"} {
+		if e, err := api.ParseEnum[gpreemptv1.Class](s); err != nil || e != gpreemptv1.Class_CLASS_OFFLINE {
 			t.Errorf("ParseEnum(%q) = %v, %v", s, e, err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // Names grants rights by group and user: names or decimal ids.
 type Names struct {
 	OnlineGroups, AdminGroups []string
-	OnlineUsers, AdminUsers   []string
+	AdminUsers                []string
 	// ContainerAdmins is that of Policy.
 	ContainerAdmins bool
 }
@@ -40,7 +40,6 @@ func (n Names) LookUp() (p *Policy, unknown []string) {
 		OwnerUID:   uint32(os.Geteuid()),
 		OnlineGIDs: ids("group", n.OnlineGroups, groupID),
 		AdminGIDs:  ids("group", n.AdminGroups, groupID),
-		OnlineUIDs: ids("user", n.OnlineUsers, userID),
 		AdminUIDs:  ids("user", n.AdminUsers, userID),
 
 		ContainerAdmins: n.ContainerAdmins,
@@ -58,22 +57,17 @@ func (n Names) Unreachable() (warnings []string) {
 	warn := func(key, name string) {
 		warnings = append(warnings, fmt.Sprintf("access.%s: %s cannot connect: the socket belongs to group %s; add a group of theirs as the first of access.online_groups", key, name, socketGroup))
 	}
-	for _, list := range []struct {
-		key   string
-		names []string
-	}{{"online_users", n.OnlineUsers}, {"admin_users", n.AdminUsers}} {
-		for _, name := range list.names {
-			uid, known := userID(name)
-			if !known || uid == "0" {
-				continue
-			}
-			u, err := user.LookupId(uid)
-			if err != nil {
-				continue
-			}
-			if gids, err := u.GroupIds(); err == nil && !slices.Contains(gids, gid) {
-				warn(list.key, name)
-			}
+	for _, name := range n.AdminUsers {
+		uid, known := userID(name)
+		if !known || uid == "0" {
+			continue
+		}
+		u, err := user.LookupId(uid)
+		if err != nil {
+			continue
+		}
+		if gids, err := u.GroupIds(); err == nil && !slices.Contains(gids, gid) {
+			warn("admin_users", name)
 		}
 	}
 	if len(n.OnlineGroups) == 0 {

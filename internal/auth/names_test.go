@@ -10,11 +10,11 @@ import (
 func TestNamesAndNumbersBecomeIDs(t *testing.T) {
 	got, unknown := Names{
 		OnlineGroups: []string{"root", "990"}, AdminGroups: []string{"991"},
-		OnlineUsers: []string{"992"}, AdminUsers: []string{"root"},
+		AdminUsers: []string{"root"},
 	}.LookUp()
 	want := &Policy{
 		OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0, 990}, AdminGIDs: []uint32{991},
-		OnlineUIDs: []uint32{992}, AdminUIDs: []uint32{0},
+		AdminUIDs: []uint32{0},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || unknown != nil {
 		t.Errorf("unknown %v; policy (-want +got):\n%s", unknown, diff)
@@ -39,8 +39,8 @@ func TestUsersWhoCannotConnectToTheSocketAreWarnings(t *testing.T) {
 		access Names
 		want   []string
 	}{
-		{Names{OnlineUsers: []string{"nobody", "root", "no-such-user"}}, []string{
-			"access.online_users: nobody cannot connect: the socket belongs to group root" + next,
+		{Names{AdminUsers: []string{"nobody", "root", "no-such-user"}}, []string{
+			"access.admin_users: nobody cannot connect: the socket belongs to group root" + next,
 		}},
 		{Names{OnlineGroups: []string{"daemon"}, AdminUsers: []string{"65534"}}, []string{
 			"access.admin_users: 65534 cannot connect: the socket belongs to group daemon" + next,
@@ -48,7 +48,7 @@ func TestUsersWhoCannotConnectToTheSocketAreWarnings(t *testing.T) {
 		{Names{AdminGroups: []string{"daemon", "0", "no-such-group"}}, []string{
 			"access.admin_groups: members of daemon cannot connect: the socket belongs to group root" + next,
 		}},
-		{Names{OnlineGroups: []string{"daemon"}, AdminGroups: []string{"adm"}, OnlineUsers: []string{"daemon"}}, nil},
+		{Names{OnlineGroups: []string{"daemon"}, AdminGroups: []string{"adm"}, AdminUsers: []string{"daemon"}}, nil},
 	} {
 		if diff := cmp.Diff(tc.want, tc.access.Unreachable()); diff != "" {
 			t.Errorf("%+v (-want +got):\n%s", tc.access, diff)

@@ -33,8 +33,8 @@ type Policy struct {
 	OwnerUID uint32
 	// OnlineGIDs and AdminGIDs are groups whose members have the right.
 	OnlineGIDs, AdminGIDs []uint32
-	// OnlineUIDs and AdminUIDs are users that have the right.
-	OnlineUIDs, AdminUIDs []uint32
+	// AdminUIDs are users that have the right.
+	AdminUIDs []uint32
 	// ContainerAdmins permits a nested Process to have Admin. Without it such a process has
 	// the other rights instead.
 	ContainerAdmins bool
@@ -81,15 +81,14 @@ func sameNamespace(a, b gpreempt.ProcessKey) bool {
 // every user of a host can see its processes with ps; what ps shows only of a user's own
 // processes, or not in a container, needs MayReadMemory.
 func (p Policy) ofProcess(peer Process) Rights {
-	in := func(uids, gids []uint32) bool {
-		return slices.Contains(uids, peer.UID) || slices.Contains(gids, peer.GID) ||
-			slices.ContainsFunc(peer.Groups, func(g uint32) bool { return slices.Contains(gids, g) })
+	in := func(gids []uint32) bool {
+		return slices.Contains(gids, peer.GID) || slices.ContainsFunc(peer.Groups, func(g uint32) bool { return slices.Contains(gids, g) })
 	}
-	admin := peer.UID == 0 || peer.UID == p.OwnerUID || in(p.AdminUIDs, p.AdminGIDs)
+	admin := peer.UID == 0 || peer.UID == p.OwnerUID || slices.Contains(p.AdminUIDs, peer.UID) || in(p.AdminGIDs)
 	switch {
 	case admin && (!peer.Nested || p.ContainerAdmins):
 		return Admin | Read | Online
-	case admin || in(p.OnlineUIDs, p.OnlineGIDs):
+	case admin || in(p.OnlineGIDs):
 		return Read | Online
 	}
 	return 0

@@ -104,7 +104,7 @@ func TestRights(t *testing.T) {
 	policy := Policy{
 		OwnerUID:   1,
 		OnlineGIDs: []uint32{100, 101}, AdminGIDs: []uint32{200},
-		OnlineUIDs: []uint32{10}, AdminUIDs: []uint32{20},
+		AdminUIDs:   []uint32{20},
 		OnlineNames: []string{"dns:web.example", "uri:spiffe://example/web"}, AdminNames: []string{"cn:ops"},
 	}
 	const all = Online | Read | Admin
@@ -116,13 +116,12 @@ func TestRights(t *testing.T) {
 		{"another user", Process{UID: 5, GID: 5, Groups: []uint32{6, 7}}, 0},
 		{"root", Process{UID: 0, GID: 5}, all},
 		{"the owner", Process{UID: 1, GID: 5}, all},
-		{"an online user", Process{UID: 10, GID: 5}, Online | Read},
 		{"an admin user", Process{UID: 20, GID: 5}, all},
 		{"an online group of its own", Process{UID: 5, GID: 101}, Online | Read},
 		{"an online group among others", Process{UID: 5, GID: 5, Groups: []uint32{7, 100}}, Online | Read},
 		{"an admin group of its own", Process{UID: 5, GID: 200}, all},
 		{"an admin group among others", Process{UID: 5, GID: 5, Groups: []uint32{7, 200}}, all},
-		{"online by user, admin by group", Process{UID: 10, GID: 200}, all},
+		{"online by group, admin by user", Process{UID: 20, GID: 100}, all},
 		{"a uid equal to a gid", Process{UID: 200, GID: 20, Groups: []uint32{10, 0, 1}}, 0},
 		{"root in a container", Process{UID: 0, Nested: true}, Online | Read},
 		{"an admin user in a container", Process{UID: 20, GID: 5, Nested: true}, Online | Read},
@@ -190,10 +189,10 @@ func TestAllows(t *testing.T) {
 }
 
 func TestMemoryIsReadableForItsUserAndAdmins(t *testing.T) {
-	policy := Policy{OwnerUID: 1, OnlineUIDs: []uint32{10}, AdminUIDs: []uint32{20}, OnlineNames: []string{"cn:web"}, AdminNames: []string{"cn:ops"}}
+	policy := Policy{OwnerUID: 1, OnlineGIDs: []uint32{10}, AdminUIDs: []uint32{20}, OnlineNames: []string{"cn:web"}, AdminNames: []string{"cn:ops"}}
 	got := map[string]bool{}
 	for name, peer := range map[string]Peer{
-		"its user": Process{UID: 30}, "another": Process{UID: 10}, "an admin": Process{UID: 20}, "root": Process{},
+		"its user": Process{UID: 30}, "another": Process{UID: 10, GID: 10}, "an admin": Process{UID: 20}, "root": Process{},
 		"online by certificate": Certificate{Names: []string{"cn:web"}}, "admin by certificate": Certificate{Names: []string{"cn:ops"}}, "nobody": nil,
 	} {
 		got[name] = policy.MayReadMemory(peer, gpreempt.ProcessKey{}, 30)

@@ -65,7 +65,7 @@ const us = time.Microsecond
 // preemption is one lease that suspends two targets of a GPU, while another continues.
 func preemption() []*gpreemptv1.Event {
 	policy := scheduler.DefaultPolicy()
-	policy.SuspendWhen, policy.Linger, policy.ShareFloor, policy.AttachAfter = scheduler.SuspendAtOnce, scheduler.LingerNone, 0, 0
+	policy.ShareFloor, policy.AttachAfter = 0, 0
 	h := &history{core: scheduler.New(policy, scheduler.Limits{LeasesPerClient: 8, LeasesPerUser: 8, LeasesTotal: 8})}
 	train, eval := gpreempt.ProcessKey{PID: 4242, Start: 1001}, gpreempt.ProcessKey{PID: 4243, Start: 1002}
 	h.step(0, scheduler.GPUAdded{GPU: 34535})

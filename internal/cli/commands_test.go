@@ -15,7 +15,7 @@ import (
 var elsewhere = map[string]string{
 	"gpctl hqd watch":    "TestSlotsAreWatchedUntilTheDaemonEnds",
 	"gpctl sim fit":      "TestValidationIsShownInTables",
-	"gpctl sim validate": "TestValidationIsShownInTables, and docs/validation.md",
+	"gpctl sim validate": "TestValidationIsShownInTables, and docs/reference/validation.md",
 	"gpctl top":          "TestTopScreen: the screens of docs/images",
 	"gpctl fleet top":    "TestFleetTopShowsTheHostsAgainAndAgain",
 	"gpctl trace kfd":    "TestTraceShowsHowLongQueueOperationsTake",

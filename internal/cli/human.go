@@ -140,7 +140,7 @@ var quiesceTexts = map[gpreemptv1.QuiesceReason]string{
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE:           "all targets that may be suspended are suspended",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_NOTHING_TO_DO:  "there was no target to suspend",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_MAX_WAIT:       "max_wait passed; suspending continues",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_DEFERRED:       "the policy waits for the eta or until the SLO's slack runs out",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DEFERRED:       "the suspension waits for the announced eta",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_NOT_AWAITED:    "the request did not ask to wait",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_SHARE_FLOOR:    "the share floor lets offline work run",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE:         "the breaker of a GPU is open, or a mechanism is not ready",

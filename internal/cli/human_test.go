@@ -208,7 +208,7 @@ func FuzzFindGPU(f *testing.F) {
 // that sets what it lists.
 func FuzzReadPolicy(f *testing.F) {
 	f.Add([]byte("policy:\n  share_floor: 0.3\n  max_wait: 0.005s\n"))
-	f.Add([]byte(`{"preset": "custom", "linger": "LINGER_NONE", "shadow": true}`))
+	f.Add([]byte(`{"preset": "custom", "linger": "0.02s", "shadow": true}`))
 	f.Add([]byte("a: &a [*a]\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a := &app{IO: IO{In: bytes.NewReader(data)}}

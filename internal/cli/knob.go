@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 // presetKnob is the field of Policy that is the name of the preset, not a knob.
@@ -21,19 +20,12 @@ const presetKnob = "preset"
 // knobMeaning describes each knob in wide output.
 var knobMeaning = map[string]string{
 	"preset":       "the preset of the knobs, or custom",
-	"suspend_when": "when offline work is suspended for a lease",
 	"linger":       "how long it stays suspended after the last lease",
-	"linger_max":   "upper bound of the linger",
 	"share_floor":  "minimum share of time that offline work runs despite leases",
-	"share_window": "time window of the share floor",
 	"max_suspend":  "longest duration of one suspension",
-	"min_run":      "shortest run after max_suspend or the share floor resumed it",
 	"attach_after": "how long a process has queues before a mechanism is attached without a lease",
-	"gang":         "what is suspended together",
 	"shadow":       "decide and report, do not act",
 	"max_wait":     "longest wait of an announcement without max_wait",
-	"default_ttl":  "time to live of a lease without ttl",
-	"max_ttl":      "longest time to live that a client may request",
 }
 
 // knobs returns the fields of Policy in the API's order. Fields added to the API need no
@@ -61,8 +53,6 @@ func knobNames() []string {
 func knobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	v := p.ProtoReflect().Get(k)
 	switch k.Kind() {
-	case protoreflect.EnumKind:
-		return or(api.EnumNumberName(k.Enum(), v.Enum()), "-")
 	case protoreflect.MessageKind:
 		if d, ok := v.Message().Interface().(*durationpb.Duration); ok {
 			return duration(d.AsDuration())
@@ -83,12 +73,6 @@ func setKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
 	}
 	k, m := all[i], req.GetPolicy().ProtoReflect()
 	switch k.Kind() {
-	case protoreflect.EnumKind:
-		n, err := api.ParseEnumNumber(k.Enum(), value)
-		if err != nil {
-			return err
-		}
-		m.Set(k, protoreflect.ValueOfEnum(n))
 	case protoreflect.BoolKind:
 		b, err := strconv.ParseBool(value)
 		if err != nil {

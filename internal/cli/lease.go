@@ -114,7 +114,7 @@ func (a *app) leaseCreate() *cobra.Command {
 	cmd.Flags().StringArrayVar(&selectors, "gpu", nil, selectorHelp+"; may be repeated (default: all GPUs)")
 	completeBy(cmd, "gpu", a.completeGPUs)
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: 11)")
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "time to live (default: the policy's default_ttl)")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "time to live (default 1s)")
 	cmd.Flags().StringVar(&label, "label", "", "name of the work, for display")
 	return cmd
 }

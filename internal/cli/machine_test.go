@@ -151,10 +151,8 @@ const uptime = 3*time.Hour + 12*time.Minute
 
 func balanced() *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
-		Preset: "balanced", SuspendWhen: gpreemptv1.SuspendWhen_SUSPEND_WHEN_ETA, Linger: gpreemptv1.Linger_LINGER_ADAPTIVE,
-		LingerMax: dur(20 * time.Millisecond), ShareFloor: 0.1, ShareWindow: dur(10 * time.Second), MaxSuspend: dur(2 * time.Second),
-		MinRun: dur(50 * time.Millisecond), Gang: gpreemptv1.GangScope_GANG_SCOPE_JOB, MaxWait: dur(20 * time.Millisecond),
-		DefaultTtl: dur(time.Second), MaxTtl: dur(time.Minute),
+		Preset: "balanced", Linger: dur(0), ShareFloor: 0.1, MaxSuspend: dur(2 * time.Second), MaxWait: dur(20 * time.Millisecond),
+		AttachAfter: dur(30 * time.Second),
 	}
 }
 
@@ -242,7 +240,7 @@ func (m *machine) CreateLease(_ context.Context, req *gpreemptv1.CreateLeaseRequ
 	}
 	ttl := ask.GetTtl()
 	if ttl == nil {
-		ttl = m.policy.GetDefaultTtl()
+		ttl = dur(time.Second)
 	}
 	l := &gpreemptv1.Lease{
 		LeaseId: fmt.Sprintf("k3-%d", len(m.leases)+1), GpuIds: ids, Priority: ask.GetPriority(), State: gpreemptv1.LeaseState_LEASE_STATE_HELD,

@@ -81,7 +81,7 @@ func (a *app) planCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.events, "events", "", "instead of a scenario: an event `FILE` of gpctl events export, - for standard input")
-	flags.StringSliceVar(&f.presets, "policy", []string{"balanced", "strict", "slo", "share"}, "presets to compare: "+strings.Join(scheduler.PresetNames(), ", "))
+	flags.StringSliceVar(&f.presets, "policy", []string{"balanced", "strict", "share"}, "presets to compare: "+strings.Join(scheduler.PresetNames(), ", "))
 	flags.Float64SliceVar(&f.floors, "floor", []float64{0, 0.1, 0.25, 0.5, 0.75}, "share floors to compare, 0 to 0.95")
 	flags.StringArrayVar(&f.knobs, "knob", nil, "NAME=VALUE of all policies, as in the configuration file; may be repeated")
 	flags.DurationVar(&f.cost, "cost", sim.DefaultCosts().Suspend, "time of a suspend and of a resume; with --events, of targets whose own is not recorded")

@@ -341,7 +341,7 @@ func (r *recording) addTarget(t *recordedTarget) {
 // limits returns what the log does not say, and what is assumed instead, in sentences.
 func (r *recording) limits() []string {
 	all := []string{
-		"The log does not say the SLO, eta, max_wait and client of an announcement: those of the policy, and none, are assumed.",
+		"The log does not say the eta, max_wait and client of an announcement: those of the policy, and none, are assumed.",
 		"Work is assumed to last as long as it did, from the answer on: with GPUs that were not quiet it would have been shorter or longer.",
 	}
 	count := func(n int, format string) {

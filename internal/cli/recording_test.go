@@ -54,7 +54,7 @@ func TestRecordingHasAnnouncementsAndTargetsFromTheBeginningOfTheLog(t *testing.
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	limits := []string{
-		"The log does not say the SLO, eta, max_wait and client of an announcement: those of the policy, and none, are assumed.",
+		"The log does not say the eta, max_wait and client of an announcement: those of the policy, and none, are assumed.",
 		"Work is assumed to last as long as it did, from the answer on: with GPUs that were not quiet it would have been shorter or longer.",
 		"Events missing in the log: 1. What they said is not replayed.",
 		"Leases that began before the log: 1. They are not replayed.",

@@ -334,7 +334,7 @@ func (a *app) simCompare() *cobra.Command {
 		}
 	}
 	cmd.Flags().StringSliceVar(&schemes, "scheme", all, "ways of sharing: "+kindNames())
-	cmd.Flags().StringSliceVar(&policies, "policy", []string{"balanced", "strict", "slo", "share"}, "presets of gpreempt: "+strings.Join(scheduler.PresetNames(), ", "))
+	cmd.Flags().StringSliceVar(&policies, "policy", []string{"balanced", "strict", "share"}, "presets of gpreempt: "+strings.Join(scheduler.PresetNames(), ", "))
 	cmd.Flags().StringVar(&f.sweep, "sweep", "", "`KNOB=VALUE,VALUE`: each policy with each of these values")
 	complete(cmd, "scheme", kinds())
 	complete(cmd, "policy", scheduler.PresetNames())

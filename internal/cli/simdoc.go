@@ -13,7 +13,7 @@ import (
 //go:embed simdoc.md
 var validationTemplate string
 
-// validationDocument writes docs/validation.md.
+// validationDocument writes docs/reference/validation.md.
 func validationDocument(w io.Writer, v simValidation) error {
 	missed := map[sim.Use]int{}
 	rows := map[sim.Use]int{}

@@ -3,9 +3,6 @@ package cli
 import (
 	"fmt"
 	"strings"
-	"time"
-
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -37,29 +34,20 @@ func policyOf(preset string, assignments []string) (scheduler.Policy, error) {
 	return p.Normalize(), nil
 }
 
-// adopt sets one knob to that of the API's policy. Enums have the API's numbers.
+// adopt sets one knob to that of the API's policy.
 func adopt(p *scheduler.Policy, name string, m *gpreemptv1.Policy) {
-	durations := map[string]struct {
-		to   *time.Duration
-		from *durationpb.Duration
-	}{
-		"linger_max": {&p.LingerMax, m.GetLingerMax()}, "share_window": {&p.ShareWindow, m.GetShareWindow()},
-		"max_suspend": {&p.MaxSuspend, m.GetMaxSuspend()}, "min_run": {&p.MinRun, m.GetMinRun()}, "attach_after": {&p.AttachAfter, m.GetAttachAfter()},
-		"max_wait": {&p.MaxWait, m.GetMaxWait()}, "default_ttl": {&p.DefaultTTL, m.GetDefaultTtl()}, "max_ttl": {&p.MaxTTL, m.GetMaxTtl()},
-	}
 	switch name {
-	case "suspend_when":
-		p.SuspendWhen = scheduler.SuspendWhen(m.GetSuspendWhen())
 	case "linger":
-		p.Linger = scheduler.Linger(m.GetLinger())
-	case "gang":
-		p.Gang = scheduler.GangScope(m.GetGang())
+		p.Linger = m.GetLinger().AsDuration()
+	case "max_suspend":
+		p.MaxSuspend = m.GetMaxSuspend().AsDuration()
+	case "attach_after":
+		p.AttachAfter = m.GetAttachAfter().AsDuration()
+	case "max_wait":
+		p.MaxWait = m.GetMaxWait().AsDuration()
 	case "share_floor":
 		p.ShareFloor = m.GetShareFloor()
 	case "shadow":
 		p.Shadow = m.GetShadow()
-	default:
-		d := durations[name]
-		*d.to = d.from.AsDuration()
 	}
 }

@@ -119,7 +119,7 @@ func (a *app) simValidate() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&trace, "trace", "", "CSV `FILE` with the Azure LLM trace, for the rows of LLM serving")
-	cmd.Flags().BoolVar(&markdown, "markdown", false, "print docs/validation.md")
+	cmd.Flags().BoolVar(&markdown, "markdown", false, "print docs/reference/validation.md")
 	return cmd
 }
 

@@ -92,7 +92,7 @@ func topFilled(a *app) *topScreen {
 	return s
 }
 
-// The pictures of docs/ops.md are made by this test: go test ./internal/cli -run TestTopScreen -update.
+// The pictures of docs/operate.md are made by this test: go test ./internal/cli -run TestTopScreen -update.
 func TestTopScreen(t *testing.T) {
 	for _, size := range []struct{ width, height int }{{80, 24}, {160, 50}} {
 		name := fmt.Sprintf("top-%dx%d.svg", size.width, size.height)

@@ -40,7 +40,7 @@ func writeRuns(dir string) error {
 // madeUpRun is a run with figures that nobody measured.
 func madeUpRun(slower float64) *evidence.Run {
 	run := &evidence.Run{
-		Name: "made-up", Command: "trial", Origin: evidence.Simulated, Backend: "simulated mi300x", Plan: "version: 1\nname: made-up\nprofile: documents-s5\n",
+		Name: "made-up", Command: "trial", Origin: evidence.Simulated, Backend: "simulated mi300x", Plan: "version: 1\nname: made-up\nprofile: loss-20\n",
 		Environment: map[string]string{"gpreemptd": "v0.3.0", "kernel": "6.12"}, Planned: 2,
 		Arms: []evidence.Arm{
 			{Name: "offline alone", Kind: evidence.OfflineAlone},
@@ -189,18 +189,18 @@ func TestTrialWritesAReportOfEachRun(t *testing.T) {
 		profile string // for gpctl report; "" where it has none
 		verdict string
 	}{
-		"passed": {func(*evidence.Run) {}, "documents-s5", "| made-up | PASS | documents-s5 | simulated |"},
-		"failed": {func(run *evidence.Run) { run.Arms[3].Repeats[1].Lost = 2 }, "documents-s5", "| made-up | FAIL | documents-s5 | simulated |"},
+		"passed": {func(*evidence.Run) {}, "loss-20", "| made-up | PASS | loss-20 | simulated |"},
+		"failed": {func(run *evidence.Run) { run.Arms[3].Repeats[1].Lost = 2 }, "loss-20", "| made-up | FAIL | loss-20 | simulated |"},
 		"broken": {func(run *evidence.Run) {
 			run.Arms[3].Repeats = nil
 			run.Faults = []evidence.Fault{{Arm: "shared", What: "job 1 ended early, with exit status 1"}}
-		}, "documents-s5", "| made-up | CANNOT TELL | documents-s5 | simulated |"},
+		}, "loss-20", "| made-up | CANNOT TELL | loss-20 | simulated |"},
 		"with slots that were not read": {func(run *evidence.Run) {
 			r := &run.Arms[3].Repeats[1]
 			r.Samples, r.SlotsUnread = nil, "a reason"
-		}, "documents-s5", "| made-up | protected:strict: whether the hardware slots of suspended processes are empty, in 1 of 2 repeats: a reason |"},
-		"without a trace":   {func(run *evidence.Run) { run.Missing = map[string]string{"KFD trace": "a reason"} }, "documents-s5", "| no KFD trace | a reason |"},
-		"without an arm":    {func(run *evidence.Run) { run.Arms = nil }, "documents-s5", "| made-up | CANNOT TELL | documents-s5 | simulated |"},
+		}, "loss-20", "| made-up | protected:strict: whether the hardware slots of suspended processes are empty, in 1 of 2 repeats: a reason |"},
+		"without a trace":   {func(run *evidence.Run) { run.Missing = map[string]string{"KFD trace": "a reason"} }, "loss-20", "| no KFD trace | a reason |"},
+		"without an arm":    {func(run *evidence.Run) { run.Arms = nil }, "loss-20", "| made-up | CANNOT TELL | loss-20 | simulated |"},
 		"without a profile": {func(run *evidence.Run) { run.Plan = "version: 1\nname: made-up\nprofile: none\n" }, "", "| made-up | CANNOT TELL | none | simulated |"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestValidationDocumentIsFresh compares docs/validation.md with what the simulator says now.
+// TestValidationDocumentIsFresh compares docs/reference/validation.md with what the simulator says now.
 func TestValidationDocumentIsFresh(t *testing.T) {
 	if testing.Short() {
 		t.Skip("simulates for many seconds")
@@ -26,7 +26,7 @@ func TestValidationDocumentIsFresh(t *testing.T) {
 	if strings.Contains(out.String(), "| **missed** |  |") {
 		t.Error("a row is missed without a reason")
 	}
-	const name = "../../docs/validation.md"
+	const name = "../../docs/reference/validation.md"
 	if *update {
 		if err := os.WriteFile(name, out.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
@@ -37,6 +37,6 @@ func TestValidationDocumentIsFresh(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(file), out.String()); diff != "" {
-		t.Errorf("docs/validation.md is not what gpctl sim validate --markdown prints; run this test with -update:\n%s", diff)
+		t.Errorf("docs/reference/validation.md is not what gpctl sim validate --markdown prints; run this test with -update:\n%s", diff)
 	}
 }

@@ -36,14 +36,12 @@ type Config struct {
 	TCP        TCP
 	Limits     Limits
 	Policy     scheduler.Policy
-	HQDBudget  scheduler.HQDBudget
-	// HQDAlarm is the percentage of free slots for compute queues below which a GPU has a
-	// warning; 0 for never.
-	HQDAlarm   int
+	// HQDBudget is the most that queues of offline processes take of the slots for compute queues
+	// of each GPU, in percent; 0 parks nothing.
+	HQDBudget  int
 	Rules      []classify.Rule
 	Jobs       []classify.JobRule
 	Safety     Safety
-	NVIDIA     NVIDIA
 	Discovery  Discovery
 	Containers Containers
 	Metrics    Metrics
@@ -59,12 +57,6 @@ type Safety struct {
 	Hazards []safety.Row
 }
 
-// NVIDIA configures the mechanism nvchannels.
-type NVIDIA struct {
-	// CopyEngines disables the channels of copy engines too.
-	CopyEngines bool
-}
-
 // TCP configures the listener for clients on other hosts, with certificates on both sides.
 type TCP struct {
 	// Address is "HOST:PORT" to listen on; "" disables TCP.
@@ -77,26 +69,60 @@ type TCP struct {
 	Online, Admin []string
 }
 
-// Limits bounds what clients can ask of the daemon.
+// Limits bounds what clients can ask of the daemon. Only LeasesPerUser and RequestsPerUser are keys
+// of the file.
 type Limits struct {
 	Leases          scheduler.Limits
 	Clients         server.Limits
 	MaxMessageBytes int
 }
 
-// Rates returns Clients for a number of processors: a rate that is 0 follows it. All
-// announcements of a host pass one lock, so more than eight processors do not serve more.
+// limits are those without a key: no site has a reason to have others. They bound what one
+// process, or one user, takes from the rest.
+func limits() Limits {
+	return Limits{
+		// A server has a lease for each request in flight on a GPU: 64 is eight on each of eight
+		// GPUs. All leases together take a few megabytes.
+		Leases: scheduler.Limits{LeasesPerClient: 64, LeasesTotal: 4096},
+		// A process needs a session, and perhaps a watch. A connection needs two file descriptors,
+		// and the unit permits more than twice ConnectionsTotal of them.
+		Clients: server.Limits{StreamsPerClient: 16, ConnectionsPerUser: 256, ConnectionsTotal: 1024},
+		// The largest request, a policy with all its fields, has less than a kilobyte.
+		MaxMessageBytes: 64 << 10,
+	}
+}
+
+// Rates returns Clients for a number of processors: the rates follow it, unless the file has that of
+// users, of which a process may have half. All announcements of a host pass one lock, so more than
+// eight processors do not serve more.
 func (l Limits) Rates(processors int) server.Limits {
 	c, n := l.Clients, min(processors, 8)
-	c.RequestsPerSecond = cmp.Or(c.RequestsPerSecond, min(500*n, 2000))
-	c.Burst = cmp.Or(c.Burst, min(1000*n, 4000))
+	each := min(500*n, 2000)
+	if c.RequestsPerUser > 0 {
+		each = max(1, c.RequestsPerUser/2)
+	}
+	c.RequestsPerSecond = cmp.Or(c.RequestsPerSecond, each)
+	c.Burst = cmp.Or(c.Burst, 2*c.RequestsPerSecond)
 	c.RequestsPerUser = cmp.Or(c.RequestsPerUser, 1000*n)
 	return c
 }
 
-// Discovery configures how the daemon scans KFD.
+// SpareSlots is the percentage of slots that a budget leaves free for queues that are created next:
+// below it a GPU has a warning, too.
+const SpareSlots = 10
+
+// Budget returns the budget for an HQDBudget: offline queues leave the rest of the slots to others.
+func (c Config) Budget() scheduler.HQDBudget {
+	if c.HQDBudget == 0 {
+		return scheduler.HQDBudget{}
+	}
+	return scheduler.HQDBudget{Online: 100 - SpareSlots - c.HQDBudget, Offline: c.HQDBudget, Spare: SpareSlots}
+}
+
+// Discovery configures how the daemon scans KFD. Only MQDsInterval is a key of the file.
 type Discovery struct {
-	// Interval and IdleInterval are the shortest and the longest time between two scans.
+	// Interval and IdleInterval are the shortest and the longest time between two scans. A scan
+	// takes about a millisecond: at 50 ms that is 2 % of a processor, and only while queues change.
 	Interval, IdleInterval time.Duration
 	// MQDsInterval is the time between two reads of the queue dumps in debugfs; 0 for
 	// never.
@@ -105,11 +131,8 @@ type Discovery struct {
 
 // Containers configures the sources of container names.
 type Containers struct {
-	// Sockets are the paths of the runtimes' sockets; if empty, no runtime is asked.
-	Sockets []string
-	// Kubelet is the address of the kubelet's API, or "". KubeletToken and KubeletCA are
-	// files: the token for it, and the certificates of its authorities.
-	Kubelet, KubeletToken, KubeletCA string
+	// Kubelet is the address of the kubelet's API, or "".
+	Kubelet string
 }
 
 // variable is a reference to an environment variable, in the form of Kubernetes.
@@ -138,9 +161,12 @@ type Log struct {
 	Level string
 }
 
-// Default returns the configuration of an empty file: what gpreemptd.yaml says.
+// Default returns the configuration of an empty file: what gpreemptd.yaml says, and the values
+// without a key.
 func Default() Config {
-	c, err := parse("gpreemptd.yaml", defaultYAML, Config{Policy: scheduler.DefaultPolicy()})
+	c, err := parse("gpreemptd.yaml", defaultYAML, Config{
+		Policy: scheduler.DefaultPolicy(), Limits: limits(), Discovery: Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second},
+	})
 	if err != nil {
 		panic("config: the default file is invalid: " + err.Error())
 	}

@@ -30,8 +30,7 @@ func TestDefaultFileHasEveryValue(t *testing.T) {
 		t.Errorf("an empty file (-want +got):\n%s", diff)
 	}
 	for _, f := range fields { // a comment shows the preset's value
-		if !strings.Contains(string(DefaultYAML()), strings.TrimPrefix(f.key, section(f.key)+".")+": "+text(f.at(new(Default())))) &&
-			f.key != "containers.sockets" { // one in each line
+		if !strings.Contains(string(DefaultYAML()), strings.TrimPrefix(f.key, section(f.key)+".")+": "+text(f.at(new(Default())))) {
 			t.Errorf("%s is not %s", f.key, text(f.at(new(Default()))))
 		}
 	}
@@ -132,10 +131,7 @@ func TestDocumentedRangesOfThePolicyAreTrue(t *testing.T) {
 		checked++
 		name := strings.TrimPrefix(f.key, policyPrefix)
 		for _, end := range m[1:] {
-			text := "policy: {max_ttl: 10m, " + name + ": " + end + "}"
-			if name == "max_ttl" {
-				text = "policy: {default_ttl: 1ms, max_ttl: " + end + "}"
-			}
+			text := "policy: {" + name + ": " + end + "}"
 			if _, err := Parse("f", []byte(text)); err != nil {
 				t.Errorf("%s: %v", text, err)
 			}
@@ -148,8 +144,8 @@ func TestDocumentedRangesOfThePolicyAreTrue(t *testing.T) {
 			t.Errorf("%s was accepted", text)
 		}
 	}
-	if checked < 7 {
-		t.Errorf("found %d ranges in the documentation of the policy, want at least 7", checked)
+	if checked < 4 {
+		t.Errorf("found %d ranges in the documentation of the policy, want at least 4", checked)
 	}
 }
 
@@ -177,10 +173,10 @@ safety:
 socket: /run/x.sock
 mechanisms: [criu, dbgtrap]
 access: {admin_groups: [wheel, 0]}
-limits: {burst: 5000, max_message_bytes: 4096}
+limits: {leases_per_user: 9}
 policy: {preset: shadow, max_wait: 5ms}
-discovery: {interval: 1s, mqds_interval: 1s}
-containers: {sockets: [], kubelet: "https://127.0.0.1:10250", kubelet_token: /etc/gpreempt/token}
+discovery: {mqds_interval: 1s}
+containers: {kubelet: "https://127.0.0.1:10250"}
 rules:
   - {name: d, match: {cgroup: "/batch/*", uid: 7, pod: {labels: {app: "x*"}}, queue_priority: {max: 6}}, class: offline}
   - {name: c, match: {comm: c}, class: online}
@@ -198,16 +194,11 @@ safety:
 		{Key: "socket", From: "/run/gpreempt/gpreemptd.sock", To: "/run/x.sock"},
 		{Key: "mechanisms", From: "[dbgtrap]", To: "[criu, dbgtrap]"},
 		{Key: "access.admin_groups", From: "[gpreempt-admin]", To: "[wheel, 0]", Live: true},
-		{Key: "limits.burst", From: "0", To: "5000", Live: true},
-		{Key: "limits.max_message_bytes", From: "65536", To: "4096"},
+		{Key: "limits.leases_per_user", From: "1024", To: "9", Live: true},
 		{Key: "policy.preset", From: "balanced", To: "custom", Live: true},
-		{Key: "policy.shadow", From: "false", To: "true", Live: true},
 		{Key: "policy.max_wait", From: "20ms", To: "5ms", Live: true},
-		{Key: "discovery.interval", From: "50ms", To: "1s", Live: true},
 		{Key: "discovery.mqds_interval", From: "0s", To: "1s", Live: true},
-		{Key: "containers.sockets", From: "[" + strings.Join(Default().Containers.Sockets, ", ") + "]", To: "[]"},
 		{Key: "containers.kubelet", From: `""`, To: "https://127.0.0.1:10250"},
-		{Key: "containers.kubelet_token", From: `""`, To: "/etc/gpreempt/token"},
 		{Key: "rules.a", From: `offline if comm="a"`, Live: true},
 		{Key: "rules.b", From: `offline priority 2 if comm="b"`, To: `offline priority 3 if comm="b"`, Live: true},
 		{Key: "rules.d", To: `offline if uid=7 cgroup="/batch/*" pod.labels.app="x*" queue_priority=0..6`, Live: true},
@@ -231,27 +222,24 @@ safety:
 func TestValidateChecksValuesThatAreNotFromAFile(t *testing.T) {
 	c := Default()
 	c.Socket = "/" + strings.Repeat("x", 107)
-	c.Policy.Preset, c.Policy.Gang, c.Policy.Linger = scheduler.PresetCustom, 9, 0
+	c.Policy.Preset, c.Policy.Linger = scheduler.PresetCustom, -1
 	c.Rules = []classify.Rule{{Name: "a\n", Match: classify.Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.PriorityAdmin)}}
 	c.Access.AdminUsers = []string{"a b", ""}
 	c.Mechanisms = Mechanisms{"criu", "gdb", "criu"}
 	c.Rules = append(c.Rules, classify.Rule{Name: "b", Match: classify.Match{
 		GPU: []string{"card0"}, Pod: classify.PodMatch{Labels: map[string]string{"a/b": "["}},
 	}})
-	c.Discovery = Discovery{Interval: time.Millisecond, IdleInterval: 2 * time.Minute, MQDsInterval: -1}
-	c.Containers.KubeletCA = "ca.pem"
+	c.Discovery.MQDsInterval = -1
+	c.Containers.Kubelet = "http://127.0.0.1:10250"
 	want := strings.Join([]string{
 		"socket: the path is longer than 107 bytes: choose a shorter one, such as /run/gpreempt/gpreemptd.sock",
 		`access.admin_users: "a b" is not a name: write a name as in /etc/passwd or /etc/group, or a decimal id`,
 		"access.admin_users: a name is empty: write a name as in /etc/passwd or /etc/group, or a decimal id",
 		`mechanisms[1]: "gdb" is not a mechanism: choose from dbgtrap, criu, freezer, kmap`,
 		"mechanisms[2]: criu is given twice: keep one of them: the first that works is used",
-		"policy.linger: want none, fixed or adaptive: remove it to use the preset's value",
-		"policy.gang: want process or job: remove it to use the preset's value",
-		"discovery.interval: 1ms is outside 10ms to 10s: choose a duration in that range; 50ms suits most hosts",
-		"discovery.idle_interval: 2m is outside 10ms to 1m: choose a duration in that range, which begins with interval, or remove the key",
+		"policy.linger: -1ns is outside 0s to 1s: remove it to use the preset's value",
 		"discovery.mqds_interval: -1ns is outside 100ms to 1h: choose a duration in that range, or 0s for never",
-		`containers.kubelet_ca: "ca.pem" is not a clean absolute path: write an absolute path without // or ..`,
+		`containers.kubelet: "http://127.0.0.1:10250" is not the address of a kubelet: write one such as https://127.0.0.1:10250`,
 		`rules[0].name: "a\n" is not a name: use at most 64 printable characters`,
 		"rules[0].class: class(9) is not known: write online, offline or unmanaged",
 		"rules[0].priority: 16 is outside 0 to 15: choose a number in that range",
@@ -278,8 +266,27 @@ func TestDefaultRatesFollowTheProcessors(t *testing.T) {
 			t.Errorf("%d processors (-want +got):\n%s", processors, diff)
 		}
 	}
-	own := server.Limits{RequestsPerSecond: 7, Burst: 8, RequestsPerUser: 9, ConnectionsTotal: 10}
-	if diff := cmp.Diff(own, Limits{Clients: own}.Rates(1)); diff != "" {
+	own := Limits{Clients: server.Limits{RequestsPerUser: 9, ConnectionsTotal: 10}}
+	want := server.Limits{RequestsPerSecond: 4, Burst: 8, RequestsPerUser: 9, ConnectionsTotal: 10}
+	if diff := cmp.Diff(want, own.Rates(1)); diff != "" {
 		t.Errorf("of the file (-want +got):\n%s", diff)
+	}
+}
+
+// A process has at most 64 leases, and no more than all processes of its user.
+func TestAProcessHasNoMoreLeasesThanItsUser(t *testing.T) {
+	for text, want := range map[string]int{"": 64, "limits: {leases_per_user: 100}": 64, "limits: {leases_per_user: 3}": 3} {
+		if got := parsed(t, text).Limits.Leases.LeasesPerClient; got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+}
+
+func TestAnHQDBudgetLeavesATenthFree(t *testing.T) {
+	for percent, want := range map[int]scheduler.HQDBudget{0: {}, 80: {Online: 10, Offline: 80, Spare: 10}, 90: {Offline: 90, Spare: 10}} {
+		got := Config{HQDBudget: percent}.Budget()
+		if got != want || got.Validate() != nil {
+			t.Errorf("%d: %+v, %v; want %+v", percent, got, got.Validate(), want)
+		}
 	}
 }

@@ -6,10 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // Live is a running daemon that has read another file. Each method puts the new values of the
@@ -53,7 +49,7 @@ type field struct {
 	// min and max bound an int.
 	min, max int
 	// at returns a pointer to the value: *string, *int, *float64, *bool, *[]string,
-	// *Mechanisms, *time.Duration or a pointer to an enum of the scheduler.
+	// *Mechanisms or *time.Duration.
 	at func(*Config) any
 }
 
@@ -66,7 +62,6 @@ var fields = []field{
 	{key: "mechanisms", at: func(c *Config) any { return &c.Mechanisms }},
 	{key: "access.online_groups", live: access, at: func(c *Config) any { return &c.Access.OnlineGroups }},
 	{key: "access.admin_groups", live: access, at: func(c *Config) any { return &c.Access.AdminGroups }},
-	{key: "access.online_users", live: access, at: func(c *Config) any { return &c.Access.OnlineUsers }},
 	{key: "access.admin_users", live: access, at: func(c *Config) any { return &c.Access.AdminUsers }},
 	{key: "access.container_admins", live: access, at: func(c *Config) any { return &c.Access.ContainerAdmins }},
 	{key: "tcp.address", at: func(c *Config) any { return &c.TCP.Address }},
@@ -75,48 +70,25 @@ var fields = []field{
 	{key: "tcp.client_ca", live: certificates, at: func(c *Config) any { return &c.TCP.ClientCA }},
 	{key: "tcp.online", live: access, at: func(c *Config) any { return &c.TCP.Online }},
 	{key: "tcp.admin", live: access, at: func(c *Config) any { return &c.TCP.Admin }},
-	{key: "limits.leases_per_client", live: leaseLimits, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesPerClient }},
 	{key: "limits.leases_per_user", live: leaseLimits, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesPerUser }},
-	{key: "limits.leases_total", live: leaseLimits, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Leases.LeasesTotal }},
-	{key: "limits.streams_per_client", live: atUse, min: 1, max: 1000, at: func(c *Config) any { return &c.Limits.Clients.StreamsPerClient }},
-	{key: "limits.requests_per_second", live: atUse, min: 0, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.RequestsPerSecond }},
-	{key: "limits.burst", live: atUse, min: 0, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.Burst }},
 	{key: "limits.requests_per_user", live: atUse, min: 0, max: 1_000_000, at: func(c *Config) any { return &c.Limits.Clients.RequestsPerUser }},
-	{key: "limits.connections_per_user", live: atUse, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Clients.ConnectionsPerUser }},
-	{key: "limits.connections_total", live: atUse, min: 1, max: 100_000, at: func(c *Config) any { return &c.Limits.Clients.ConnectionsTotal }},
-	{key: "limits.max_message_bytes", min: 4096, max: 16 << 20, at: func(c *Config) any { return &c.Limits.MaxMessageBytes }},
 	{key: "policy.preset", live: policy, at: func(c *Config) any { return &c.Policy.Preset }},
-	{key: "policy.suspend_when", live: policy, at: func(c *Config) any { return &c.Policy.SuspendWhen }},
 	{key: "policy.linger", live: policy, at: func(c *Config) any { return &c.Policy.Linger }},
-	{key: "policy.linger_max", live: policy, at: func(c *Config) any { return &c.Policy.LingerMax }},
 	{key: "policy.share_floor", live: policy, at: func(c *Config) any { return &c.Policy.ShareFloor }},
-	{key: "policy.share_window", live: policy, at: func(c *Config) any { return &c.Policy.ShareWindow }},
 	{key: "policy.max_suspend", live: policy, at: func(c *Config) any { return &c.Policy.MaxSuspend }},
-	{key: "policy.min_run", live: policy, at: func(c *Config) any { return &c.Policy.MinRun }},
-	{key: "policy.gang", live: policy, at: func(c *Config) any { return &c.Policy.Gang }},
 	{key: "policy.attach_after", live: policy, at: func(c *Config) any { return &c.Policy.AttachAfter }},
-	{key: "policy.shadow", live: policy, at: func(c *Config) any { return &c.Policy.Shadow }},
 	{key: "policy.max_wait", live: policy, at: func(c *Config) any { return &c.Policy.MaxWait }},
-	{key: "policy.default_ttl", live: policy, at: func(c *Config) any { return &c.Policy.DefaultTTL }},
-	{key: "policy.max_ttl", live: policy, at: func(c *Config) any { return &c.Policy.MaxTTL }},
-	{key: "hqd_budget.online", live: hqdBudget, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Online }},
-	{key: "hqd_budget.offline", live: hqdBudget, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Offline }},
-	{key: "hqd_budget.spare", live: hqdBudget, min: 0, max: 100, at: func(c *Config) any { return &c.HQDBudget.Spare }},
-	{key: "hqd_budget.alarm_free", live: atUse, min: 0, max: 100, at: func(c *Config) any { return &c.HQDAlarm }},
-	{key: "discovery.interval", live: atUse, at: func(c *Config) any { return &c.Discovery.Interval }},
-	{key: "discovery.idle_interval", live: atUse, at: func(c *Config) any { return &c.Discovery.IdleInterval }},
+	{key: "hqd_budget", live: hqdBudget, min: 0, max: 90, at: func(c *Config) any { return &c.HQDBudget }},
 	{key: "discovery.mqds_interval", live: atUse, at: func(c *Config) any { return &c.Discovery.MQDsInterval }},
-	{key: "nvidia.copy_engines", at: func(c *Config) any { return &c.NVIDIA.CopyEngines }},
-	{key: "containers.sockets", at: func(c *Config) any { return &c.Containers.Sockets }},
 	{key: "containers.kubelet", at: func(c *Config) any { return &c.Containers.Kubelet }},
-	{key: "containers.kubelet_token", at: func(c *Config) any { return &c.Containers.KubeletToken }},
-	{key: "containers.kubelet_ca", at: func(c *Config) any { return &c.Containers.KubeletCA }},
 	{key: "metrics.address", at: func(c *Config) any { return &c.Metrics.Address }},
 	{key: "log.level", live: logLevel, at: func(c *Config) any { return &c.Log.Level }},
 }
 
 // lists are the keys with a format of their own.
-var lists = []field{{key: "rules", live: rules}, {key: "jobs", live: rules}, {key: "safety.hazards", live: hazards}}
+var lists = []field{list("rules", rules), list("jobs", rules), list("safety.hazards", hazards)}
+
+func list(key string, live *action) field { return field{live: live, key: key} }
 
 // keys are all keys in the order of errors: fields, then the lists.
 var keys = func() []string {
@@ -178,12 +150,6 @@ func text(p any) string {
 		return "[" + strings.Join(*v, ", ") + "]"
 	case *time.Duration:
 		return durationText(*v)
-	case *scheduler.SuspendWhen:
-		return api.EnumName(gpreemptv1.SuspendWhen(*v))
-	case *scheduler.Linger:
-		return api.EnumName(gpreemptv1.Linger(*v))
-	case *scheduler.GangScope:
-		return api.EnumName(gpreemptv1.GangScope(*v))
 	}
 	panic(fmt.Sprintf("config: no text for a %T", p))
 }

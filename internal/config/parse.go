@@ -44,10 +44,6 @@ func parse(name string, data []byte, defaults Config) (Config, error) {
 	if root := p.Document(data); root != nil {
 		p.root(root)
 	}
-	if !p.Given("discovery.idle_interval") {
-		d := &p.config.Discovery
-		d.IdleInterval = max(d.IdleInterval, d.Interval)
-	}
 	for _, e := range p.config.problems() {
 		p.Place(e)
 	}
@@ -55,6 +51,8 @@ func parse(name string, data []byte, defaults Config) (Config, error) {
 		return Config{}, err
 	}
 	p.config.Policy = p.config.Policy.Normalize()
+	leases := &p.config.Limits.Leases
+	leases.LeasesPerClient = min(leases.LeasesPerClient, leases.LeasesPerUser)
 	return p.config, nil
 }
 

@@ -52,35 +52,18 @@ mechanisms: [criu, freezer, dbgtrap]
 access:
   online_groups: [serving, 1001]
   admin_groups: []
-  online_users: [triton]
   admin_users: ["0"]
 limits:
-  leases_per_client: 1
   leases_per_user: 2
-  leases_total: 3
-  streams_per_client: 3
-  requests_per_second: 4
-  burst: 5
   requests_per_user: 6
-  connections_per_user: 7
-  connections_total: 8
-  max_message_bytes: 4096
-hqd_budget: {online: 20, offline: 70, spare: 10, alarm_free: 0}
+hqd_budget: 70
 policy:
   share_floor: 0.25
   preset: strict
-  suspend_when: slack
-  linger: fixed
-  linger_max: 7ms
-  share_window: 1m
+  linger: 7ms
   max_suspend: 3s
-  min_run: 1.5s
-  gang: process
   attach_after: 45s
-  shadow: true
   max_wait: 0
-  default_ttl: 2s
-  max_ttl: 10m
 rules:
   - name: train
     match: {comm: "python*", cmdline: "*train.py*", cgroup: "/slurm/*", uid: 1000}
@@ -128,31 +111,25 @@ safety:
       mechanisms: [criu]
       action: deny
       why: It hung.
-discovery: {interval: 10ms, idle_interval: 10s, mqds_interval: 3s}
+discovery: {mqds_interval: 3s}
 containers:
-  sockets: [/run/user/1000/podman/podman.sock]
   kubelet: https://127.0.0.1:10250
-  kubelet_token: /etc/gpreempt/token
-  kubelet_ca: /var/lib/kubelet/pki/ca.crt
 log: {level: debug}
 `)
 	want := Config{
 		Socket:     "/tmp/x.sock",
 		Mechanisms: Mechanisms{"criu", "freezer", "dbgtrap"},
-		Access:     auth.Names{OnlineGroups: []string{"serving", "1001"}, OnlineUsers: []string{"triton"}, AdminUsers: []string{"0"}},
+		Access:     auth.Names{OnlineGroups: []string{"serving", "1001"}, AdminUsers: []string{"0"}},
 		Limits: Limits{
-			Leases: scheduler.Limits{LeasesPerClient: 1, LeasesPerUser: 2, LeasesTotal: 3},
-			Clients: server.Limits{
-				StreamsPerClient: 3, RequestsPerSecond: 4, Burst: 5, RequestsPerUser: 6, ConnectionsPerUser: 7, ConnectionsTotal: 8,
-			},
-			MaxMessageBytes: 4096,
+			Leases:          scheduler.Limits{LeasesPerClient: 2, LeasesPerUser: 2, LeasesTotal: 4096},
+			Clients:         server.Limits{StreamsPerClient: 16, RequestsPerUser: 6, ConnectionsPerUser: 256, ConnectionsTotal: 1024},
+			MaxMessageBytes: 64 << 10,
 		},
 		Policy: scheduler.Policy{
-			Preset: "custom", SuspendWhen: scheduler.SuspendSlack, Linger: scheduler.LingerFixed, LingerMax: 7 * time.Millisecond,
-			ShareFloor: 0.25, ShareWindow: time.Minute, MaxSuspend: 3 * time.Second, MinRun: 1500 * time.Millisecond,
-			Gang: scheduler.GangProcess, AttachAfter: 45 * time.Second, Shadow: true, DefaultTTL: 2 * time.Second, MaxTTL: 10 * time.Minute,
+			Preset: "custom", Linger: 7 * time.Millisecond, ShareFloor: 0.25, ShareWindow: 20 * time.Second, MaxSuspend: 3 * time.Second,
+			MinRun: 50 * time.Millisecond, AttachAfter: 45 * time.Second, DefaultTTL: time.Second, MaxTTL: time.Minute,
 		},
-		HQDBudget: scheduler.HQDBudget{Online: 20, Offline: 70, Spare: 10},
+		HQDBudget: 70,
 		Rules: []classify.Rule{
 			{
 				Name:  "train",
@@ -184,12 +161,9 @@ log: {level: debug}
 			ID: "ours", GFX: []safety.GFXRange{{First: 90010, Last: 90010}}, Driver: safety.DKMS,
 			Mechanisms: []string{"criu"}, Action: safety.Deny, Why: "It hung.",
 		}}},
-		Discovery: Discovery{Interval: 10 * time.Millisecond, IdleInterval: 10 * time.Second, MQDsInterval: 3 * time.Second},
-		Containers: Containers{
-			Sockets: []string{"/run/user/1000/podman/podman.sock"}, Kubelet: "https://127.0.0.1:10250",
-			KubeletToken: "/etc/gpreempt/token", KubeletCA: "/var/lib/kubelet/pki/ca.crt",
-		},
-		Log: Log{Level: "debug"},
+		Discovery:  Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second, MQDsInterval: 3 * time.Second},
+		Containers: Containers{Kubelet: "https://127.0.0.1:10250"},
+		Log:        Log{Level: "debug"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
@@ -204,25 +178,6 @@ func TestAnEmptyListOfMechanismsSuspendsNothing(t *testing.T) {
 	want := []Change{{Key: "mechanisms", From: "[dbgtrap]", To: "[]"}}
 	if diff := cmp.Diff(want, Changes(Default(), c)); diff != "" {
 		t.Errorf("Changes (-want +got):\n%s", diff)
-	}
-}
-
-// Empty is not nil: the resolver takes nil for the default.
-func TestAnEmptyListOfSocketsAsksNoRuntime(t *testing.T) {
-	if diff := cmp.Diff(Containers{Sockets: []string{}}, parsed(t, "containers: {sockets: []}\n").Containers); diff != "" {
-		t.Errorf("Containers (-want +got):\n%s", diff)
-	}
-}
-
-func TestTheIdleIntervalFollowsALongerInterval(t *testing.T) {
-	for text, want := range map[string]time.Duration{
-		"discovery: {interval: 100ms}":                    time.Second,
-		"discovery: {interval: 5s}":                       5 * time.Second,
-		"discovery: {interval: 100ms, idle_interval: 1m}": time.Minute,
-	} {
-		if got := parsed(t, text).Discovery.IdleInterval; got != want {
-			t.Errorf("%s: %v, want %v", text, got, want)
-		}
 	}
 }
 
@@ -243,8 +198,8 @@ func TestAPresetSetsItsKnobsWhereverItIs(t *testing.T) {
 		t.Errorf("share with a knob in front (-want +got):\n%s", diff)
 	}
 	// Knobs that turn one preset into another make it the other.
-	if got := parsed(t, "policy: {shadow: true}").Policy.Preset; got != "shadow" {
-		t.Errorf("balanced with shadow: true is %q, want shadow", got)
+	if got := parsed(t, "policy: {share_floor: 0, max_suspend: 1m}").Policy.Preset; got != "strict" {
+		t.Errorf("balanced with the knobs of strict is %q", got)
 	}
 }
 
@@ -322,11 +277,11 @@ func TestKubeletAddressHasTheValuesOfVariables(t *testing.T) {
 // file's name and are bounded.
 func FuzzParse(f *testing.F) {
 	f.Add(DefaultYAML())
-	f.Add([]byte("rules: [{name: a, match: {uid: 1}, class: offline, priority: 3}]\npolicy: {preset: slo, linger: fixed}"))
+	f.Add([]byte("rules: [{name: a, match: {uid: 1}, class: offline, priority: 3}]\npolicy: {preset: share, linger: 1ms}"))
 	f.Add([]byte("mechanisms: [freezer]\nsafety: {hazards: [{id: a, gfx: [gfx11xx], kernel: \">=7.0\", action: allow, why: W.}]}"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {comm: \"[\", env: {A: x, B: 1}, pod: {labels: {a/b: \"*\"}}, container: {id: \"3f\"}}}]"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {gpu: [node:1, 7, x], queue_priority: {min: 9}, ring_address: {from: 0x10, to: 5}}}]"))
-	f.Add([]byte("containers: {sockets: [/a, b], kubelet: http://x, kubelet_token: /t}\ndiscovery: {idle_interval: 1ms, mqds_interval: 0}"))
+	f.Add([]byte("containers: {kubelet: http://x}\ndiscovery: {mqds_interval: 0}"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {comm: *x}}]"))
 	f.Add([]byte("jobs: [{name: a, cgroup: \"/x/job_*\", by: [env.A, unit]}, {name: a, by: [env., x, unit, unit]}, {name: b}]"))
 	f.Add([]byte("a: &a [*a]\n<<: *a\n? [x]\n: 1\n--- {}\n"))

@@ -23,6 +23,12 @@ import (
 // maxSocketPath is the size of sockaddr_un's sun_path less its final zero.
 const maxSocketPath = 107
 
+// minMQDsInterval and maxMQDsInterval bound the time between two reads of the queue dumps.
+const (
+	minMQDsInterval = 100 * time.Millisecond
+	maxMQDsInterval = time.Hour
+)
+
 // problems collects errors.
 type problems struct{ yamlfile.Errors }
 
@@ -64,17 +70,12 @@ func (c Config) problems() yamlfile.Errors {
 	}
 	ps.tcp(c.TCP)
 	ps.mechanisms(c.Mechanisms)
-	if l := c.Limits.Leases; l.LeasesPerClient > l.LeasesTotal {
-		ps.add("limits.leases_per_client", fmt.Sprintf("%d is more than leases_total, %d", l.LeasesPerClient, l.LeasesTotal),
-			"lower it or raise leases_total")
-	}
 	ps.policy(c.Policy)
-	if b := c.HQDBudget; b.Validate() != nil {
-		ps.add("hqd_budget", fmt.Sprintf("online %d, offline %d and spare %d are not 100 percent together", b.Online, b.Offline, b.Spare),
-			"set all three, such as 10, 80 and 10, or none")
+	if d := c.Discovery.MQDsInterval; d != 0 && (d < minMQDsInterval || d > maxMQDsInterval) {
+		ps.add("discovery.mqds_interval", fmt.Sprintf("%s is outside %s to %s", durationText(d), durationText(minMQDsInterval), durationText(maxMQDsInterval)),
+			"choose a duration in that range, or 0s for never")
 	}
-	ps.discovery(c.Discovery)
-	ps.containers(c.Containers)
+	ps.kubelet(c.Containers.Kubelet)
 	if !isAddress(c.Metrics.Address) {
 		ps.add("metrics.address", yamlfile.Quoted(c.Metrics.Address)+" is not an address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
 	}
@@ -121,46 +122,10 @@ func isAddress(address string) bool {
 	return err == nil && bad == nil && n != 0 && (host == "" || net.ParseIP(host) != nil || nameProblem(host) == "")
 }
 
-func (ps *problems) discovery(d Discovery) {
-	check := func(key string, v, least, most time.Duration, remedy string) {
-		if v < least || v > most {
-			ps.add("discovery."+key, fmt.Sprintf("%s is outside %s to %s", durationText(v), durationText(least), durationText(most)), remedy)
-		}
-	}
-	check("interval", d.Interval, 10*time.Millisecond, 10*time.Second, "choose a duration in that range; 50ms suits most hosts")
-	least := min(max(d.Interval, 10*time.Millisecond), 10*time.Second)
-	check("idle_interval", d.IdleInterval, least, time.Minute, "choose a duration in that range, which begins with interval, or remove the key")
-	if d.MQDsInterval != 0 {
-		check("mqds_interval", d.MQDsInterval, 100*time.Millisecond, time.Hour, "choose a duration in that range, or 0s for never")
-	}
-}
-
-func (ps *problems) containers(c Containers) {
-	for i, path := range c.Sockets {
-		key := fmt.Sprintf("containers.sockets[%d]", i)
-		rest, isURL := strings.CutPrefix(path, "unix://")
-		switch {
-		case isURL:
-			ps.add(key, yamlfile.Quoted(path)+" is not a clean absolute path", "write the path alone: "+yamlfile.Cut(rest))
-		case !ps.path(key, path):
-		case len(path) > maxSocketPath:
-			ps.add(key, fmt.Sprintf("the path is longer than %d bytes", maxSocketPath), "socket paths are shorter; make a symbolic link")
-		case slices.Contains(c.Sockets[:i], path):
-			ps.add(key, yamlfile.Quoted(path)+" is given twice", "keep one of them")
-		}
-	}
-	u, err := url.Parse(c.Kubelet)
-	switch {
-	case c.Kubelet == "":
-	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		ps.add("containers.kubelet", yamlfile.Quoted(c.Kubelet)+" is not the address of a kubelet", "write one such as https://127.0.0.1:10250")
-	case u.Scheme == "http" && c.KubeletToken != "":
-		ps.add("containers.kubelet", "a token is not sent in clear text", "use https://, or remove kubelet_token")
-	}
-	for _, file := range []struct{ key, path string }{{"kubelet_token", c.KubeletToken}, {"kubelet_ca", c.KubeletCA}} {
-		if key := "containers." + file.key; file.path != "" && ps.path(key, file.path) && c.Kubelet == "" {
-			ps.add(key, "is set without kubelet", "write the address of the kubelet as kubelet, or remove this")
-		}
+func (ps *problems) kubelet(address string) {
+	u, err := url.Parse(address)
+	if address != "" && (err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "") {
+		ps.add("containers.kubelet", yamlfile.Quoted(address)+" is not the address of a kubelet", "write one such as https://127.0.0.1:10250")
 	}
 }
 
@@ -212,9 +177,6 @@ func (ps *problems) policy(p scheduler.Policy) {
 		}
 		key := policyPrefix + ke.Knob
 		remedy := "remove it to use the preset's value"
-		if ke.Knob == "default_ttl" {
-			remedy = "default_ttl may be at most max_ttl"
-		}
 		i := slices.IndexFunc(fields, func(f field) bool { return f.key == key })
 		if slices.ContainsFunc(ps.Errors, func(e *yamlfile.Error) bool { return e.Key == key }) {
 			return // the preset's value contradicts another knob

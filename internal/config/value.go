@@ -12,7 +12,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // value reads the value of key from n into the variable that into points to. Types are
@@ -20,13 +19,6 @@ import (
 func (p *parser) value(n *yaml.Node, key string, into any) bool {
 	switch list := into.(type) {
 	case *[]string:
-		if key == "containers.sockets" {
-			ok := p.list(n, key, list, "write a list such as [/run/docker.sock], [] to ask no runtime, or remove the key to use the default", "write a path")
-			if *list == nil {
-				*list = []string{} // the resolver takes nil for the default
-			}
-			return ok
-		}
 		if section(key) == "tcp" {
 			return p.list(n, key, list, "write a list such as [dns:web.example], or remove the key: nobody", "write uri:URI, dns:NAME or cn:NAME")
 		}
@@ -58,12 +50,6 @@ func (p *parser) value(n *yaml.Node, key string, into any) bool {
 		return p.Number(n, key, v)
 	case *time.Duration:
 		return p.Duration(n, key, v)
-	case *scheduler.SuspendWhen:
-		return parseEnum[gpreemptv1.SuspendWhen](p, n, key, v)
-	case *scheduler.Linger:
-		return parseEnum[gpreemptv1.Linger](p, n, key, v)
-	case *scheduler.GangScope:
-		return parseEnum[gpreemptv1.GangScope](p, n, key, v)
 	case *gpreempt.Class:
 		if *v, err = gpreempt.ParseClass(n.Value); err == nil && yamlfile.IsScalar(n, "!!str") {
 			return true
@@ -87,15 +73,6 @@ func (p *parser) value(n *yaml.Node, key string, into any) bool {
 	}
 	p.Fail(n, key, problem, remedy)
 	return false
-}
-
-// parseEnum reads the name of a value of the API's enum E, which has the numbers of T.
-func parseEnum[E api.Enum, T ~uint8](p *parser, n *yaml.Node, key string, into *T) bool {
-	if v, err := api.ParseEnum[E](n.Value); err == nil && yamlfile.IsScalar(n, "!!str") {
-		*into = T(v.Number())
-		return true
-	}
-	return p.Word(n, key, api.EnumNames[E](), new(string)) // fails
 }
 
 // list reads names and decimal ids.

@@ -55,7 +55,6 @@ type debugger interface {
 	mechanism.Mechanism
 	Queues(gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool)
 	PermissionRule() kfd.PermissionRule
-	PerQueue() mechanism.Mechanism
 }
 
 // mechanismNames returns the names of the mechanisms, best first.
@@ -112,7 +111,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 			b.kmap = kmap.New(kmap.Config{Open: h.OpenKmap, GPUs: gpus, Log: log.Named("kmap")})
 			b.mechanisms = append(b.mechanisms, b.kmap)
 		case name == nvchannels.Name && b.pauses != nil:
-			if b.openNVIDIA(h, cfg.NVIDIA, log); b.nvidia != nil {
+			if b.openNVIDIA(h, log); b.nvidia != nil {
 				b.mechanisms = append(b.mechanisms, b.nvidia)
 			}
 		case b.pauses == nil: // simulated, or openJournal has warned
@@ -121,9 +120,6 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 		case name == "freezer":
 			b.mechanisms = append(b.mechanisms, b.pauses.Freezer)
 		}
-	}
-	if b.dbgtrap != nil && h.Mechanisms == nil {
-		b.mechanisms = append(b.mechanisms, b.dbgtrap.PerQueue())
 	}
 	if b.pauses != nil && len(b.mechanisms) > 0 {
 		b.mechanisms = append(b.mechanisms, b.pauses.Stop)

@@ -30,8 +30,7 @@ func Command() *cobra.Command {
 	}
 	root.SetVersionTemplate("gpreemptd {{.Version}}\n")
 	root.Flags().BoolVar(&cleanup, "cleanup", false, "resume processes left paused by a crashed daemon; safe at any time")
-	root.AddCommand(serveCommand(), diagnoseCommand(), acceptCommand(), configCommand(), versionCommand())
-	root.AddCommand(acceptPrograms()...)
+	root.AddCommand(serveCommand(), diagnoseCommand(), configCommand(), versionCommand())
 	return root
 }
 

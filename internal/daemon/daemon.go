@@ -61,6 +61,9 @@ type Options struct {
 	Socket string
 	// Host is the machine to work on.
 	Host Host
+	// Tune, if not nil, changes each configuration that is read. It is for tests and emulators, to
+	// which the values that no key has do not apply.
+	Tune func(*config.Config)
 	// Log, if not nil, replaces the log on standard error.
 	Log *zap.Logger
 }
@@ -224,6 +227,10 @@ func (o *Options) load() (config.Config, error) {
 	if o.Socket != "" {
 		cfg.Socket = o.Socket
 	}
+	if o.Tune != nil {
+		o.Tune(&cfg)
+		cfg.Policy = cfg.Policy.Normalize()
+	}
 	return cfg, nil
 }
 
@@ -288,7 +295,7 @@ func (d *daemon) build(cfg config.Config) error {
 	})
 	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.loads = &loadWatch{runner: d.runner, inventory: d.inventory, backlogs: d.backlogs, waves: d.hasWaves, wake: make(chan struct{}, 1)}
-	d.setHQDBudget(cfg.HQDBudget)
+	d.setHQDBudget(cfg.Budget())
 	d.warnings.set("backend", d.backend.warnings...)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -55,6 +56,14 @@ func (d *daemon) diagnose(ctx context.Context) *gpreemptv1.DiagnoseResponse {
 
 // processReports reports how each process of the driver is suspended, or why not.
 func (d *daemon) processReports(ctx context.Context) (all []*gpreemptv1.DiagnosedProcess) {
+	announced := map[gpreempt.ProcessKey]gpreempt.ProcessKey{}
+	d.runner.View(func(core *scheduler.Core) {
+		for _, t := range core.Targets() {
+			if t.Class == gpreempt.Offline && len(t.Owners) > 0 {
+				announced[t.Key] = t.Owners[0]
+			}
+		}
+	})
 	for _, proc := range d.inventory.Processes() {
 		facts, known := d.registry.Facts(proc.Key)
 		if !known {
@@ -65,7 +74,12 @@ func (d *daemon) processReports(ctx context.Context) (all []*gpreemptv1.Diagnose
 		if choice.Mechanism == "" && len(choice.Rejected) == 0 { // not tried, or lost
 			choice = d.sessions.Preview(ctx, proc.Key)
 		}
-		all = append(all, processReport(proc.Process, facts.Decision, choice, facts.JobName, facts.Job))
+		p := processReport(proc.Process, facts.Decision, choice, facts.JobName, facts.Job)
+		if owner, is := announced[proc.Key]; is {
+			p.Why = strings.TrimPrefix(p.GetWhy()+"; ", "; ") + fmt.Sprintf(
+				"process %d announces its work, which the leases of others suspend: see the warning %s of gpctl status", owner.PID, gpreempt.WarnOwnerOffline.Code)
+		}
+		all = append(all, p)
 	}
 	return all
 }
@@ -174,7 +188,7 @@ func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreem
 		case nvchannels.Name:
 			host := ThisHost()
 			if profile, err := nvrm.ReadProfile(host.files()); err == nil { // the check reports the error
-				all = append(all, newNVIDIA(host, profile, config.NVIDIA{}, nil, nil, zap.NewNop()))
+				all = append(all, newNVIDIA(host, profile, nil, nil, zap.NewNop()))
 			}
 		}
 	}

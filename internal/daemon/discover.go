@@ -2,9 +2,11 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -87,13 +89,37 @@ func (d *daemon) openSMI(gpu gpreempt.GPUID) (inventory.Stream, error) {
 	return stream, nil
 }
 
+// runtimeSockets are those of container runtimes. One elsewhere is found by a symbolic link.
+var runtimeSockets = []string{
+	"/run/containerd/containerd.sock",
+	"/run/crio/crio.sock",
+	"/run/cri-dockerd.sock",
+	"/run/k3s/containerd/containerd.sock",
+	"/run/k0s/containerd.sock",
+	"/var/snap/microk8s/common/run/containerd.sock",
+	"/run/docker.sock",
+	"/run/podman/podman.sock",
+}
+
+// credential returns the path of a file for the kubelet, "" for none: that of the administrator, or
+// else that of the service account of the daemon's pod.
+func credential(name string) string {
+	for _, dir := range []string{"/etc/gpreempt-kubelet", "/var/run/secrets/kubernetes.io/serviceaccount"} {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			return path
+		}
+	}
+	return ""
+}
+
 // openContainers creates the resolver of container names. A simulation has none.
 func (d *daemon) openContainers(cfg config.Containers) {
 	if d.backend.simulated != "" {
 		return
 	}
 	d.containers = container.New(container.Config{
-		Sockets: cfg.Sockets, Kubelet: cfg.KubeletAddress(os.LookupEnv), KubeletToken: cfg.KubeletToken, KubeletCA: cfg.KubeletCA,
+		Sockets: runtimeSockets, Kubelet: cfg.KubeletAddress(os.LookupEnv), KubeletToken: credential("token"), KubeletCA: credential("ca.crt"),
 		Cgroup: func(pid int32) (gpreempt.Cgroup, error) {
 			text, err := fs.ReadFile(d.backend.root, fmt.Sprintf("proc/%d/cgroup", pid))
 			return discovery.ParseCgroup(text), err
@@ -130,7 +156,7 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 		facts, _ := d.registry.Facts(key)
 		return facts.Decision.By
 	}
-	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), offlineOwners(targets, by), cannotSuspend(targets, d.attachError), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, d.config.Load().HQDAlarm))
+	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), offlineOwners(targets, by), cannotSuspend(targets, d.attachError), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, config.SpareSlots))
 }
 
 // attachError returns why no mechanism could be attached to a target, or suspend it; "" when that

@@ -11,9 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/testutil"
-	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -33,46 +31,12 @@ func leases(want gpreempt.Reason, first, second peer, n int) func(*live) func() 
 	}
 }
 
-func streams(l *live) func() {
-	conn := l.dial(certified, nil)
-	l.announce(conn, time.Minute)
-	l.announce(conn, time.Minute)
-	return func() {
-		s, err := l.session(conn)
-		if err == nil {
-			_, err = s.Recv()
-		}
-		if why(err) != gpreempt.ReasonStreamsPerClient {
-			l.Errorf("a third stream: %v", err)
-		}
-	}
-}
-
-// requests makes a number of calls, and expects that one of many is refused later.
-func requests(n int) func(*live) func() {
-	return func(l *live) func() {
-		online := gpreemptv1.NewOnlineServiceClient(l.dial(certified, nil))
-		call := func() gpreempt.Reason {
-			_, err := online.Complete(testutil.Context(l), &gpreemptv1.CompleteRequest{LeaseId: "x"})
-			return why(err)
-		}
-		for range n {
-			if got := call(); got == gpreempt.ReasonRateLimited {
-				l.Fatal("a call is refused before the rate is low")
-			}
-		}
-		return func() {
-			testutil.Until(l, "a refusal", func() bool { return call() == gpreempt.ReasonRateLimited })
-		}
-	}
-}
-
-// requestsTogether has two clients of one user who call in turn, and expects that they are refused
+// requestsTogether has three clients of one user who call in turn, and expects that they are refused
 // for what they send together.
 func requestsTogether(l *live) func() {
 	var clients []gpreemptv1.OnlineServiceClient
-	for range 2 {
-		clients = append(clients, gpreemptv1.NewOnlineServiceClient(l.client(peer{uid: nobody})))
+	for range 3 { // one has half of it
+		clients = append(clients, gpreemptv1.NewOnlineServiceClient(l.client(peer{uid: nobody, gid: nobody})))
 	}
 	refused := func() (together bool) {
 		for _, c := range clients {
@@ -87,21 +51,6 @@ func requestsTogether(l *live) func() {
 		}
 	}
 	return func() { testutil.Until(l, "a refusal", refused) }
-}
-
-// connections has two connections beside that of the admin, and expects a reason for a third.
-func connections(want gpreempt.Reason) func(*live) func() {
-	return func(l *live) func() {
-		for range 2 {
-			l.announce(l.dial(certified, nil), time.Minute)
-		}
-		return func() {
-			_, err := gpreemptv1.NewOnlineServiceClient(l.dial(certified, nil)).NotifyOnline(testutil.Context(l), &gpreemptv1.NotifyOnlineRequest{})
-			if why(err) != want {
-				l.Errorf("another connection: %v, want %s", err, want)
-			}
-		}
-	}
 }
 
 // shownPolicy compares a knob of the policy in force with the file.
@@ -119,7 +68,6 @@ func shownPolicy(name string) func(*live) func() {
 			}
 		}
 		if name == "preset" { // else it is custom
-			delete(l.values, "policy.linger")
 			delete(l.values, "policy.attach_after")
 			l.reload()
 		}
@@ -132,66 +80,10 @@ func shownPolicy(name string) func(*live) func() {
 func knob(p *gpreemptv1.Policy, name string) string {
 	field := p.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 	switch v := p.ProtoReflect().Get(field).Interface().(type) {
-	case protoreflect.EnumNumber:
-		return api.EnumNumberName(field.Enum(), v)
 	case protoreflect.Message:
 		return v.Interface().(*durationpb.Duration).AsDuration().String()
 	default:
 		return fmt.Sprint(v)
-	}
-}
-
-// shadow has an announcement suspend a job with the old value only.
-func shadow(l *live) func() {
-	job := l.h.start("trainer")
-	l.h.target(l.c, job, "a mechanism is attached", held)
-	suspended := func() int {
-		lease, err := l.c.Acquire(testutil.Context(l), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second})
-		if err != nil {
-			l.Fatal(err)
-		}
-		defer func() {
-			if err := release(l.Context(), lease); err != nil {
-				l.Error(err)
-			}
-		}()
-		return len(job.Suspended())
-	}
-	if suspended() == 0 {
-		l.Error("nothing is suspended before")
-	}
-	return func() {
-		l.h.await("all run", func() bool { return len(job.Suspended()) == 0 })
-		if n := suspended(); n > 0 {
-			l.Errorf("%d queues are suspended", n)
-		}
-	}
-}
-
-func defaultTTL(l *live) func() {
-	check := func(want time.Duration) {
-		l.Helper()
-		if _, answer := l.announce(l.dial(certified, nil), 0); answer.GetTtl().AsDuration() != want {
-			l.Errorf("%v are granted, want %v", answer.GetTtl().AsDuration(), want)
-		}
-	}
-	check(10 * time.Second)
-	return func() { check(11 * time.Second) }
-}
-
-func longestTTL(l *live) func() {
-	ask := func() gpreempt.Reason {
-		_, err := gpreemptv1.NewOnlineServiceClient(l.dial(certified, nil)).NotifyOnline(testutil.Context(l),
-			&gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(11 * time.Second)})
-		return why(err)
-	}
-	if got := ask(); got != gpreempt.ReasonTTLRange {
-		l.Errorf("11 s are refused with %q", got)
-	}
-	return func() {
-		if got := ask(); got != "" {
-			l.Errorf("11 s are refused with %q", got)
-		}
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -49,7 +48,6 @@ type liveCase struct {
 const nobody = 65534
 
 var liveCases = []liveCase{
-	{keys: "access.online_users", from: "[65534]", to: "[]", start: rights(peer{uid: nobody}, false)},
 	{keys: "access.online_groups", from: "[65534]", to: "[]", start: rights(peer{uid: nobody, gid: nobody}, false)},
 	{keys: "access.admin_users", from: "[65534]", to: "[]", start: rights(peer{uid: nobody}, true)},
 	{keys: "access.admin_groups", from: "[65534]", to: "[]", start: rights(peer{uid: nobody, gid: nobody}, true)},
@@ -61,60 +59,21 @@ var liveCases = []liveCase{
 	{keys: "tcp.client_ca", start: authorityOfClients},
 
 	{
-		keys: "limits.leases_per_client", from: "10", to: "3", others: map[string]string{"limits.leases_per_user": "10"},
-		start: leases(gpreempt.ReasonLeasesPerClient, certified, certified, 3),
+		keys: "limits.leases_per_user", from: "10", to: "3", others: map[string]string{"access.online_groups": "[65534]"},
+		start: leases(gpreempt.ReasonLeasesPerUser, peer{uid: nobody, gid: nobody}, peer{uid: nobody, gid: nobody}, 4),
 	},
 	{
-		keys: "limits.leases_per_user", from: "10", to: "3", start: leases(gpreempt.ReasonLeasesPerUser, peer{uid: nobody}, peer{uid: nobody}, 4),
-		others: map[string]string{"limits.leases_per_client": "3", "access.online_users": "[65534]"},
+		keys: "limits.requests_per_user", from: "1000000", to: "20", start: requestsTogether, others: map[string]string{"access.online_groups": "[65534]"},
 	},
-	{
-		keys: "limits.leases_total", from: "100", to: "4", others: map[string]string{"limits.leases_per_client": "3"},
-		start: leases(gpreempt.ReasonLeasesTotal, certified, peer{names: []string{"other"}}, 4),
-	},
-	{keys: "limits.streams_per_client", from: "10", to: "1", start: streams},
-	{keys: "limits.requests_per_second", from: "1000000", to: "10", others: map[string]string{"limits.burst": "100"}, start: requests(300)},
-	{keys: "limits.burst", from: "1000000", to: "20", others: map[string]string{"limits.requests_per_second": "10"}, start: requests(30)},
-	{
-		keys: "limits.requests_per_user", from: "1000000", to: "10", start: requestsTogether,
-		others: map[string]string{"limits.requests_per_second": "10", "limits.burst": "100", "access.online_users": "[65534]"},
-	},
-	{keys: "limits.connections_per_user", from: "10", to: "1", start: connections(gpreempt.ReasonConnsPerUser)},
-	{keys: "limits.connections_total", from: "100", to: "3", start: connections(gpreempt.ReasonConnsTotal)},
 
 	{keys: "policy.preset", from: "strict", to: "share", start: shownPolicy("preset")},
-	{keys: "policy.suspend_when", from: "eta", to: "at-once", start: shownPolicy("suspend_when")},
-	{keys: "policy.linger", from: "none", to: "fixed", start: shownPolicy("linger")},
-	{keys: "policy.linger_max", from: "1ms", to: "2ms", start: shownPolicy("linger_max")},
+	{keys: "policy.linger", from: "1ms", to: "2ms", start: shownPolicy("linger")},
 	{keys: "policy.share_floor", from: "0.25", to: "0.5", start: shownPolicy("share_floor")},
-	{keys: "policy.share_window", from: "1s", to: "2s", start: shownPolicy("share_window")},
 	{keys: "policy.max_suspend", from: "1s", to: "2s", start: shownPolicy("max_suspend")},
-	{keys: "policy.min_run", from: "1ms", to: "2ms", start: shownPolicy("min_run")},
-	{keys: "policy.gang", from: "job", to: "process", start: shownPolicy("gang")},
 	{keys: "policy.attach_after", from: "1s", to: "2s", start: shownPolicy("attach_after")},
 	{keys: "policy.max_wait", from: "1ms", to: "2ms", start: shownPolicy("max_wait")},
-	{keys: "policy.shadow", from: "false", to: "true", start: shadow},
-	{keys: "policy.default_ttl", from: "10s", to: "11s", start: defaultTTL},
-	{keys: "policy.max_ttl", from: "10s", to: "11s", start: longestTTL},
 
-	{keys: "hqd_budget.online hqd_budget.offline hqd_budget.spare", from: "0 0 0", to: "90 1 9", start: parked},
-	{keys: "hqd_budget.alarm_free", from: "0", to: "100", start: func(l *live) func() {
-		l.h.start("viewer")
-		if l.h.warns(l.c, gpreempt.WarnSlotsLow.Warn("").Code) {
-			l.Error("a warning without an alarm")
-		}
-		return func() {
-			testutil.Until(l, "the warning", func() bool { return l.h.warns(l.c, gpreempt.WarnSlotsLow.Warn("").Code) })
-		}
-	}},
-	{
-		keys: "discovery.interval", from: "50ms", to: "9s", others: map[string]string{"discovery.idle_interval": "10s"},
-		start: source("sysfs", func(s *gpreemptv1.Source) bool { return s.GetEvery().AsDuration() >= 9*time.Second }),
-	},
-	{
-		keys: "discovery.idle_interval", from: "10ms", to: "1m", others: map[string]string{"discovery.interval": "10ms"},
-		start: source("sysfs", func(s *gpreemptv1.Source) bool { return s.GetEvery().AsDuration() > 10*time.Millisecond }),
-	},
+	{keys: "hqd_budget", from: "0", to: "1", start: parked},
 	{
 		keys: "discovery.mqds_interval", from: "0s", to: "100ms",
 		start: source("mqds", func(s *gpreemptv1.Source) bool { return s.GetReadings() > 0 }),
@@ -191,10 +150,10 @@ func newLive(t *testing.T) *live {
 	l.values = map[string]string{
 		"access.online_groups": "[]", "access.admin_groups": "[]",
 		"tcp.address": `"` + l.address + `"`, "tcp.certificate": certificate, "tcp.key": key, "tcp.client_ca": l.ca.File,
-		"tcp.online": `["dns:client", "dns:other"]`, "discovery.interval": "50ms",
-		"policy.preset": "strict", "policy.linger": "none", "policy.attach_after": "0s",
-		"limits.requests_per_second": "1000000", "limits.burst": "1000000", "limits.requests_per_user": "1000000", // the tests look all the time
-		"rules": `[{name: training, match: {comm: "train*"}, class: offline}]`,
+		"tcp.online":    `["dns:client", "dns:other"]`,
+		"policy.preset": "strict", "policy.attach_after": "0s",
+		"limits.requests_per_user": "1000000", // the tests look all the time
+		"rules":                    `[{name: training, match: {comm: "train*"}, class: offline}]`,
 	}
 	return l
 }

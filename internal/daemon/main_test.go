@@ -11,6 +11,8 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(roleEnv) {
 	case roleVictim:
 		os.Exit(victimMain(os.Stdin, os.Stdout))
+	case roleTracer:
+		os.Exit(tracerMain(os.Args[1:], os.Stdin, os.Stdout))
 	case roleRelay:
 		os.Exit(relayMain(os.Args[1]))
 	case roleDaemon:

@@ -8,7 +8,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/internal/safety"
@@ -18,7 +17,7 @@ import (
 )
 
 // openNVIDIA has the backend find the processes of the NVIDIA driver, and suspend them.
-func (b *backend) openNVIDIA(h Host, cfg config.NVIDIA, log *zap.Logger) {
+func (b *backend) openNVIDIA(h Host, log *zap.Logger) {
 	profile, err := nvrm.ReadProfile(b.root)
 	if h.RM == nil {
 		err = fs.ErrNotExist
@@ -30,7 +29,7 @@ func (b *backend) openNVIDIA(h Host, cfg config.NVIDIA, log *zap.Logger) {
 	b.channels = nvrm.NewSource(b.root, h.RM, profile, b.owns)
 	b.fs.Add(b.channels)
 	b.name += "+" + nvrm.Driver
-	b.nvidia = newNVIDIA(h, profile, cfg, b.channels.Owner, b.pauses.journal, log)
+	b.nvidia = newNVIDIA(h, profile, b.channels.Owner, b.pauses.journal, log)
 }
 
 func noNVIDIA(err error) string {
@@ -41,9 +40,9 @@ func noNVIDIA(err error) string {
 }
 
 // newNVIDIA returns the mechanism for a host's driver.
-func newNVIDIA(h Host, profile nvrm.Profile, cfg config.NVIDIA, owner func(nvrm.Handle) gpreempt.ProcessKey, journal mechanism.Store, log *zap.Logger) *nvchannels.Mechanism {
+func newNVIDIA(h Host, profile nvrm.Profile, owner func(nvrm.Handle) gpreempt.ProcessKey, journal mechanism.Store, log *zap.Logger) *nvchannels.Mechanism {
 	return nvchannels.New(nvchannels.Config{
-		Sys: h.RM, Profile: profile, Journal: journal, CopyEngines: cfg.CopyEngines, Owner: owner, Start: h.Supervise,
+		Sys: h.RM, Profile: profile, Journal: journal, Owner: owner, Start: h.Supervise,
 		Refused: func() (why, remedy string) { return nvrm.Refused(h.files(), h.RM) }, Log: log.Named(nvchannels.Name),
 	})
 }

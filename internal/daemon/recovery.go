@@ -13,7 +13,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
@@ -89,7 +88,7 @@ func readPauses(h Host, helpers *helper.Pool, log *zap.Logger) (*pauses, []error
 		log:     log,
 	}
 	if profile, err := nvrm.ReadProfile(h.files()); err == nil && h.RM != nil {
-		p.NVIDIA = newNVIDIA(h, profile, config.NVIDIA{}, nil, j, log)
+		p.NVIDIA = newNVIDIA(h, profile, nil, j, log)
 	}
 	entries, unreadable := j.Entries()
 	for _, err := range unreadable {

@@ -60,9 +60,9 @@ func TestReloadAppliesTheChangesAndNothingElse(t *testing.T) {
 	codes := d.reloadWith(t, `
 access: {online_groups: [], admin_groups: ["4242"]}
 policy: {preset: strict}
-limits: {leases_per_client: 1}
+limits: {leases_per_user: 1}
 log: {level: error}
-discovery: {interval: 1s}
+discovery: {mqds_interval: 1s}
 rules: [{name: all, match: {comm: "*"}, class: offline}]
 `)
 	if codes != nil {
@@ -80,7 +80,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 	if got := d.logs.Level(); got != zapcore.ErrorLevel {
 		t.Errorf("log level %v, want error", got)
 	}
-	if got := d.config.Load().Discovery.Interval; got != time.Second {
+	if got := d.config.Load().Discovery.MQDsInterval; got != time.Second {
 		t.Errorf("interval %v, want 1s", got)
 	}
 	request := scheduler.LeaseRequested{Client: 7, Priority: gpreempt.PriorityHigh, TTL: time.Second}
@@ -140,7 +140,7 @@ func TestReloadThatFailsChangesNothing(t *testing.T) {
 		"rules: [{name: all, match: {comm: \"*\"}, class: offline}]\n"
 	for _, tc := range []struct{ step, file, code, place string }{
 		{"parse", changed + "limits: [\n", "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
-		{"check", changed + tcp(certificate) + "limits: {leases_total: 0}\n", "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
+		{"check", changed + tcp(certificate) + "limits: {leases_per_user: 0}\n", "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
 		{"rules", strings.Replace(changed, `"*"`, `"["`, 1), "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
 		{"certificates", changed + tcp(certificate+".missing"), "CERTIFICATE_REJECTED", certificate + ".missing"},
 	} {
@@ -319,17 +319,17 @@ func TestKeysThatNeedARestartAreAWarningUntilTheyAreReverted(t *testing.T) {
 	d := newDaemon(t, noGroups)
 	d.opts.Socket = "" // as without --socket
 	socket := d.config.Load().Socket
-	changed := noGroups + "limits: {max_message_bytes: 8192}\nsocket: /run/elsewhere.sock\n"
+	changed := noGroups + "metrics: {address: \"127.0.0.1:1\"}\nsocket: /run/elsewhere.sock\n"
 	for range 2 {
 		if diff := cmp.Diff([]string{"RESTART_NEEDED"}, d.reloadWith(t, changed)); diff != "" {
 			t.Fatal(diff)
 		}
-		if text := d.warnings.list()[0].Text; !strings.Contains(text, "socket, limits.max_message_bytes") {
+		if text := d.warnings.list()[0].Text; !strings.Contains(text, "socket, metrics.address") {
 			t.Errorf("the warning says %q, want both keys", text)
 		}
 	}
-	if got := d.config.Load(); got.Socket != socket || got.Limits.MaxMessageBytes != 64<<10 {
-		t.Errorf("socket %q, max_message_bytes %d in force", got.Socket, got.Limits.MaxMessageBytes)
+	if got := d.config.Load(); got.Socket != socket || got.Metrics.Address != "" {
+		t.Errorf("socket %q, metrics.address %q in force", got.Socket, got.Metrics.Address)
 	}
 	if codes := d.reloadWith(t, noGroups+"socket: "+socket+"\n"); codes != nil {
 		t.Errorf("after the keys are reverted: warnings %v", codes)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
@@ -26,7 +27,8 @@ func TestDaemonHoldsBackLinesThatRepeatAndWritesTheLastAtItsEnd(t *testing.T) {
 	core, logs := observer.New(zapcore.DebugLevel)
 	opts := simulated(t, testutil.TempSocketDir(t))
 	opts.Log = zap.New(core)
-	write(t, opts.ConfigPath, noGroups+"limits: {connections_total: 1}\n")
+	write(t, opts.ConfigPath, noGroups)
+	opts.Tune = func(c *config.Config) { c.Limits.Clients.ConnectionsTotal = 1 }
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ready, ended := notifySocket(t), make(chan error, 1)

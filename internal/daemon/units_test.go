@@ -73,11 +73,11 @@ func TestExposureOfTheUnitIsTheDocumentedOne(t *testing.T) {
 	if err != nil || found == nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "systemd.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "install.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := "reports an exposure of " + string(found[1]) + ";"; !strings.Contains(string(text), want) {
-		t.Errorf("docs/systemd.md has no %q", want)
+		t.Errorf("docs/install.md has no %q", want)
 	}
 }

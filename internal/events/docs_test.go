@@ -2,11 +2,13 @@ package events
 
 import (
 	"fmt"
-	"os"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -17,8 +19,6 @@ var goVersion = regexp.MustCompile(`goversion="[^"]*"`)
 const metricsIntro = `# Metrics
 
 With ` + "`metrics.address: 127.0.0.1:9477`" + ` in the config file, gpreemptd serves ` + "`/metrics`" + ` for Prometheus. It is off by default.
-They are counted from the records that the event stream and the log are made from. Writing and
-counting the records is about 1 % of an announcement and its Complete where a suspend costs nothing (section d of [performance.md](performance.md); simulated GPU).
 
 - Histograms have both forms. A Prometheus that scrapes native histograms (` + "`scrape_native_histograms: true`" + `, or
   ` + "`--enable-feature=native-histograms`" + ` before 3.8) gets 8 buckets to each factor of 2; any other gets the classic buckets. Dashboard and rules read
@@ -29,7 +29,7 @@ counting the records is about 1 % of an announcement and its Complete where a su
 - ` + "`/healthz`" + ` answers 200 when the scheduler answers; while the scheduler hangs, the answer hangs. ` + "`/readyz`" + ` answers 200 while the daemon
   serves, and 503 once it stops. A GPU that fails changes neither: that is a metric.
 
-Dashboard and alert rules are in deploy/grafana. This file, except its last column, is written by ` + "`go test ./internal/events -update`" + `.
+Dashboards and alert rules are in deploy/grafana. This page is generated from the table in internal/events (` + "`make gen`" + `).
 
 | metric | type | unit | labels | meaning | use |
 |---|---|---|---|---|---|
@@ -37,11 +37,11 @@ Dashboard and alert rules are in deploy/grafana. This file, except its last colu
 
 const warningsIntro = `# Warnings
 
-For operators: conditions of a running daemon that an admin should know, each with a remedy. They are in ` + "`gpctl status`" + `, in the API (GetStatus), in the log (when one is raised
-and when it is cleared), and in ` + "`gpreempt_warnings`" + ` of [metrics.md](metrics.md). Codes are stable. A warning means that gpreempt works
-with less information or fewer functions, an error that a part of it does not work; in both cases offline work runs unless it is suspended.
+Conditions of a running daemon that an admin should know. They are in ` + "`gpctl status`" + `, in the API (GetStatus), in the log (when one is raised
+and when it is cleared), and in ` + "`gpreempt_warnings`" + ` of the [metrics](metrics.md). Codes are stable. With a warning gpreempt works
+with less information or fewer functions; with an error a part of it does not work.
 
-This file is written by ` + "`go test ./internal/events -update`" + ` from the table in pkg/gpreempt/warning.go.
+This page is generated from the table in pkg/gpreempt/warning.go (` + "`make gen`" + `).
 
 | code | severity | meaning | what to do |
 |---|---|---|---|
@@ -70,42 +70,30 @@ func (m *metric) unit() string {
 
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-const metricsDocument = "../../docs/metrics.md"
-
-// uses returns the last column of the document by metric: how to use it, or what to do. It
-// is written by hand.
-func uses(t *testing.T) map[string]string {
-	t.Helper()
-	text, err := os.ReadFile(metricsDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
-	uses := map[string]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` .* \\| (.*) \\|$").FindAllStringSubmatch(string(text), -1) {
-		uses[row[1]] = row[2]
-	}
-	return uses
-}
-
-func TestDocumentOfTheMetrics(t *testing.T) {
+func TestReferenceOfTheMetrics(t *testing.T) {
 	var doc strings.Builder
-	uses := uses(t)
 	doc.WriteString(metricsIntro)
+	var names []string
 	for _, m := range table {
+		names = append(names, m.name)
 		labels := strings.Join(m.labels, ", ")
 		if labels == "" {
 			labels = "-"
 		}
-		fmt.Fprintf(&doc, "| `%s` | %s | %s | %s | %s | %s |\n", m.name, m.typeName(), m.unit(), labels, cell(m.help), uses[m.name])
+		fmt.Fprintf(&doc, "| `%s` | %s | %s | %s | %s | %s |\n", m.name, m.typeName(), m.unit(), labels, cell(m.help), cell(uses[m.name]))
 	}
-	compareWithFile(t, metricsDocument, doc.String())
+	slices.Sort(names)
+	if diff := cmp.Diff(names, slices.Sorted(maps.Keys(uses))); diff != "" {
+		t.Errorf("metrics (-), and those for which uses has a line (+):\n%s", diff)
+	}
+	compareWithFile(t, "../../docs/reference/metrics.md", doc.String())
 }
 
-func TestDocumentOfTheWarnings(t *testing.T) {
+func TestReferenceOfTheWarnings(t *testing.T) {
 	var doc strings.Builder
 	doc.WriteString(warningsIntro)
 	for _, k := range gpreempt.WarningKinds() {
 		fmt.Fprintf(&doc, "| `%s` | %s | %s | %s |\n", k.Code, k.Severity, cell(k.Means), cell(k.Remedy))
 	}
-	compareWithFile(t, "../../docs/warnings.md", doc.String())
+	compareWithFile(t, "../../docs/reference/warnings.md", doc.String())
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden scrape and docs/metrics.md")
+var update = flag.Bool("update", false, "write the golden scrape and docs/reference/{metrics,warnings}.md")
 
 // world is a scheduler and an event log, driven by hand in invented time.
 type world struct {
@@ -38,7 +38,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Linger, p.ShareFloor, p.ShareWindow = scheduler.LingerNone, 0.5, 10*time.Second
+	p.ShareFloor, p.ShareWindow = 0.5, 10*time.Second
 	w := &world{t: t, core: scheduler.New(p, scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10}), log: NewLog(8)}
 	for id := range gpreempt.GPUID(2) {
 		w.step(scheduler.GPUAdded{GPU: id + 1})
@@ -182,7 +182,6 @@ func TestScrapeOfAScriptedHistory(t *testing.T) {
 
 func TestEveryMetricOfTheTableIsServed(t *testing.T) {
 	got := scrape(t, history(t).snapshot())
-	uses := uses(t)
 	for _, m := range table {
 		if !strings.Contains(got, "\n# TYPE "+m.name+" ") {
 			t.Errorf("%s is in the table and not in the scrape", m.name)

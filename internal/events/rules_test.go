@@ -36,7 +36,6 @@ func TestDashboardAndRulesUseMetricsThatExist(t *testing.T) {
 			}
 		}
 	}
-	uses := uses(t)
 	for _, m := range table {
 		if !slices.ContainsFunc([]string{"", "_bucket", "_count"}, func(suffix string) bool { return used[m.name+suffix] }) {
 			t.Errorf("neither dashboard nor rules use %s", m.name)

@@ -4,12 +4,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metric is one row of the table for /metrics and docs/metrics.md.
+// metric is one row of the table for /metrics and docs/reference/metrics.md.
 type metric struct {
 	name   string
 	kind   prometheus.ValueType // Untyped is a histogram
 	labels []string
-	// help describes the value. docs/metrics.md also says how to use it.
+	// help describes the value. docs/reference/metrics.md also says how to use it (uses_test.go).
 	help string
 	desc *prometheus.Desc
 }

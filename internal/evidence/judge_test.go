@@ -64,7 +64,7 @@ func profile(t *testing.T, name string) evidence.Profile {
 func TestRunWithinAllLimitsPasses(t *testing.T) {
 	for _, name := range evidence.ProfileNames() {
 		run := sound()
-		if name == "final" || strings.HasPrefix(name, "s4-") {
+		if name == "online-5ms-hour" || strings.HasPrefix(name, "suspend-") {
 			for i := range run.Arms[3].Repeats {
 				r := &run.Arms[3].Repeats[i]
 				r.Seconds = 1800
@@ -81,9 +81,9 @@ func TestRunWithinAllLimitsPasses(t *testing.T) {
 }
 
 func TestVerdictHasEachFigureWithItsLimit(t *testing.T) {
-	v := evidence.Judge(sound(), profile(t, "documents-s3"))
+	v := evidence.Judge(sound(), profile(t, "loss-5"))
 	want := evidence.Verdict{
-		Result: evidence.Pass, Profile: "documents-s3", Origin: evidence.Emulated,
+		Result: evidence.Pass, Profile: "loss-5", Origin: evidence.Emulated,
 		Criteria: []evidence.Criterion{
 			{Arm: "protected", Name: "offline_loss_percent", Figure: new(2.0), Limit: 5, Unit: "%", Result: evidence.Pass},
 			{Arm: "protected", Name: "online_p99_ms", Figure: new(6.01), Limit: 50, Unit: "ms", Spread: 0.01, Result: evidence.Pass},
@@ -172,7 +172,7 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			run := sound()
 			tc.breaks(run)
-			v := evidence.Judge(run, profile(t, "documents-s3"))
+			v := evidence.Judge(run, profile(t, "loss-5"))
 			if v.Result != tc.result || !strings.Contains(strings.Join(v.Reasons, "\n"), tc.reason) {
 				t.Errorf("%s, want %s with %q:\n%s", v.Result, tc.result, tc.reason, strings.Join(v.Reasons, "\n"))
 			}
@@ -190,7 +190,7 @@ func TestSlotsThatWereNotReadAreUnverified(t *testing.T) {
 			run.Arms[3].Repeats[i].Samples = nil
 		}
 		run.Arms[3].Repeats[1].SlotsUnread = "the reason"
-		v := evidence.Judge(run, profile(t, "documents-s3"))
+		v := evidence.Judge(run, profile(t, "loss-5"))
 		if diff := cmp.Diff([]string{want}, v.Unverified); v.Result != evidence.Pass || diff != "" {
 			t.Errorf("%s: %s", v.Result, diff)
 		}
@@ -201,22 +201,22 @@ func TestSlotsThatWereNotReadAreUnverified(t *testing.T) {
 func TestArmThatWasLeftOutCannotTell(t *testing.T) {
 	run := sound()
 	run.Arms = append(run.Arms, evidence.Arm{Name: "protected::kmap", Kind: evidence.Protected, Missing: "the daemon has no mechanism"})
-	want := evidence.Judge(sound(), profile(t, "documents-s3"))
+	want := evidence.Judge(sound(), profile(t, "loss-5"))
 	want.Result, want.Reasons = evidence.CannotTell, []string{"protected::kmap was left out: the daemon has no mechanism"}
-	if diff := cmp.Diff(want, evidence.Judge(run, profile(t, "documents-s3"))); diff != "" {
+	if diff := cmp.Diff(want, evidence.Judge(run, profile(t, "loss-5"))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	run.Arms[3].Repeats[0].Lost = 1
-	if v := evidence.Judge(run, profile(t, "documents-s3")); v.Result != evidence.Fail {
+	if v := evidence.Judge(run, profile(t, "loss-5")); v.Result != evidence.Fail {
 		t.Errorf("with a lost packet: %+v", v)
 	}
 }
 
-func TestProfilesOfS4HaveItsLimits(t *testing.T) {
+func TestProfilesOfSuspendsHaveTheirLimits(t *testing.T) {
 	for name, want := range map[string]map[string]float64{
-		"s4-must":   {"online_p99_ms": 15, "suspend_p99_ms": 1, "resume_p99_ms": 1},
-		"s4-should": {"online_p99_ms": 10, "suspend_p99_ms": 0.5, "resume_p99_ms": 0.5},
-		"s4-best":   {"online_p99_ms": 5, "suspend_p99_ms": 0.3, "resume_p99_ms": 0.3},
+		"suspend-1ms":   {"online_p99_ms": 15, "suspend_p99_ms": 1, "resume_p99_ms": 1},
+		"suspend-500us": {"online_p99_ms": 10, "suspend_p99_ms": 0.5, "resume_p99_ms": 0.5},
+		"suspend-300us": {"online_p99_ms": 5, "suspend_p99_ms": 0.3, "resume_p99_ms": 0.3},
 	} {
 		if diff := cmp.Diff(want, profile(t, name).Limits); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -279,7 +279,7 @@ func TestProfilesAreParsedStrictly(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	if _, err := evidence.LoadProfile("documents"); err == nil || !strings.Contains(err.Error(), "default, documents-s3") {
+	if _, err := evidence.LoadProfile("loss"); err == nil || !strings.Contains(err.Error(), "default, loss-10") {
 		t.Errorf("error %v", err)
 	}
 }

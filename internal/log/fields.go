@@ -18,7 +18,7 @@ var subjects = []string{"cgroup", "gpu", "kubelet", "mechanism", "method", "sock
 func Subject(key string) bool { return slices.Contains(subjects, key) }
 
 // The fields of log lines. Each key is defined here only, so that it has the same meaning and
-// type in every line. docs/logs.md is generated from this table. Without an error, Err is no
+// type in every line. docs/reference/logs.md is generated from this table. Without an error, Err is no
 // field.
 var (
 	// The subject of a line.

@@ -3,7 +3,6 @@ package log
 import (
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -32,7 +31,7 @@ func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 	logs.SetLevel("debug")
 	records := Records{logs.Changes(), leaseID}
 	policy := scheduler.DefaultPolicy()
-	policy.Linger, policy.AttachAfter = scheduler.LingerNone, 0
+	policy.AttachAfter = 0
 	core := scheduler.New(policy, scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})
 	const took = 1500 * time.Microsecond
 	now := time.Second
@@ -71,20 +70,6 @@ var (
 	}
 	announced = scheduler.LeaseRequested{Lease: 1, Client: 1, GPUs: []gpreempt.GPUID{23256}, Priority: 11, TTL: time.Second, MaxWait: 100 * time.Millisecond}
 )
-
-// docs/logs.md shows the log of one preemption, a line for each state change.
-func TestOnePreemptionIsALineForEachChangeAsDocumented(t *testing.T) {
-	got := logged(t, false, scheduler.GPUAdded{GPU: 23256}, offlineSeen, announced, scheduler.LeaseFinished{Lease: 1, End: scheduler.EndCompleted})
-	doc, err := os.ReadFile("../../docs/logs.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, example, _ := strings.Cut(string(doc), "```json\n")
-	example, _, _ = strings.Cut(example, "```\n")
-	if diff := cmp.Diff(example, got); diff != "" {
-		t.Errorf("example of docs/logs.md, and the log (-documented +logged):\n%s", diff)
-	}
-}
 
 func TestOtherChangesAreALineEach(t *testing.T) {
 	online := offlineSeen

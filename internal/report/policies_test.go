@@ -23,7 +23,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// outcome is one line of a table of docs/policies.md.
+// outcome is one line of a table of docs/reference/policies.md.
 type outcome struct {
 	Name                      string
 	Mean, P99, Offline        float64
@@ -193,27 +193,8 @@ func (k *knob) draw(tables []knobTable) chart {
 func knobs(t *testing.T) []knob {
 	const short, full = 2 * time.Minute, 10 * time.Minute
 	disb, llm, busy := newBench(t, "disb-real", short, nil), newBench(t, "llm-serving", full, nil), newBench(t, twice, full, nil)
-	slo := newBench(t, "disb-real", short, func(s *scenario.Scenario) {
-		for i := range s.Online {
-			s.Online[i].SLO = 3 * s.Online[i].Request.Alone()
-		}
-	})
-	slo.name = "disb-real, SLO of 3 times the work"
-	early := newBench(t, "xsched-fig7-mi50", short, func(s *scenario.Scenario) {
-		s.Online[0].Prepare, s.Online[0].SLO = 10*time.Millisecond, 60*time.Millisecond
-	})
-	early.name = "xsched-fig7-mi50, 10 ms on the CPU, SLO 60 ms"
 	ms := time.Millisecond
 	return []knob{
-		{
-			name: "suspend_when", file: "suspend-when", about: "suspend_when: with at-once and eta the latency is the same, with slack it is longer",
-			settings: []setting{
-				{"at-once", func(p *scheduler.Policy) { p.SuspendWhen = scheduler.SuspendAtOnce }},
-				{"eta", func(p *scheduler.Policy) { p.SuspendWhen = scheduler.SuspendETA }},
-				{"slack", func(p *scheduler.Policy) { p.SuspendWhen = scheduler.SuspendSlack }},
-			},
-			benches: []*bench{slo, early},
-		},
 		{
 			name: "max_suspend", file: "max-suspend", about: "max_suspend: from 5 s on requests of a language model lose nothing",
 			settings: settings(func(p *scheduler.Policy, d time.Duration) { p.MaxSuspend = d }, 100*ms, 500*ms, 2*time.Second, 5*time.Second, 10*time.Second, time.Minute),
@@ -236,13 +217,9 @@ func knobs(t *testing.T) []knob {
 			benches:  []*bench{busy},
 		},
 		{
-			name: "linger", file: "linger", about: "linger: a fixed one buys some latency for much offline work; the adaptive one does not linger here",
-			axis: "linger; a time is linger_max of a fixed one",
-			settings: append([]setting{
-				{"none", func(p *scheduler.Policy) { p.Linger = scheduler.LingerNone }},
-				{"adaptive", func(p *scheduler.Policy) { p.Linger = scheduler.LingerAdaptive }},
-			}, settings(func(p *scheduler.Policy, d time.Duration) { p.Linger, p.LingerMax = scheduler.LingerFixed, d }, ms, 2*ms, 5*ms, 10*ms, 20*ms)...),
-			benches: []*bench{disb},
+			name: "linger", file: "linger", about: "linger: a longer one buys some latency for much offline work",
+			settings: settings(func(p *scheduler.Policy, d time.Duration) { p.Linger = d }, 0, ms, 2*ms, 5*ms, 10*ms, 20*ms),
+			benches:  []*bench{disb},
 		},
 		{
 			name: "max_wait", file: "max-wait", about: "max_wait: a short one begins beside offline work that is not suspended yet", promised: true,
@@ -253,7 +230,7 @@ func knobs(t *testing.T) []knob {
 }
 
 // presetScenarios are those for which the presets are tuned.
-var presetScenarios = []string{"gpreempt-a", "disb-real", "mi308x-t4", "xsched-fig7-mi50", "docs-bert-resnet18", "llm-serving", twice}
+var presetScenarios = []string{"gpreempt-a", "disb-real", "mi308x-t4", "xsched-fig7-mi50", "bert-resnet18", "llm-serving", twice}
 
 // tried is a line of the table of policies that were tried.
 type tried struct {
@@ -312,7 +289,7 @@ func tune(t *testing.T, benches []*bench, all []knob) []tried {
 	return list
 }
 
-// TestPolicyDocumentIsFresh compares docs/policies.md and its pictures with what the simulator says
+// TestPolicyDocumentIsFresh compares docs/reference/policies.md and its pictures with what the simulator says
 // now, and the preset balanced with policies that differ in one knob.
 func TestPolicyDocumentIsFresh(t *testing.T) {
 	if testing.Short() {
@@ -357,7 +334,7 @@ func TestPolicyDocumentIsFresh(t *testing.T) {
 	if err := tmpl.Execute(&out, map[string]any{"Regret": regret, "Knobs": pages, "Tried": tune(t, benches, all)}); err != nil {
 		t.Fatal(err)
 	}
-	same(t, filepath.Join(docs, "policies.md"), out.String())
+	same(t, filepath.Join(docs, "reference", "policies.md"), out.String())
 }
 
 // same compares a file with what it should be, or writes it with -update.

@@ -97,7 +97,7 @@ func adviceSection(all []arm) section {
 	}
 	s.text("The next stages: stage 2 moves the calls into the kernel driver, one call for several processes and several queues, which removes the cost of one runlist " +
 		"cycle for each process; it needs a patched driver. Stage 3 schedules inside the driver or the firmware, so that no call is needed for each request. " +
-		"docs/roadmap.md says what they could bring, and which parts of them cannot work as designed.")
+		"docs/design-documents.md says which parts of them cannot work as designed.")
 	s.Tables = append(s.Tables, t, limits)
 	return s
 }

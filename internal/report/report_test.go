@@ -95,7 +95,7 @@ func madeUp() evidence.Run {
 
 func profile(t testing.TB) evidence.Profile {
 	t.Helper()
-	p, err := evidence.LoadProfile("documents-s3")
+	p, err := evidence.LoadProfile("loss-5")
 	if err != nil {
 		t.Fatal(err)
 	}

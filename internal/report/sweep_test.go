@@ -48,7 +48,7 @@ func sweep(t *testing.T, name string) evidence.Run {
 	return run
 }
 
-// TestFrontierPictureOfTheDocument keeps the frontier in docs/reports.md, which is simulated:
+// TestFrontierPictureOfTheDocument keeps the frontier in docs/trial.md, which is simulated:
 //
 //	go test ./internal/report -run OfTheDocument -update
 func TestFrontierPictureOfTheDocument(t *testing.T) {

@@ -229,8 +229,8 @@ func (h *host) mayNotRead(path string) finding {
 func (h *host) debugfs() finding {
 	const path = "sys/kernel/debug/kfd/mqds"
 	const use = "suspending does not need it"
-	const lost = "priorities, rings, doorbells and backlogs of queues are known of attached processes only, and rules by queue_priority or ring_address match no others"
-	const trust = "discovery.mqds_interval: 1s reads it, where all processes are trusted (docs/discovery.md)"
+	const lost = "priorities of queues are not known, rings, doorbells and backlogs of attached processes only: rules by queue_priority match nothing, rules by ring_address no others"
+	const trust = "discovery.mqds_interval: 1s reads it, where all processes are trusted (docs/kernel-notes.md)"
 	file, err := h.cfg.Root.Open(path)
 	switch {
 	case absent(err):

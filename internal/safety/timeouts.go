@@ -11,8 +11,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
-// The environment variables that time-outs depend on. docs/batch.md names the source of
-// each default.
+// The environment variables that time-outs depend on: of PyTorch, in ProcessGroupNCCL.hpp and
+// .cpp, and of DeepSpeed, in deepspeed/constants.py.
 const (
 	envWorldSize  = "WORLD_SIZE"
 	envHeartbeat  = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
@@ -100,7 +100,7 @@ func (h *host) timeOuts() finding {
 	}
 	switch {
 	case len(found) > 0:
-		return warn(strings.Join(remedies, "; ")+"; or set policy.max_suspend to at most half of the time-out: see docs/batch.md",
+		return warn(strings.Join(remedies, "; ")+"; or set policy.max_suspend to at most half of the time-out: see docs/kubernetes.md",
 			"two suspensions (2 × max_suspend = %s) outlast %s", seconds(suspensionsInATimeout*longest), listed(found))
 	case looked == 0:
 		return ok("no offline process")

@@ -1,8 +1,6 @@
 package scenario
 
 import (
-	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -38,8 +36,8 @@ func TestLibraryHasTheRatesOfItsSources(t *testing.T) {
 		{"gpreempt-b", 0, 220 * 60},
 		{"xsched-fig7-mi50", 0, 7 * 40},
 		{"mi308x-matmul", 0, 1200},
-		{"docs-100-epochs", 0, 20},
-		{"docs-100ms", 0, 6000},
+		{"epochs", 0, 20},
+		{"every-100ms", 0, 6000},
 	} {
 		s, err := ByName(c.name)
 		if err != nil {
@@ -81,25 +79,5 @@ func TestScenariosFromTheLibraryAreIndependent(t *testing.T) {
 	}
 	if b.Online[0].Arrivals.Rate != 100 || b.Duration != time.Minute {
 		t.Errorf("%+v", b)
-	}
-}
-
-func TestDocumentHasEveryScenarioAndModel(t *testing.T) {
-	text, err := os.ReadFile("../../docs/scenarios.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var lines []string
-	for _, s := range Library() {
-		lines = append(lines, fmt.Sprintf("| `%s` | %s | %s |", s.Name, s.About, s.Source))
-	}
-	for _, name := range Models() {
-		w := models[name]
-		lines = append(lines, fmt.Sprintf("| `%s` | %d | %v | %v | %v | %v | %v |", name, w.Kernels, w.Total, w.Mean, w.P50, w.P90, w.Max))
-	}
-	for _, line := range lines {
-		if !strings.Contains(string(text), line+"\n") {
-			t.Errorf("docs/scenarios.md lacks the line\n%s", line)
-		}
 	}
 }

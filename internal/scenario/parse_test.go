@@ -143,7 +143,7 @@ func TestErrorsNameThePlaceAndTheRemedy(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"empty", "", []string{"s.yaml: the file is empty: begin with `version: 1` and `name: ...`; docs/scenarios.md has the format"}},
+		{"empty", "", []string{"s.yaml: the file is empty: begin with `version: 1` and `name: ...`; docs/reference/scenarios.md has the format"}},
 		{"unknown version", "version: 2\nname: x\nduration: 1s\noffline: [{name: a, step: {mean: 1ms}}]\n", []string{
 			"s.yaml:1:10: version: version 2 of the format is not known: write version: 1, or use a later gpctl",
 		}},

@@ -35,7 +35,7 @@ func Parse(name string, data []byte) (Scenario, error) {
 	switch {
 	case p.Err() != nil: // no YAML
 	case root == nil || yamlfile.IsNull(root):
-		p.Fail(nil, "", "the file is empty", "begin with `version: 1` and `name: ...`; docs/scenarios.md has the format")
+		p.Fail(nil, "", "the file is empty", "begin with `version: 1` and `name: ...`; docs/reference/scenarios.md has the format")
 	default:
 		if decode(p, root, "", &s); p.Err() != nil {
 			break // what is missing because of that needs no error

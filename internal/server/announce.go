@@ -48,8 +48,6 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 		{"ttl", &a.TTL, req.GetTtl(), gpreempt.ReasonTTLRange},
 		{"max_wait", &a.MaxWait, req.GetMaxWait(), gpreempt.ReasonDurationRange},
 		{"eta", &a.ETA, req.GetEta(), gpreempt.ReasonDurationRange},
-		{"slo", &a.SLO, req.GetSlo(), gpreempt.ReasonDurationRange},
-		{"expected", &a.Expected, req.GetExpected(), gpreempt.ReasonDurationRange},
 	} {
 		if err := setDuration(d.to, d.from, d.name, d.reason); err != nil {
 			return a, err

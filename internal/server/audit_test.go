@@ -184,7 +184,7 @@ func TestCallsByCertificateAreAuditedWithSubjectAndAddress(t *testing.T) {
 
 func TestManyRefusalsAreAuditedInFewLines(t *testing.T) {
 	h, logs := startAudited(t)
-	h.setRights(auth.Policy{OwnerUID: uint32(os.Getuid()), OnlineUIDs: []uint32{nobody}})
+	h.setRights(auth.Policy{OwnerUID: uint32(os.Getuid()), OnlineGIDs: []uint32{uint32(os.Getgid())}})
 	conn := h.dialAsNobody(t)
 	admin := gpreemptv1.NewAdminServiceClient(conn)
 	if _, err := admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {

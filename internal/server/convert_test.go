@@ -38,9 +38,6 @@ func TestEnumsHaveTheNumbersOfTheAPI(t *testing.T) {
 	check(gpreemptv1.LeaseState(0), "LEASE_STATE_", func(n uint8) string { return scheduler.LeaseState(n).String() }, nil)
 	check(gpreemptv1.LeaseEnd(0), "LEASE_END_", func(n uint8) string { return scheduler.LeaseEnd(n).String() }, nil)
 	check(gpreemptv1.QuiesceReason(0), "QUIESCE_REASON_", func(n uint8) string { return scheduler.QuiesceReason(n).String() }, nil)
-	check(gpreemptv1.SuspendWhen(0), "SUSPEND_WHEN_", func(n uint8) string { return scheduler.SuspendWhen(n).String() }, nil)
-	check(gpreemptv1.Linger(0), "LINGER_", func(n uint8) string { return scheduler.Linger(n).String() }, map[string]string{"unset": "unspecified"})
-	check(gpreemptv1.GangScope(0), "GANG_SCOPE_", func(n uint8) string { return scheduler.GangScope(n).String() }, nil)
 
 	got := map[scheduler.RecordKind]gpreemptv1.EventKind{}
 	for _, k := range []scheduler.RecordKind{

@@ -206,7 +206,6 @@ func TestMessagesOfEveryStreamAreCharged(t *testing.T) {
 	}
 }
 
-// Expensive calls take more of the rate than cheap ones.
 // Requests of reflection have the places of calls that read the state, two for each user, so that
 // many streams of a client do not raise this number.
 func TestReflectionNeedsAPlaceAmongTheReads(t *testing.T) {
@@ -251,6 +250,7 @@ func TestReflectionNeedsAPlaceAmongTheReads(t *testing.T) {
 	})
 }
 
+// Expensive calls take more of the rate than cheap ones.
 func TestExpensiveCallsTakeMoreOfTheRate(t *testing.T) {
 	h := startHost(t)
 	h.setLimits(func(l *Limits) { l.RequestsPerSecond, l.Burst = 1, 24 })
@@ -304,7 +304,7 @@ func TestConnectionEndsWhenItsPeerLosesARight(t *testing.T) {
 		t.Skip("needs root, to connect as another user")
 	}
 	h := startHost(t)
-	h.setRights(auth.Policy{OnlineUIDs: []uint32{nobody}})
+	h.setRights(auth.Policy{OnlineGIDs: []uint32{uint32(os.Getgid())}})
 	conn := h.dialAsNobody(t)
 	session, err := gpreemptv1.NewOnlineServiceClient(conn).Session(testutil.Context(t))
 	if err != nil {

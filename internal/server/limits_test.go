@@ -177,7 +177,7 @@ func TestRightsAreCheckedOnEveryCall(t *testing.T) {
 	const owner = 1 << 30
 	got := []outcome{
 		try(auth.Policy{OwnerUID: owner}),
-		try(auth.Policy{OwnerUID: owner, OnlineUIDs: []uint32{uid}}),
+		try(auth.Policy{OwnerUID: owner, OnlineGIDs: []uint32{uint32(os.Getgid())}}),
 		try(auth.Policy{OwnerUID: owner, AdminUIDs: []uint32{uid}}),
 	}
 	if diff := cmp.Diff([]outcome{

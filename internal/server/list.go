@@ -207,7 +207,7 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 	}
 	now := s.clocks()
 	readable := s.mayReadMemory(ctx, proc.Process)
-	m := &gpreemptv1.ExplainTargetResponse{Target: t.message(now, readable), Verdict: e.Verdict}
+	m := &gpreemptv1.ExplainTargetResponse{Target: t.message(now, readable), Verdict: verdictText(&e)}
 	for _, step := range s.cfg.Directory.Explain(proc.Key) {
 		class := gpreemptv1.Class_CLASS_UNSPECIFIED
 		if step.By != classify.ByAdmin || step.Matches {
@@ -222,7 +222,7 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 	}
 	for _, c := range e.Checks {
 		m.Checks = append(m.Checks, &gpreemptv1.ExplainCheck{
-			Check: c.Name, Result: gpreemptv1.CheckResult(c.Result), Decides: c.Decides, Detail: c.Detail,
+			Check: c.Name, Result: gpreemptv1.CheckResult(c.Result), Decides: c.Decides, Detail: explained{e.Facts}.detail(c.Name),
 		})
 	}
 	for _, l := range leases {

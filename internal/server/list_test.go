@@ -22,7 +22,7 @@ func TestOnlineClientSeesOnlyWhatTheKernelShowsOfOthers(t *testing.T) {
 	if uid == 0 {
 		uid = nobody
 	}
-	h.rights = func() auth.Policy { return auth.Policy{OwnerUID: 1 << 30, OnlineUIDs: []uint32{uid}} }
+	h.rights = func() auth.Policy { return auth.Policy{OwnerUID: 1 << 30, OnlineGIDs: []uint32{uint32(os.Getgid())}} }
 	of := func(key gpreempt.ProcessKey, uid uint32) discovery.Proc {
 		return discovery.Proc{
 			Process: gpreempt.Process{Key: key, Comm: "train", Cmdline: "train --token secret", Exe: "/home/a/train", UID: uid, Env: map[string]string{"RANK": "3"}},

@@ -90,8 +90,6 @@ func TestInvalidAnnouncementsAreRefusedWithAReason(t *testing.T) {
 		{"negative max_wait", &gpreemptv1.NotifyOnlineRequest{MaxWait: durationpb.New(-1)}, gpreempt.ReasonDurationRange},
 		{"long max_wait", &gpreemptv1.NotifyOnlineRequest{MaxWait: durationpb.New(10*time.Second + 1)}, gpreempt.ReasonDurationRange},
 		{"long eta", &gpreemptv1.NotifyOnlineRequest{Eta: durationpb.New(time.Minute + 1)}, gpreempt.ReasonDurationRange},
-		{"long slo", &gpreemptv1.NotifyOnlineRequest{Slo: durationpb.New(10*time.Minute + 1)}, gpreempt.ReasonDurationRange},
-		{"long expected", &gpreemptv1.NotifyOnlineRequest{Expected: durationpb.New(10*time.Minute + 1)}, gpreempt.ReasonDurationRange},
 		{"invalid eta", &gpreemptv1.NotifyOnlineRequest{Eta: &durationpb.Duration{Nanos: 2e9}}, gpreempt.ReasonDurationRange},
 		{"long request id", &gpreemptv1.NotifyOnlineRequest{RequestId: strings.Repeat("x", 65)}, gpreempt.ReasonRequestIDTooLong},
 		{"long label", &gpreemptv1.NotifyOnlineRequest{Label: strings.Repeat("x", 129)}, gpreempt.ReasonLabelTooLong},

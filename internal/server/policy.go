@@ -19,10 +19,8 @@ import (
 // policyMessage returns the API's form of a policy.
 func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
-		Preset: p.Preset, SuspendWhen: gpreemptv1.SuspendWhen(p.SuspendWhen), Linger: gpreemptv1.Linger(p.Linger),
-		LingerMax: durationpb.New(p.LingerMax), ShareFloor: p.ShareFloor, ShareWindow: durationpb.New(p.ShareWindow),
-		MaxSuspend: durationpb.New(p.MaxSuspend), MinRun: durationpb.New(p.MinRun), Gang: gpreemptv1.GangScope(p.Gang),
-		Shadow: p.Shadow, MaxWait: durationpb.New(p.MaxWait), DefaultTtl: durationpb.New(p.DefaultTTL), MaxTtl: durationpb.New(p.MaxTTL),
+		Preset: p.Preset, Linger: durationpb.New(p.Linger), ShareFloor: p.ShareFloor,
+		MaxSuspend: durationpb.New(p.MaxSuspend), Shadow: p.Shadow, MaxWait: durationpb.New(p.MaxWait),
 		AttachAfter: durationpb.New(p.AttachAfter),
 	}
 }
@@ -66,43 +64,19 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 
 func setKnob(p *scheduler.Policy, knob protoreflect.FieldDescriptor, v protoreflect.Value) error {
 	switch name := string(knob.Name()); name {
-	case "suspend_when":
-		return setEnum(&p.SuspendWhen, knob, v)
 	case "linger":
-		return setEnum(&p.Linger, knob, v)
-	case "gang":
-		return setEnum(&p.Gang, knob, v)
-	case "linger_max":
-		return setTime(&p.LingerMax, name, v)
-	case "share_window":
-		return setTime(&p.ShareWindow, name, v)
+		return setTime(&p.Linger, name, v)
 	case "max_suspend":
 		return setTime(&p.MaxSuspend, name, v)
-	case "min_run":
-		return setTime(&p.MinRun, name, v)
 	case "attach_after":
 		return setTime(&p.AttachAfter, name, v)
 	case "max_wait":
 		return setTime(&p.MaxWait, name, v)
-	case "default_ttl":
-		return setTime(&p.DefaultTTL, name, v)
-	case "max_ttl":
-		return setTime(&p.MaxTTL, name, v)
 	case "share_floor":
 		p.ShareFloor = v.Float()
 	case "shadow":
 		p.Shadow = v.Bool()
 	}
-	return nil
-}
-
-// setEnum sets an enum with the API's numbers. A number that the API does not have
-// is refused, because its low 8 bits may be a valid one.
-func setEnum[E ~uint8](to *E, knob protoreflect.FieldDescriptor, v protoreflect.Value) error {
-	if knob.Enum().Values().ByNumber(v.Enum()) == nil {
-		return badPolicy(fmt.Sprintf("%s: unknown value %d", knob.Name(), v.Enum()), "use a name of the API; a newer gpctl may have names that an older daemon does not have")
-	}
-	*to = E(v.Enum())
 	return nil
 }
 

@@ -34,35 +34,31 @@ func TestMergePolicy(t *testing.T) {
 		{"nothing", &gpreemptv1.SetPolicyRequest{}, base},
 		{"preset", &gpreemptv1.SetPolicyRequest{Preset: "strict"}, strict},
 		{
-			"knob after the present", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{ShareFloor: 0.3, Linger: gpreemptv1.Linger_LINGER_FIXED}},
-			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.Linger = 0.3, scheduler.LingerFixed }),
+			"knob after the present", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{ShareFloor: 0.3, Linger: durationpb.New(time.Millisecond)}},
+			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.Linger = 0.3, time.Millisecond }),
 		},
 		{
 			"knob after a preset", &gpreemptv1.SetPolicyRequest{Preset: "strict", Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Second)}},
 			changed(strict, func(p *scheduler.Policy) { p.MaxWait = time.Second }),
 		},
 		{
-			"zero values by name", &gpreemptv1.SetPolicyRequest{Fields: []string{"share_floor", "linger_max", "max_wait", "shadow"}},
-			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.LingerMax, p.MaxWait = 0, 0, 0 }),
+			"zero values by name", &gpreemptv1.SetPolicyRequest{Fields: []string{"share_floor", "linger", "max_wait", "shadow"}},
+			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.Linger, p.MaxWait = 0, 0, 0 }),
 		},
 		{
-			"a duration of 0", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{LingerMax: durationpb.New(0)}},
-			changed(base, func(p *scheduler.Policy) { p.LingerMax = 0 }),
+			"a duration of 0", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(0)}},
+			changed(base, func(p *scheduler.Policy) { p.MaxWait = 0 }),
 		},
 		{"the policy in force", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(base)}, base},
 		{"all knobs of a preset", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(strict), Fields: []string{"share_floor"}}, strict},
 		{
 			"every knob", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{
-				SuspendWhen: gpreemptv1.SuspendWhen_SUSPEND_WHEN_SLACK, Linger: gpreemptv1.Linger_LINGER_NONE, LingerMax: durationpb.New(1),
-				ShareFloor: 0.5, ShareWindow: durationpb.New(time.Second), MaxSuspend: durationpb.New(time.Second), MinRun: durationpb.New(time.Second),
-				Gang: gpreemptv1.GangScope_GANG_SCOPE_JOB, Shadow: true, MaxWait: durationpb.New(2), DefaultTtl: durationpb.New(time.Second),
-				MaxTtl: durationpb.New(time.Minute), AttachAfter: durationpb.New(time.Hour),
+				Linger: durationpb.New(1), ShareFloor: 0.5, MaxSuspend: durationpb.New(time.Second), Shadow: true, MaxWait: durationpb.New(2),
+				AttachAfter: durationpb.New(time.Hour),
 			}},
-			scheduler.Policy{
-				Preset: "custom", SuspendWhen: scheduler.SuspendSlack, Linger: scheduler.LingerNone, LingerMax: 1, ShareFloor: 0.5,
-				ShareWindow: time.Second, MaxSuspend: time.Second, MinRun: time.Second, Gang: scheduler.GangJob, Shadow: true, MaxWait: 2,
-				DefaultTTL: time.Second, MaxTTL: time.Minute, AttachAfter: time.Hour,
-			},
+			changed(base, func(p *scheduler.Policy) {
+				p.Linger, p.ShareFloor, p.MaxSuspend, p.Shadow, p.MaxWait, p.AttachAfter = 1, 0.5, time.Second, true, 2, time.Hour
+			}),
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -83,13 +79,10 @@ func TestErrorOfAnInvalidPolicyNamesTheKnob(t *testing.T) {
 		"nonsense":     {Fields: []string{"nonsense"}},
 		"preset":       {Fields: []string{"preset"}},
 		"share_floor":  {Policy: &gpreemptv1.Policy{ShareFloor: math.NaN()}},
-		"share_window": {Fields: []string{"share_window"}},
-		"linger_max":   {Policy: &gpreemptv1.Policy{LingerMax: durationpb.New(time.Minute)}},
+		"share_window": {Fields: []string{"share_window"}}, // of an older gpctl
+		"linger":       {Policy: &gpreemptv1.Policy{Linger: durationpb.New(time.Minute)}},
 		"max_suspend":  {Policy: &gpreemptv1.Policy{MaxSuspend: &durationpb.Duration{Seconds: 1, Nanos: -1}}},
-		"gang":         {Fields: []string{"gang"}},
-		"linger":       {Policy: &gpreemptv1.Policy{Linger: 257}}, // 1 in its low byte
-		"suspend_when": {Policy: &gpreemptv1.Policy{SuspendWhen: -1}},
-		"default_ttl":  {Policy: &gpreemptv1.Policy{MaxTtl: durationpb.New(time.Millisecond)}},
+		"max_wait":     {Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Minute)}},
 	} {
 		_, err := mergePolicy(scheduler.DefaultPolicy(), req)
 		if gpreempt.ReasonOf(err) != gpreempt.ReasonBadPolicy || !strings.Contains(err.Error(), knob) {
@@ -108,8 +101,8 @@ func TestSetPolicyChangesThePolicyUnlessDryRun(t *testing.T) {
 	if diff := cmp.Diff(scheduler.PresetNames(), before.GetPresets()); diff != "" {
 		t.Errorf("presets (-want +got):\n%s", diff)
 	}
-	slo := policyMessage(scheduler.Presets()[2])
-	dry, err := admin.SetPolicy(t.Context(), &gpreemptv1.SetPolicyRequest{Preset: "slo", DryRun: true})
+	share := policyMessage(scheduler.Presets()[2])
+	dry, err := admin.SetPolicy(t.Context(), &gpreemptv1.SetPolicyRequest{Preset: "share", DryRun: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +110,7 @@ func TestSetPolicyChangesThePolicyUnlessDryRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, err := admin.SetPolicy(t.Context(), &gpreemptv1.SetPolicyRequest{Preset: "slo"})
+	set, err := admin.SetPolicy(t.Context(), &gpreemptv1.SetPolicyRequest{Preset: "share"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,11 +118,11 @@ func TestSetPolicyChangesThePolicyUnlessDryRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []*gpreemptv1.Policy{slo, before.GetPolicy(), slo, slo}
+	want := []*gpreemptv1.Policy{share, before.GetPolicy(), share, share}
 	if diff := cmp.Diff(want, []*gpreemptv1.Policy{dry.GetPolicy(), between.GetPolicy(), set.GetPolicy(), after.GetPolicy()}, protocmp.Transform()); diff != "" {
 		t.Errorf("dry run, policy after it, set, policy after it (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{by("policy set: slo")}, h.verbs(t)); diff != "" {
+	if diff := cmp.Diff([]string{by("policy set: share")}, h.verbs(t)); diff != "" {
 		t.Errorf("admin events (-want +got):\n%s", diff)
 	}
 }

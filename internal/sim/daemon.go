@@ -188,7 +188,7 @@ func (d *daemon) request(l *lease) {
 	}
 	req := scheduler.LeaseRequested{
 		Lease: l.id, Client: scheduler.ClientID(s.index + 1), User: "simulated", GPUs: gpuIDs(l.claim.gpus), Priority: gpreempt.Priority(s.Priority),
-		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, ETA: max(0, l.claim.readyAt-e.now), SLO: s.SLO,
+		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, ETA: max(e.o.ETA, l.claim.readyAt-e.now),
 	}
 	if _, err := d.core.Admit(&req); err != nil {
 		// The client runs unprotected, as with a daemon that refuses.

@@ -27,8 +27,7 @@ const validationSeed = 1
 // each process, at once and without a cycle that stops others.
 func theirs() Scheme {
 	p := scheduler.DefaultPolicy()
-	p.SuspendWhen, p.Linger, p.ShareFloor, p.MaxSuspend = scheduler.SuspendAtOnce, scheduler.LingerNone, 0, time.Minute
-	p.Gang = scheduler.GangProcess
+	p.ShareFloor, p.MaxSuspend = 0, time.Minute
 	return Scheme{Kind: GPreempt, Policy: p.Normalize()}
 }
 

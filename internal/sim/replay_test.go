@@ -16,7 +16,7 @@ import (
 // immediate is a policy that suspends at once and resumes at once, without a share floor.
 func immediate() scheduler.Policy {
 	p := scheduler.DefaultPolicy()
-	p.SuspendWhen, p.Linger, p.ShareFloor, p.MaxSuspend = scheduler.SuspendAtOnce, scheduler.LingerNone, 0, time.Minute
+	p.ShareFloor, p.MaxSuspend = 0, time.Minute
 	return p
 }
 

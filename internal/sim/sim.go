@@ -77,7 +77,7 @@ type Costs struct {
 	Reset time.Duration
 }
 
-// DefaultCosts are those of the modelled MI300X (docs/simulation.md), half a round trip of the
+// DefaultCosts are those of the modelled MI300X (docs/lab/simulator.md), half a round trip of the
 // client's Acquire on the host of docs/performance.md, and an assumed reset of 50 us.
 func DefaultCosts() Costs {
 	return Costs{
@@ -117,6 +117,8 @@ type Options struct {
 	// Slots is how many queues a GPU can have mapped, 0 for all. With more, sets of them take
 	// turns, whether they have work or not.
 	Slots int
+	// ETA is announced by each request, where its time on the CPU is not longer.
+	ETA time.Duration
 	// HQDBudget is that of GPreempt.
 	HQDBudget scheduler.HQDBudget
 	// SpanLimit is until when spans are recorded, 0 for none.

@@ -30,7 +30,7 @@ func crowd(steps float64) scenario.Scenario {
 	return s
 }
 
-// TestHQDBudgetKeepsTheOnlineQueueMapped prints the simulated figures of docs/simulation.md.
+// TestHQDBudgetKeepsTheOnlineQueueMapped prints the simulated figures of docs/lab/simulator.md.
 func TestHQDBudgetKeepsTheOnlineQueueMapped(t *testing.T) {
 	for _, test := range []struct {
 		name     string

@@ -130,7 +130,7 @@ func rejection(name string, e mechanism.Evidence) Rejection {
 // names a target that has one.
 func (h *history) reserve(name string, target gpreempt.ProcessKey, gpus []gpreempt.GPUID) *Rejection {
 	for _, gpu := range gpus {
-		if owner, taken := h.slots[slot{family(name), gpu}]; taken {
+		if owner, taken := h.slots[slot{name, gpu}]; taken {
 			return &Rejection{
 				Mechanism: name,
 				Why:       fmt.Sprintf("on GPU %v it can be attached to one process at a time, and is attached to process %d", gpu, owner.PID),
@@ -139,7 +139,7 @@ func (h *history) reserve(name string, target gpreempt.ProcessKey, gpus []gpreem
 		}
 	}
 	for _, gpu := range gpus {
-		h.slots[slot{family(name), gpu}] = target
+		h.slots[slot{name, gpu}] = target
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ func (h *history) reserve(name string, target gpreempt.ProcessKey, gpus []gpreem
 // free releases the slots of a mechanism on target.
 func (h *history) free(name string, target gpreempt.ProcessKey, gpus []gpreempt.GPUID) {
 	for _, gpu := range gpus {
-		if s := (slot{family(name), gpu}); h.slots[s] == target {
+		if s := (slot{name, gpu}); h.slots[s] == target {
 			delete(h.slots, s)
 		}
 	}

@@ -9,9 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -65,41 +63,6 @@ func TestAttachThatFailsGoesToTheNextMechanism(t *testing.T) {
 			t.Errorf("right after: %s, want middle", got)
 		}
 		r.detachAll(job)
-	})
-}
-
-func TestMechanismForComparisonsIsUsedOnlyWhereItIsChosen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		chosen := map[gpreempt.ProcessKey]string{other: "dbgtrap-per-queue"}
-		r := newRig(t, func(name string, target gpreempt.ProcessKey) Assessment {
-			if e := Obstacle(name, discovery.Proc{}, classify.Decision{Mechanism: chosen[target]}); e != nil {
-				return Assessment{Evidence: *e}
-			}
-			return Assessment{Evidence: mechanism.Evidence{OK: true}, Limited: []gpreempt.GPUID{7}}
-		}, &machine{name: "dbgtrap"}, &machine{name: "dbgtrap-per-queue"})
-		// It counts as dbgtrap where a GPU takes one process at a time.
-		r.attach(job)
-		r.wantState(job, State{Choice: Choice{Mechanism: "dbgtrap", Why: "weather: fair"}})
-		ladder := Rejection{
-			Mechanism: "dbgtrap", Why: "mechanism: an admin chose dbgtrap-per-queue", Remedy: "gpctl target classify without --mechanism leaves the choice to the daemon",
-		}
-		r.Attach(other)
-		r.want(scheduler.Attached{Target: other, Result: scheduler.OutcomeFailed})
-		r.Detach(job)
-		r.forgetPosted()
-		r.attach(other)
-		r.wantState(other, State{Choice: Choice{Mechanism: "dbgtrap-per-queue", Why: "weather: fair", Rejected: []Rejection{ladder}}})
-		// Without being chosen it is not mentioned.
-		r.Attach(job)
-		r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeFailed})
-		for _, rejected := range [][]Rejection{mustState(t, r, job).Choice.Rejected, r.Preview(t.Context(), job).Rejected} {
-			for _, no := range rejected {
-				if no.Mechanism != "dbgtrap" {
-					t.Errorf("rejected: %+v", no)
-				}
-			}
-		}
-		r.detachAll(other)
 	})
 }
 

@@ -15,7 +15,7 @@ const (
 // disturb counts cycles on the GPUs of others. Those of a process that has left are the
 // ones it had when it was attached to.
 func (s *Sessions) disturb(target gpreempt.ProcessKey, h *holding, cycles int) {
-	if family(h.name) != byDbgtrap {
+	if h.name != byDbgtrap {
 		return
 	}
 	if gpus, known := s.cfg.Bystanders(target); known {

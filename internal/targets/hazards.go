@@ -67,7 +67,7 @@ func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) A
 		if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu gpreempt.GPU) bool { return gpu.ID == g.ID }) {
 			continue
 		}
-		result := h.table.Check(h.host, g, family(name))
+		result := h.table.Check(h.host, g, name)
 		for _, row := range result.Notes {
 			if !slices.Contains(notes, row.ID) {
 				notes = append(notes, row.ID)

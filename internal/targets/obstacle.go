@@ -11,34 +11,23 @@ import (
 )
 
 const (
-	byDbgtrap  = "dbgtrap"
-	byPerQueue = "dbgtrap-per-queue"
-	byCRIU     = "criu"
-	byKmap     = "kmap"
-	byFreezer  = "freezer"
-	byStop     = "stop"
-	byNVIDIA   = "nvchannels"
+	byDbgtrap = "dbgtrap"
+	byCRIU    = "criu"
+	byKmap    = "kmap"
+	byFreezer = "freezer"
+	byStop    = "stop"
+	byNVIDIA  = "nvchannels"
 )
 
-// family returns the mechanism whose hazards, limits and costs are those of a mechanism.
-func family(name string) string {
-	if name == byPerQueue {
-		return byDbgtrap
-	}
-	return name
-}
-
-// onlyNamed prevents a mechanism that is used only where an admin or a rule chooses it: one for
-// comparisons, and stop. It is not reported.
+// onlyNamed prevents stop, which is used only where an admin or a rule chooses it. It is not
+// reported.
 var onlyNamed = mechanism.Evidence{Check: "mechanism", Found: "it is used only where an admin chooses it"}
 
 // Obstacle returns what prevents the use of a mechanism on a process, by what it was
 // classified as and by its queues; nil if nothing does.
 func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.Evidence {
-	debugs := family(name) == byDbgtrap || name == byCRIU
+	debugs := name == byDbgtrap || name == byCRIU
 	switch {
-	case name == byPerQueue && d.Mechanism == "":
-		return &onlyNamed
 	case name == byStop && !d.OnResist.Stop && d.Mechanism != byStop, name == byFreezer && d.OnResist.Stop && d.Mechanism == "":
 		return &onlyNamed // stop is for these what freezer is for others
 	case name != byFreezer && name != byStop && (name == byNVIDIA) != (proc.Driver == "nvidia"):
@@ -52,7 +41,7 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 			Check: "never_debug", Found: d.By + " forbids debuggers, which " + name + " is", Reason: gpreempt.ReasonNeverDebug,
 			Remedy: "add freezer to the config key mechanisms, or remove never_debug from the rule",
 		}
-	case (family(name) == byDbgtrap || name == byKmap) && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
+	case (name == byDbgtrap || name == byKmap) && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
 		return secondaryContexts(name)
 	}
 	return nil

@@ -329,7 +329,7 @@ func TestMechanismOfAnOverrideIsTheOnlyOne(t *testing.T) {
 		t.Helper()
 		facts, _ := h.Facts(trainer)
 		var got []string
-		for _, name := range []string{"dbgtrap", "dbgtrap-per-queue", "criu", "freezer"} {
+		for _, name := range []string{"dbgtrap", "criu", "freezer"} {
 			if Obstacle(name, h.procs[0], facts.Decision) == nil {
 				got = append(got, name)
 			}
@@ -339,11 +339,11 @@ func TestMechanismOfAnOverrideIsTheOnlyOne(t *testing.T) {
 		}
 	}
 	want("dbgtrap", "criu", "freezer")
-	for _, name := range []string{"criu", "dbgtrap-per-queue"} {
+	for _, name := range []string{"criu", "freezer"} {
 		h.Override(trainer, &classify.Decision{Class: gpreempt.Offline, By: classify.ByAdmin, Mechanism: name}, 0)
 		want(name)
 	}
-	if step := h.Explain(trainer)[0]; step.Detail != "admin override, suspended by dbgtrap-per-queue only" {
+	if step := h.Explain(trainer)[0]; step.Detail != "admin override, suspended by freezer only" {
 		t.Errorf("explained: %+v", step)
 	}
 	h.Override(trainer, nil, 0)

@@ -29,7 +29,7 @@ func TestAnnouncementHasTheFieldsOfTheRequest(t *testing.T) {
 			Request{
 				GPUs:      []GPU{GPUByID(51234), GPUByNode(0), GPUByBDF("c1:00.0"), GPUByRenderMinor(128)},
 				RequestID: "r", Priority: 9, TTL: time.Second, NoRenew: true, MaxWait: time.Millisecond, ETA: 2 * time.Millisecond,
-				SLO: 3 * time.Millisecond, Expected: 4 * time.Millisecond, CompleteOnIdle: true, Label: "chat",
+				CompleteOnIdle: true, Label: "chat",
 			},
 			&gpreemptv1.NotifyOnlineRequest{
 				Gpus: []*gpreemptv1.GpuSelector{
@@ -39,8 +39,8 @@ func TestAnnouncementHasTheFieldsOfTheRequest(t *testing.T) {
 					{By: &gpreemptv1.GpuSelector_RenderMinor{RenderMinor: 128}},
 				},
 				RequestId: "r", Priority: new(uint32(9)), Ttl: durationpb.New(time.Second), MaxWait: durationpb.New(time.Millisecond),
-				Eta: durationpb.New(2 * time.Millisecond), Slo: durationpb.New(3 * time.Millisecond),
-				Expected: durationpb.New(4 * time.Millisecond), CompleteOnIdle: true, Label: "chat",
+				Eta:            durationpb.New(2 * time.Millisecond),
+				CompleteOnIdle: true, Label: "chat",
 			},
 		},
 	} {

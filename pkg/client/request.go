@@ -42,10 +42,6 @@ type Request struct {
 	MaxWait time.Duration
 	// ETA is the time until the first packet will be submitted, at most 1 min.
 	ETA time.Duration
-	// SLO is the time by which the work should be done, at most 10 min.
-	SLO time.Duration
-	// Expected is the duration of the work on quiet GPUs, if known, at most 10 min.
-	Expected time.Duration
 	// CompleteOnIdle ends the lease when the queues of this process had work and
 	// then none.
 	CompleteOnIdle bool
@@ -95,8 +91,6 @@ func (r *Request) announcement() *gpreemptv1.NotifyOnlineRequest {
 		Ttl:       durationOrNil(r.TTL),
 		MaxWait:   durationOrNil(r.MaxWait),
 		Eta:       durationOrNil(r.ETA),
-		Slo:       durationOrNil(r.SLO),
-		Expected:  durationOrNil(r.Expected),
 
 		CompleteOnIdle: r.CompleteOnIdle,
 		Label:          r.Label,

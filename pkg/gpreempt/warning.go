@@ -40,7 +40,7 @@ func define(code, severity, means, remedy string) *WarningKind {
 	return k
 }
 
-// The kinds of warnings. The API, gpctl, the log, the metrics and docs/warnings.md are made
+// The kinds of warnings. The API, gpctl, the log, the metrics and docs/reference/warnings.md are made
 // from them.
 var (
 	WarnUnknownPrincipal = define("UNKNOWN_PRINCIPAL", SeverityWarning, "access names a group or user that this host does not have",

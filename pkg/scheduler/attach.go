@@ -83,13 +83,13 @@ func (c *Core) attachDue(t *target) Time {
 	case c.policy.AttachAfter == 0 || t.gang.covered(), t.onResist.Enforced():
 		return c.now
 	case !t.hadQueues:
-		return never
+		return Never
 	}
 	return t.queuesSince + c.policy.AttachAfter
 }
 
-// never is later than every deadline.
-const never Time = math.MaxInt64
+// Never is later than every deadline.
+const Never Time = math.MaxInt64
 
 // mustDetach reports whether the session is to be released rather than used.
 func (c *Core) mustDetach(a *attachment) bool {
@@ -117,7 +117,7 @@ func (c *Core) settleAttachment(a *attachment) {
 		return
 	}
 	switch {
-	case due == never:
+	case due == Never:
 		c.timers.clear(&a.timer)
 		return
 	case c.now < due:

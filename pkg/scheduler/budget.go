@@ -8,7 +8,7 @@ func (g *gang) leastBudget() time.Duration {
 	return cost + g.resumeCost()
 }
 
-// mustRun returns why a held gang has to run now; "" when it need not.
+// mustRun returns why a suspended gang has to run now; "" when it need not.
 func (c *Core) mustRun(g *gang) Cause {
 	if c.now >= c.maxSuspendAt(g) {
 		return CauseMaxSuspend
@@ -19,7 +19,7 @@ func (c *Core) mustRun(g *gang) Cause {
 	return ""
 }
 
-func (c *Core) maxSuspendAt(g *gang) Time { return g.heldSince + c.policy.MaxSuspend }
+func (c *Core) maxSuspendAt(g *gang) Time { return g.suspendedSince + c.policy.MaxSuspend }
 
 // floorAt returns when the share floor ends the suspension: early enough for the resume
 // to be complete when the budget is used up; false without a floor.
@@ -28,46 +28,6 @@ func (c *Core) floorAt(g *gang) (Time, bool) {
 		return 0, false
 	}
 	return c.now + max(0, g.budget-g.resumeCost()), true
-}
-
-// linger returns how long a gang stays suspended after the last lease.
-func (c *Core) linger(g *gang) time.Duration {
-	switch c.policy.Linger {
-	case LingerFixed:
-		return c.policy.LingerMax
-	case LingerAdaptive:
-		return min(c.adaptiveLinger(g), c.policy.LingerMax)
-	default:
-		return 0
-	}
-}
-
-// adaptiveLinger compares the cost of waiting with that of a resume and a suspend. These
-// cost their time twice: for the offline work, which does nothing meanwhile, and for the
-// online work, which waits for the suspend and loses a runlist cycle to each. Waiting
-// costs the offline work the time until the next announcement. While that time is
-// unknown, waiting as long as the pair costs is at most twice as bad as the best choice
-// (the ski rental problem).
-func (c *Core) adaptiveLinger(g *gang) time.Duration {
-	var cost time.Duration
-	for _, m := range g.members {
-		cost = max(cost, m.suspend.mean+m.resume.mean)
-	}
-	breakEven := 2 * cost
-	expected, known := time.Duration(0), false
-	for _, u := range g.gpus {
-		if u.gap.samples >= 3 && (!known || u.gap.likely() < expected) {
-			expected, known = u.gap.likely(), true
-		}
-	}
-	switch {
-	case !known:
-		return breakEven
-	case expected <= breakEven:
-		return expected
-	default:
-		return 0
-	}
 }
 
 // budgetCap returns the largest budget.
@@ -87,7 +47,7 @@ func (c *Core) charge(g *gang) {
 		return
 	}
 	switch {
-	case !g.held:
+	case !g.suspended:
 		// While running it fills at (1-floor)/floor: suspended time and running
 		// time then keep the ratio the floor asks for.
 		dt = min(dt, time.Hour)
@@ -106,7 +66,7 @@ func (c *Core) setGangTimer(g *gang) {
 			due, armed = t, true
 		}
 	}
-	if g.held && g.forced == "" {
+	if g.suspended && g.forced == "" {
 		add(c.maxSuspendAt(g))
 		if at, ok := c.floorAt(g); ok {
 			add(at)

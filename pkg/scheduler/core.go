@@ -7,11 +7,11 @@
 // What the core promises, whatever clients, targets and mechanisms do:
 //
 //  1. A target is suspended only while a live lease of higher priority covers
-//     one of its gang's GPUs, during the bounded linger after it, or while it is idle and
-//     its GPU has more compute queues than the HQD budget permits.
+//     one of its gang's GPUs, during the bounded linger after it, by order of an admin, or
+//     while it is idle and its GPU has more compute queues than the HQD budget permits.
 //  2. Every suspension has a deadline: the lease's TTL, max_suspend, the share floor.
-//  3. Only targets of class offline and lower priority are suspended, and none by a lease of
-//     its own process or of its Kin.
+//  3. Only targets of class offline are suspended, by leases only those of lower priority, and
+//     none by a lease of its own process or of its Kin.
 //  4. One action is in flight per target; queues born while their target is
 //     suspended are suspended too.
 //  5. No announcement waits longer than its max_wait.
@@ -52,28 +52,10 @@ const (
 	IdleGrace = 2 * time.Millisecond
 )
 
-// endedKept is how many ended leases are kept, so that a late Complete or a repeated
-// request id is answered rather than rejected.
-const endedKept = 4096
-
-// Limits bounds what clients may hold.
-type Limits struct {
-	// LeasesPerClient bounds the live leases of one client; admins are exempt.
-	LeasesPerClient int
-	// LeasesPerUser bounds the live leases of all clients of one user, so that more
-	// processes do not get more leases; admins are exempt. LeasesPerClient counts
-	// instead where that is more.
-	LeasesPerUser int
-	// LeasesTotal bounds the live leases of all clients together, and apart from them those
-	// of the admins: clients cannot keep an admin from a lease. The last tenth is for users
-	// who hold at most a sixteenth of what is left.
-	LeasesTotal int
-}
-
 // Core is the scheduler's state. It is not safe for concurrent use.
 type Core struct {
+	book
 	policy   Policy
-	limits   Limits
 	draining bool
 	// stopping: every session is released, and no target is attached to any more.
 	stopping bool
@@ -88,16 +70,8 @@ type Core struct {
 	attachments map[gpreempt.ProcessKey]*attachment
 	jobs        map[string]*job
 	parking     *parking
-	leases      map[LeaseID]*lease
-	clients     map[ClientID]*client
-	perUser     map[UserID]int // live leases, except those of admins
 	// owners counts the clients by their owner, without those that have none.
-	owners   map[gpreempt.ProcessKey]int
-	requests map[requestKey]LeaseID
-
-	ended     []endedLease // ring once endedKept long
-	endedNext int
-	endedByID map[LeaseID]int
+	owners map[gpreempt.ProcessKey]int
 
 	timers           timerHeap
 	seq              uint64
@@ -105,30 +79,19 @@ type Core struct {
 	dirty            []*gang
 	dirtyAttachments []*attachment
 	pending          []*lease // unanswered or not yet quiet
-	free             []*lease
 	actions          []Action
-}
-
-type requestKey struct {
-	client ClientID
-	id     string
 }
 
 // New returns an empty core. The policy must be valid.
 func New(policy Policy, limits Limits) *Core {
 	c := &Core{
+		book:        newBook(limits),
 		policy:      policy,
-		limits:      limits,
 		gpus:        map[gpreempt.GPUID]*gpu{},
 		targets:     map[gpreempt.ProcessKey]*target{},
 		jobs:        map[string]*job{},
 		attachments: map[gpreempt.ProcessKey]*attachment{},
-		leases:      map[LeaseID]*lease{},
-		clients:     map[ClientID]*client{},
-		perUser:     map[UserID]int{},
 		owners:      map[gpreempt.ProcessKey]int{},
-		requests:    map[requestKey]LeaseID{},
-		endedByID:   map[LeaseID]int{},
 		parking:     &parking{},
 	}
 	c.parking.timer.owner = c.parking
@@ -240,7 +203,6 @@ func (c *Core) apply(ev Event) {
 }
 
 func (c *Core) setPolicy(p Policy) {
-	rescope := p.Gang != c.policy.Gang
 	for _, t := range c.order {
 		c.charge(t.gang)
 	}
@@ -251,26 +213,10 @@ func (c *Core) setPolicy(p Policy) {
 	}
 	c.policy = p
 	c.record(Record{Kind: RecordPolicy})
-	if rescope {
-		for _, t := range c.order {
-			c.leaveGang(t)
-		}
-		for _, t := range c.order {
-			c.joinGang(t)
-		}
-	}
 	for _, t := range c.order {
 		c.markAttachment(t.attachment)
 		t.gang.budget = min(t.gang.budget, c.budgetCap())
-		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+c.linger(t.gang))
-	}
-	for _, l := range c.pending {
-		if l.state == LeaseWaiting {
-			if l.startAt = c.startTime(l); c.now >= l.startAt {
-				c.startLease(l)
-			}
-			c.setLeaseTimer(l)
-		}
+		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+p.Linger)
 	}
 	c.markAll()
 }
@@ -358,11 +304,6 @@ type gpu struct {
 	breakerUntil Time
 	breakerOpen  bool
 	timer        timer
-
-	// gap learns the time from the end of the last lease to the next announcement.
-	gap     estimate
-	lastEnd Time
-	quiet   bool // lastEnd is set and no lease has begun since
 }
 
 func (c *Core) gpu(id gpreempt.GPUID) *gpu {

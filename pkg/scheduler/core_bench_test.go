@@ -32,7 +32,6 @@ type timedEvent struct {
 // and the rest spread, and some more on GPU 9, which no lease covers.
 func newRig(targets, gpusEach, elsewhere int, covered ...gpreempt.GPUID) *rig {
 	p, _ := PresetByName("strict")
-	p.Linger = LingerNone
 	r := &rig{core: New(p, Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})}
 	for id := range gpreempt.GPUID(9) {
 		r.core.Step(0, GPUAdded{GPU: id + 1})

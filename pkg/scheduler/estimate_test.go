@@ -9,18 +9,18 @@ import (
 )
 
 func TestEstimateSmoothsMeanAndDeviation(t *testing.T) {
-	type state struct{ Mean, Dev, Likely, High time.Duration }
+	type state struct{ Mean, Dev, Likely time.Duration }
 	var e estimate
 	var got []state
 	for _, sample := range []time.Duration{800, 800, 1600, 0} {
 		e.learn(sample)
-		got = append(got, state{e.mean, e.dev, e.likely(), e.high()})
+		got = append(got, state{e.mean, e.dev, e.likely()})
 	}
 	want := []state{
-		{800, 400, 1600, 2400}, // the first sample whole, half of it as deviation
-		{800, 300, 1400, 2000}, // dev + (0-400)/4
-		{900, 425, 1750, 2600}, // mean + 800/8, dev + (800-300)/4
-		{788, 543, 1874, 2960}, // mean - 900/8, dev + (900-425)/4
+		{800, 400, 1600}, // the first sample whole, half of it as deviation
+		{800, 300, 1400}, // dev + (0-400)/4
+		{900, 425, 1750}, // mean + 800/8, dev + (800-300)/4
+		{788, 543, 1874}, // mean - 900/8, dev + (900-425)/4
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -3,21 +3,21 @@ package scheduler
 // evaluate decides about a gang and emits the actions that follow.
 func (c *Core) evaluate(g *gang) {
 	c.charge(g)
-	if g.held && !g.anyAway() && !(c.policy.Shadow && g.any(func(t *target) bool { return t.shadowed })) {
+	if g.suspended && !g.anyAway() && !(c.policy.Shadow && g.any(func(t *target) bool { return t.shadowed })) {
 		c.release(g)
 	}
-	if g.held && g.forced == "" {
+	if g.suspended && g.forced == "" {
 		g.forced = c.mustRun(g)
 	}
 	c.follow(g)
 	v := c.decide(g)
-	if v.suspend && !g.held && !g.byHand() && c.policy.ShareFloor > 0 && g.budget <= g.leastBudget() {
+	if v.suspend && !g.suspended && !g.byHand() && c.policy.ShareFloor > 0 && g.budget <= g.leastBudget() {
 		// The budget is less than a suspend and a resume take.
 		g.mustRunUntil(c.now+c.policy.MinRun, CauseShareFloor)
 		v = c.decide(g)
 	}
-	if v.suspend && !g.held {
-		g.held, g.heldSince, g.lingerUntil = true, c.now, 0
+	if v.suspend && !g.suspended {
+		g.suspended, g.suspendedSince, g.lingerUntil = true, c.now, 0
 		g.leased = v.cause == CauseLease
 	}
 	if c.policy.Shadow {
@@ -32,15 +32,15 @@ func (c *Core) evaluate(g *gang) {
 // follow begins the linger when the last lease on the gang ended, and ends it when a
 // new lease covers the gang.
 func (c *Core) follow(g *gang) {
-	if !g.held {
+	if !g.suspended {
 		g.leased = false
 		return
 	}
 	leased := g.outranked()
 	if g.leased && !leased {
 		g.lingerUntil = 0
-		if d := c.linger(g); d > 0 {
-			g.lingerUntil = c.now + d
+		if c.policy.Linger > 0 {
+			g.lingerUntil = c.now + c.policy.Linger
 		}
 	}
 	g.leased = leased
@@ -52,7 +52,6 @@ func (c *Core) act(g *gang, v verdict) {
 		switch {
 		case m.state == TargetSuspended && !v.suspend:
 			c.resumeTarget(m, v.cause)
-			c.markDisturbed(g)
 		case m.state == TargetSuspended && m.runsAgain() != "":
 			c.suspendTarget(m, m.runsAgain(), 0)
 			c.requiesce(g)
@@ -61,7 +60,7 @@ func (c *Core) act(g *gang, v verdict) {
 			c.requiesce(g)
 		}
 	}
-	if g.held && !v.suspend && !g.anyAway() {
+	if g.suspended && !v.suspend && !g.anyAway() {
 		c.release(g)
 	}
 }
@@ -82,7 +81,7 @@ func (c *Core) shadow(g *gang, v verdict) {
 			c.record(Record{Kind: RecordShadow, Target: m.key, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(g)})
 		}
 	}
-	if g.held && !v.suspend && !g.anyAway() {
+	if g.suspended && !v.suspend && !g.anyAway() {
 		c.release(g)
 	}
 }
@@ -90,7 +89,7 @@ func (c *Core) shadow(g *gang, v verdict) {
 // release ends the suspension of a gang whose members all run.
 func (c *Core) release(g *gang) {
 	c.charge(g)
-	g.held, g.leased, g.lingerUntil = false, false, 0
+	g.suspended, g.leased, g.lingerUntil = false, false, 0
 	if g.forced != "" {
 		g.mustRunUntil(c.now+c.policy.MinRun, g.forced)
 		g.forced = ""
@@ -129,24 +128,9 @@ func (c *Core) requiesce(g *gang) {
 	for _, u := range g.gpus {
 		for _, l := range u.leases {
 			if l.state == LeaseHeld && g.outrankedBy(l) {
-				l.quiet, l.coalesced = false, false
+				l.coalesced = false
 				c.setLeaseState(l, LeaseQuiescing, CauseNewTarget)
 				c.await(l)
-			}
-		}
-	}
-}
-
-// markDisturbed marks the leases that outrank the gang as no longer quiet: nothing is
-// learned from the rest of their time.
-func (c *Core) markDisturbed(g *gang) {
-	for _, u := range g.gpus {
-		if u.top <= int(g.priority) {
-			continue
-		}
-		for _, l := range u.leases {
-			if g.outrankedBy(l) {
-				l.quiet = false
 			}
 		}
 	}

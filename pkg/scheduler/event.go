@@ -134,12 +134,10 @@ type (
 		GPUs      []gpreempt.GPUID    `json:"gpus,omitempty"`
 		Priority  gpreempt.Priority   `json:"priority"`
 		// TTL and MaxWait may be PolicyDefault until Core.Admit.
-		TTL      time.Duration `json:"ttl"`
-		MaxWait  time.Duration `json:"max_wait"`
-		ETA      time.Duration `json:"eta,omitempty"`
-		SLO      time.Duration `json:"slo,omitempty"`
-		Expected time.Duration `json:"expected,omitempty"`
-		OnIdle   bool          `json:"on_idle,omitempty"`
+		TTL     time.Duration `json:"ttl"`
+		MaxWait time.Duration `json:"max_wait"`
+		ETA     time.Duration `json:"eta,omitempty"`
+		OnIdle  bool          `json:"on_idle,omitempty"`
 		// Arrived is when the call arrived, 0 for now; Trace is the client's. Both are
 		// recorded and change nothing else.
 		Arrived Time          `json:"arrived,omitempty"`
@@ -345,8 +343,7 @@ type LeaseState uint8
 // The lease states; the numbers are those of the API.
 const (
 	LeaseNone LeaseState = iota
-	// LeaseWaiting (API: REQUESTED) ends when its eta or slack says so, or with
-	// the lease.
+	// LeaseWaiting (API: REQUESTED) ends when its eta says so, or with the lease.
 	LeaseWaiting
 	// LeaseQuiescing ends when nothing more is to be suspended for it.
 	LeaseQuiescing

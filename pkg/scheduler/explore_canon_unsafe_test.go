@@ -94,7 +94,7 @@ var rules = map[string]struct {
 	why   string
 	whole bool
 }{
-	"Core.limits":           {forget, "the same in all states", false},
+	"book.limits":           {forget, "the same in all states", false},
 	"Core.policy":           {custom(func(w *canon, c *Core) { w.text(c.policy.Preset) }), "its name is unique here", true},
 	"Core.now":              {forget, "times are relative to it", false},
 	"Core.seq":              {forget, "a counter", false},
@@ -102,26 +102,23 @@ var rules = map[string]struct {
 	"Core.gpus":             {forget, "the same as gpuOrder", false},
 	"Core.targets":          {forget, "the same as order", false},
 	"Core.jobs":             {forget, "the gangs of the targets", false},
-	"Core.leases":           {forget, "those of the clients", false},
-	"Core.perUser":          {forget, "counts the leases", false},
-	"Core.requests":         {forget, "of live leases, checked in each state; ended ones are not repeated", false},
-	"Core.ended":            {forget, "answers about leases that ended", false},
-	"Core.endedNext":        {forget, "as ended", false},
-	"Core.endedByID":        {forget, "as ended", false},
+	"book.leases":           {forget, "those of the clients", false},
+	"book.perUser":          {forget, "counts the leases", false},
+	"book.requests":         {forget, "of live leases, checked in each state; ended ones are not repeated", false},
+	"book.ended":            {forget, "answers about leases that ended", false},
+	"book.endedNext":        {forget, "as ended", false},
+	"book.endedByID":        {forget, "as ended", false},
 	"Core.timers":           {forget, "the timers of all others, in order", false},
 	"Core.dirty":            {forget, "empty between two steps", false},
 	"Core.dirtyAttachments": {forget, "empty between two steps", false},
-	"Core.free":             {forget, "memory for new leases", false},
+	"book.free":             {forget, "memory for new leases", false},
 	"Core.actions":          {forget, "the result of the last step", false},
 	"Core.attachments":      {custom(writeAttachments), "by process", true},
-	"Core.clients":          {custom(writeClients), "by client", true},
+	"book.clients":          {custom(writeClients), "by client", true},
 
 	"gpu.use":          {forget, "recounted in every step", false},
 	"gpu.started":      {custom(writeStarted), "most are 0", true},
 	"gpu.breakerUntil": {future, "the timer has it", false},
-	"gpu.gap":          {forget, "the adaptive linger is not explored", false},
-	"gpu.lastEnd":      {forget, "as gap", false},
-	"gpu.quiet":        {forget, "as gap", false},
 
 	"target.idleSince":        {custom(writeIdle), "until it may be parked", true},
 	"target.seq":              {custom(func(w *canon, t *target) { w.small(uint8(min(1, t.seq))) }), "a counter; 0 for a Detach", true},
@@ -141,22 +138,20 @@ var rules = map[string]struct {
 	"attachment.retryAt":      {future, "", false},
 	"estimate.samples":        {custom(func(w *canon, e *estimate) { w.small(uint8(min(1, e.samples))) }), "whether there are any", true},
 
-	"gang.wanted":      {forget, "not used between two steps", false},
-	"gang.dirty":       {forget, "false between two steps", false},
-	"gang.seen":        {forget, "a counter", false},
-	"gang.heldSince":   {custom(writeHeldSince), "only while it is held", true},
-	"gang.lingerUntil": {futureOrPast, "", false},
-	"gang.runUntil":    {future, "", false},
-	"gang.runCause":    {custom(writeRunCause), "only until runUntil", true},
-	"gang.budget":      {custom(func(w *canon, g *gang) { w.num(uint64(w.core.budgetLeft(g))) }), "as of now", true},
-	"gang.budgetAt":    {forget, "as budget", false},
+	"gang.wanted":         {forget, "not used between two steps", false},
+	"gang.dirty":          {forget, "false between two steps", false},
+	"gang.seen":           {forget, "a counter", false},
+	"gang.suspendedSince": {custom(writeSuspendedSince), "only while it is suspended", true},
+	"gang.lingerUntil":    {futureOrPast, "", false},
+	"gang.runUntil":       {future, "", false},
+	"gang.runCause":       {custom(writeRunCause), "only until runUntil", true},
+	"gang.budget":         {custom(func(w *canon, g *gang) { w.num(uint64(w.core.budgetLeft(g))) }), "as of now", true},
+	"gang.budgetAt":       {forget, "as budget", false},
 
 	"lease.created":            {custom(writeCreated), "until it is answered and started", true},
 	"lease.startAt":            {future, "", false},
-	"lease.heldAt":             {forget, "the slack policy is not explored", false},
 	"lease.answer":             {forget, "was given", false},
 	"lease.awaits":             {forget, "a cache", false},
-	"client.work":              {forget, "the slack policy is not explored", false},
 	"LeaseRequested.Lease":     {forget, "a counter", false},
 	"LeaseRequested.RequestID": {forget, "a counter", false},
 	"LeaseRequested.User":      {forget, "of its client", false},
@@ -200,9 +195,9 @@ func writeRefusals(w *canon, t *target) {
 	}
 }
 
-func writeHeldSince(w *canon, g *gang) {
-	if g.held {
-		w.num(uint64(w.core.now - g.heldSince))
+func writeSuspendedSince(w *canon, g *gang) {
+	if g.suspended {
+		w.num(uint64(w.core.now - g.suspendedSince))
 	}
 }
 
@@ -236,7 +231,7 @@ func writeAttachments(w *canon, c *Core) {
 	}
 }
 
-func writeClients(w *canon, c *Core) {
+func writeClients(w *canon, c *book) {
 	w.small(uint8(len(c.clients)))
 	for n := uint8(1); n < 4; n++ {
 		if cl := c.clients[ClientID(inverse(&w.names.client, n))]; cl != nil {

@@ -232,10 +232,10 @@ func (x *explored) mayPark(g uint8) bool {
 }
 
 func (x *explored) lingersUntil(g uint8) Time {
-	if x.policies[x.policy].Linger == LingerNone {
+	if x.policies[x.policy].Linger == 0 {
 		return 0
 	}
-	return x.gangs[g].coveredUntil + x.policies[x.policy].LingerMax
+	return x.gangs[g].coveredUntil + x.policies[x.policy].Linger
 }
 
 // mayBeSuspended returns why a process has to run, whatever leases there are.

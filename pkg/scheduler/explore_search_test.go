@@ -366,7 +366,7 @@ func (w *canon) situation(x *explored) {
 		if g.away {
 			since(g.awaySince)
 		}
-		later(x.gangs[at].coveredUntil + x.policies[1].LingerMax)
+		later(x.gangs[at].coveredUntil + x.policies[1].Linger)
 	}
 }
 

@@ -156,7 +156,7 @@ var seededBugs = []seededBug{
 		}
 	}},
 	{name: "a retry is a new announcement", after: func(c *Core) { clear(c.requests) }},
-	{name: "max_suspend is forgotten", after: eachGang(func(c *Core, g *gang) { g.heldSince = c.now })},
+	{name: "max_suspend is forgotten", after: eachGang(func(c *Core, g *gang) { g.suspendedSince = c.now })},
 	{name: "the share floor is ignored", layout: 1, disturbances: []moveKind{moveReload}, after: eachGang(func(_ *Core, g *gang) { g.budget = time.Hour })},
 	{name: "the linger has no end", layout: 1, disturbances: []moveKind{moveReload}, after: eachGang(func(c *Core, g *gang) {
 		if g.lingerUntil > c.now {
@@ -184,7 +184,7 @@ var seededBugs = []seededBug{
 		}
 		return ev
 	}},
-	{name: "a failed attach counts as one that was resisted", layout: 4, disturbances: []moveKind{moveFail, moveDebug, moveUndebug, moveReplace}, event: func(ev Event) Event {
+	{name: "a failed attach counts as one that was resisted", layout: 4, disturbances: []moveKind{moveFail, moveReclassify}, event: func(ev Event) Event {
 		if a, is := ev.(Attached); is && a.Result == OutcomeFailed {
 			a.Result = OutcomeResisted
 			return a
@@ -217,13 +217,6 @@ var seededBugs = []seededBug{
 	{name: "a shadow policy acts", disturbances: []moveKind{moveReload}, event: func(ev Event) Event {
 		if p, is := ev.(PolicyChanged); is {
 			p.Policy.Shadow = false
-			return p
-		}
-		return ev
-	}},
-	{name: "a reload takes a job apart", disturbances: []moveKind{moveReload}, event: func(ev Event) Event {
-		if p, is := ev.(PolicyChanged); is {
-			p.Policy.Gang = GangProcess
 			return p
 		}
 		return ev

@@ -75,7 +75,6 @@ type place struct {
 type layout struct {
 	name   string
 	places []place
-	gang   GangScope
 	// budget divides the slots of each GPU; without slots it is off.
 	budget HQDBudget
 	slots  int
@@ -103,28 +102,28 @@ var (
 // fourth, the first client announces the work of one of them. In the last, a process is killed when it
 // resists.
 var layouts = []layout{
-	{name: "job", places: []place{{0, "a", 0, onFirst, nil}, {0, "a", 0, onSecond, nil}, {1, "", 5, onBoth, nil}}, gang: GangJob, alike: []renaming{
+	{name: "job", places: []place{{0, "a", 0, onFirst, nil}, {0, "a", 0, onSecond, nil}, {1, "", 5, onBoth, nil}}, alike: []renaming{
 		{same, same, same},
 		{swapped, swapped, same},
 		{same, same, swapped},
 		{swapped, swapped, swapped},
 	}},
-	{name: "pair", places: []place{{0, "", 0, onFirst, nil}, {1, "", 0, onSecond, nil}}, gang: GangProcess, alike: []renaming{
+	{name: "pair", places: []place{{0, "", 0, onFirst, nil}, {1, "", 0, onSecond, nil}}, alike: []renaming{
 		{same, same, same},
 		{swapped, swapped, same},
 		{same, same, swapped},
 		{swapped, swapped, swapped},
 	}},
 	{
-		name: "budget", places: []place{{0, "", 0, onFirst, nil}, {1, "", 5, onFirst, nil}}, gang: GangProcess, budget: HQDBudget{Offline: 50, Spare: 50}, slots: 2,
+		name: "budget", places: []place{{0, "", 0, onFirst, nil}, {1, "", 5, onFirst, nil}}, budget: HQDBudget{Offline: 50, Spare: 50}, slots: 2,
 		alike: []renaming{{same, same, same}, {same, same, swapped}},
 	},
 	{
-		name: "owner", places: []place{{0, "", 0, onFirst, []gpreempt.ProcessKey{procKey(3)}}, {1, "", 0, onFirst, nil}}, gang: GangProcess, owner: procKey(3),
+		name: "owner", places: []place{{0, "", 0, onFirst, []gpreempt.ProcessKey{procKey(3)}}, {1, "", 0, onFirst, nil}}, owner: procKey(3),
 		alike: []renaming{{same, same, same}},
 	},
 	{
-		name: "resist", places: []place{{0, "", 0, onFirst, nil}}, gang: GangProcess, onResist: gpreempt.Resistance{KillAfter: 1},
+		name: "resist", places: []place{{0, "", 0, onFirst, nil}}, onResist: gpreempt.Resistance{KillAfter: 1},
 		alike: []renaming{{same, same, same}, {same, same, swapped}},
 	},
 }
@@ -140,14 +139,14 @@ var offers = []offer{{onFirst, 10, 0}, {onSecond, 10, 0}, {onBoth, 10, 0}, {onBo
 
 // policies returns what a reload can bring into force. With a floor of a half a budget fills
 // as fast as it empties, so that nothing is rounded.
-func policies(scope GangScope) []Policy {
+func policies() []Policy {
 	base := Policy{
-		Preset: "no floor", SuspendWhen: SuspendAtOnce, Linger: LingerNone, ShareWindow: 16 * time.Millisecond, MaxSuspend: 6 * time.Millisecond,
-		MinRun: 3 * time.Millisecond, Gang: scope, MaxWait: leaseWait, DefaultTTL: leaseTTL, MaxTTL: time.Second,
+		Preset: "no floor", ShareWindow: 16 * time.Millisecond, MaxSuspend: 6 * time.Millisecond,
+		MinRun: 3 * time.Millisecond, MaxWait: leaseWait, DefaultTTL: leaseTTL, MaxTTL: time.Second,
 	}
 	floor := base
 	floor.Preset, floor.ShareFloor, floor.ShareWindow = "floor", 0.5, 8*time.Millisecond
-	floor.SuspendWhen, floor.Linger, floor.LingerMax = SuspendETA, LingerFixed, time.Millisecond
+	floor.Linger = time.Millisecond
 	shadow := base
 	shadow.Preset, shadow.Shadow = "shadow", true
 	return []Policy{base, floor, shadow}
@@ -170,7 +169,7 @@ type explored struct {
 
 // newExplored returns a world in which everything is attached and nothing has been announced.
 func newExplored(l *layout) (*explored, error) {
-	x := &explored{layout: l, policies: policies(l.gang)}
+	x := &explored{layout: l, policies: policies()}
 	x.core = New(x.policies[0], worldLimits)
 	for i := range x.gangs {
 		x.gangs[i].budget = x.core.budgetCap()
@@ -369,6 +368,7 @@ func (x *explored) make(m move) error {
 		result := OutcomeReplaced
 		if p.enabled {
 			result = OutcomeResisted
+			x.resisted[m.n] = true
 		}
 		return x.step(Lost{Target: procKey(m.n + 1), Result: result})
 	case moveDebug:

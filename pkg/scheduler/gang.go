@@ -23,9 +23,9 @@ type gang struct {
 	dirty bool
 	seen  uint64 // the last of Core.scans that counted it
 
-	// held: the decision to suspend stands, or a member is still away because of it.
-	held      bool
-	heldSince Time
+	// suspended: the decision to suspend stands, or a member is still away because of it.
+	suspended      bool
+	suspendedSince Time
 	// leased: the last decision was for a lease, not for the linger after one.
 	leased      bool
 	lingerUntil Time
@@ -36,7 +36,7 @@ type gang struct {
 	runCause Cause
 
 	// budget is the time it may still be suspended under the share floor: a
-	// bucket that empties while held and fills while running.
+	// bucket that empties while suspended and fills while running.
 	budget   time.Duration
 	budgetAt Time
 
@@ -51,16 +51,15 @@ type gang struct {
 
 func (c *Core) joinGang(t *target) {
 	c.joinJob(t)
-	inJob := c.policy.Gang == GangJob && t.job != nil
 	owners := c.ownersOf(t)
 	var g *gang
-	if inJob {
+	if t.job != nil {
 		g = t.job.gangOf(owners)
 	}
 	if g == nil {
 		g = &gang{budget: c.budgetCap(), budgetAt: c.now, owners: owners}
 		g.timer.owner = g
-		if inJob {
+		if t.job != nil {
 			g.job = t.job
 			g.job.gangs = append(g.job.gangs, g)
 		}
@@ -82,7 +81,7 @@ func (c *Core) joinGang(t *target) {
 func (c *Core) inherit(g, old *gang, away bool) {
 	g.budget = min(g.budget, old.budget)
 	g.mustRunUntil(old.runUntil, old.runCause)
-	if !old.held {
+	if !old.suspended {
 		return
 	}
 	if !away {
@@ -91,10 +90,10 @@ func (c *Core) inherit(g, old *gang, away bool) {
 		}
 		return
 	}
-	if !g.held {
-		g.held, g.heldSince = true, old.heldSince
+	if !g.suspended {
+		g.suspended, g.suspendedSince = true, old.suspendedSince
 	}
-	g.heldSince = min(g.heldSince, old.heldSince)
+	g.suspendedSince = min(g.suspendedSince, old.suspendedSince)
 	g.forced = cmp.Or(g.forced, old.forced)
 }
 

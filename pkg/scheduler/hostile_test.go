@@ -132,7 +132,7 @@ func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
 		p.ShareWindow = []time.Duration{100 * time.Millisecond, time.Second}[roll(2)]
 		p.MaxSuspend = []time.Duration{10 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second}[roll(3)]
 		p.MinRun = []time.Duration{time.Millisecond, 20 * time.Millisecond}[roll(2)]
-		p.SuspendWhen, p.Linger = scheduler.SuspendAtOnce, scheduler.Linger(1+roll(3))
+		p.Linger = time.Duration(roll(3)) * 10 * time.Millisecond
 		h := &hostile{punctual: newPunctual(p, roll), clients: map[scheduler.ClientID][]scheduler.LeaseID{}}
 		h.cost = func(scheduler.ActionKind) time.Duration { return time.Duration(1+roll(20)) * 100 * time.Microsecond }
 		h.fail = func() bool { return false }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -104,7 +103,7 @@ func (c *Core) unpark(g *gang) {
 		return
 	}
 	since := c.now
-	if g.held && c.now >= c.turnEnds(g) && c.policy.MaxSuspend >= ParkAfterIdle {
+	if g.suspended && c.now >= c.turnEnds(g) && c.policy.MaxSuspend >= ParkAfterIdle {
 		since += c.policy.MinRun - ParkAfterIdle // it takes over from others as soon as it may
 	}
 	g.parked = false
@@ -267,11 +266,11 @@ func (c *Core) mustNotPark(g *gang) bool {
 // hasTurn reports whether the gang can be chosen. Its turn ends a while before it has to run,
 // so that another can take its place first.
 func (c *Core) hasTurn(g *gang) bool {
-	return (!g.held || c.now < c.turnEnds(g)) && c.spareBudget(g) > c.spareLead()
+	return (!g.suspended || c.now < c.turnEnds(g)) && c.spareBudget(g) > c.spareLead()
 }
 
 func (c *Core) turnEnds(g *gang) Time {
-	return g.heldSince + c.policy.MaxSuspend - c.policy.MaxSuspend/8
+	return g.suspendedSince + c.policy.MaxSuspend - c.policy.MaxSuspend/8
 }
 
 func (c *Core) spareLead() time.Duration { return c.budgetCap() / 16 }
@@ -280,7 +279,7 @@ func (c *Core) spareLead() time.Duration { return c.budgetCap() / 16 }
 // leases.
 func (c *Core) spareBudget(g *gang) time.Duration {
 	if floorPPM(c.policy.ShareFloor) == 0 {
-		return never
+		return Never
 	}
 	return c.budgetLeft(g) - c.budgetCap()/2
 }
@@ -297,7 +296,7 @@ func (c *Core) idleAt(g *gang) (at Time) {
 // without an event.
 func (c *Core) setParkingTimer() {
 	p := c.parking
-	due := never
+	due := Never
 	add := func(t Time) {
 		if t > c.now {
 			due = min(due, t)
@@ -309,7 +308,7 @@ func (c *Core) setParkingTimer() {
 		case g.members[0] != t:
 		case g.parked:
 			add(c.turnEnds(g))
-			if spare := c.spareBudget(g); spare != never {
+			if spare := c.spareBudget(g); spare != Never {
 				add(c.now + spare)
 				add(c.now + spare - c.spareLead())
 			}
@@ -321,33 +320,9 @@ func (c *Core) setParkingTimer() {
 			}
 		}
 	}
-	if due == never {
+	if due == Never {
 		c.timers.clear(&p.timer)
 	} else {
 		c.timers.set(&p.timer, due)
 	}
-}
-
-// hqdText describes the use of the slots of the gang's GPUs.
-func (c *Core) hqdText(g *gang) string {
-	c.countQueues()
-	b := c.parking.budget
-	var parts []string
-	for _, u := range g.gpus {
-		if u.slots == 0 {
-			parts = append(parts, fmt.Sprintf("GPU %v: number of slots unknown", u.id))
-			continue
-		}
-		parts = append(parts, fmt.Sprintf("GPU %v: %d compute queues (%d offline) for %d slots, of which the budget permits %d (%d offline), %d mapped", u.id,
-			u.use.all, u.use.offline, u.slots, u.slots*(100-b.Spare)/100, u.slots*b.Offline/100, u.use.mapped))
-	}
-	switch {
-	case g.any(func(t *target) bool { return !t.loaded }):
-		parts = append(parts, "its work is not known")
-	case g.any(func(t *target) bool { return t.busy }):
-		parts = append(parts, "it has work")
-	default:
-		parts = append(parts, fmt.Sprintf("idle for %v", max(0, c.now-c.idleAt(g)+ParkAfterIdle).Round(time.Millisecond)))
-	}
-	return strings.Join(parts, "; ")
 }

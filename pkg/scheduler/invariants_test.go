@@ -47,8 +47,8 @@ func (c *Core) checkTarget(t *target) error {
 			return fmt.Errorf("rule 7: suspended in quarantine")
 		case t.runsAgain() != "":
 			return fmt.Errorf("rule 4: it runs: %v", t.runsAgain())
-		case !g.held:
-			return fmt.Errorf("suspended, but its gang is not held")
+		case !g.suspended:
+			return fmt.Errorf("suspended, but its gang is not")
 		case !g.byHand() && g.top() <= int(g.priority) && c.now >= g.lingerUntil && !g.parked:
 			return fmt.Errorf("rule 1: no lease outranks it, no linger lasts, and it is not parked")
 		case !armed:
@@ -206,7 +206,7 @@ func (c *Core) checkJobs() error {
 		if t.job != c.jobs[name] {
 			return fmt.Errorf("target %v is not of job %s", t.key, name)
 		}
-		if slices.Contains(t.job.gangs, t.gang) != (c.policy.Gang == GangJob) {
+		if !slices.Contains(t.job.gangs, t.gang) {
 			return fmt.Errorf("the gangs of job %s and target %v do not fit", name, t.key)
 		}
 		n := want[name]

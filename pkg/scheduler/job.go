@@ -11,13 +11,12 @@ import (
 // jobCells is the number of parts of the window in which the progress of a job is measured.
 const jobCells = 12
 
-// job is the offline targets with one TargetSeen.Job. Its progress is measured whatever the
-// policy suspends together.
+// job is the offline targets with one TargetSeen.Job.
 type job struct {
 	name    string
 	members int
 	away    int     // members that are away
-	gangs   []*gang // of its members under GangJob, one for each set of owners; none otherwise
+	gangs   []*gang // of its members, one for each set of owners
 
 	// ran is the time in which all members ran, in the cells of a sliding window; the cell
 	// of a time is its number of cell lengths, modulo jobCells.

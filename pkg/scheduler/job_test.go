@@ -88,56 +88,40 @@ func (r *ranks) serve(until scheduler.Time) error {
 }
 
 // TestRanksOnEightGPUsProgressTogether has uncorrelated leases that take half of the time on
-// each GPU. The default gang is the job, so that it runs as a whole for at
-// least the share floor. Process by process, each rank runs half of the time, and all of them
-// together almost never; readers see that.
+// each GPU. The job runs as a whole for at least the share floor.
 func TestRanksOnEightGPUsProgressTogether(t *testing.T) {
-	one := func(int) string { return "torch-1" }
-	byJob := scheduler.DefaultPolicy()
-	byJob.ShareWindow = 10 * time.Second // progress is of a minute then
-	byProcess := byJob
-	byProcess.Gang = scheduler.GangProcess
-	for _, test := range []struct {
-		name        string
-		policy      scheduler.Policy
-		least, most float64
-		slow        bool
-	}{
-		{"the job as a whole", byJob, 0.10, 0.13, false},
-		{"each process alone", byProcess, 0, 0.02, true},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			r, err := newRanks(test.policy, one)
-			if err == nil { // the first seconds use what the share floor permits to borrow
-				err = r.serve(20 * time.Second)
-			}
-			before := r.Observer.jobs["torch-1"].total
-			for now := 21 * time.Second; err == nil && now <= 140*time.Second; now += time.Second {
-				if err = r.serve(now); err != nil || now < 80*time.Second {
-					continue
-				}
-				// Within a minute the share may vary by what was borrowed a little earlier.
-				job := r.Core.Jobs()[0]
-				if job.Name != "torch-1" || job.Targets != 8 || job.Over < 55*time.Second || job.Ran < test.least-0.005 || job.Ran > test.most || job.Slow != test.slow {
-					t.Fatalf("at %v: %+v; it should run %.0f%% to %.0f%% of the time, slow %v", now, job, 100*test.least, 100*test.most, test.slow)
-				}
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			share := float64(r.Observer.jobs["torch-1"].total-before) / float64(120*time.Second)
-			if share < test.least-0.0005 { // a suspension may have begun within the stretch and ended after it
-				t.Errorf("together %.2f%% of the time, want %.1f%%", 100*share, 100*test.least)
-			}
-			each := time.Duration(0)
-			for _, info := range r.Core.Targets() {
-				each += info.SuspendedTotal / 8
-			}
-			t.Logf("simulated: all ranks together %.2f%% of the time, each %.1f%%; %d of %d announcements quiesced",
-				100*share, 100-100*float64(each)/float64(r.Now), r.quiesced, r.answered)
-		})
+	t.Parallel()
+	const least, most = 0.10, 0.13
+	p := scheduler.DefaultPolicy()
+	p.ShareWindow = 10 * time.Second // progress is of a minute then
+	r, err := newRanks(p, func(int) string { return "torch-1" })
+	if err == nil { // the first seconds use what the share floor permits to borrow
+		err = r.serve(20 * time.Second)
 	}
+	before := r.Observer.jobs["torch-1"].total
+	for now := 21 * time.Second; err == nil && now <= 140*time.Second; now += time.Second {
+		if err = r.serve(now); err != nil || now < 80*time.Second {
+			continue
+		}
+		// Within a minute the share may vary by what was borrowed a little earlier.
+		job := r.Core.Jobs()[0]
+		if job.Name != "torch-1" || job.Targets != 8 || job.Over < 55*time.Second || job.Ran < least-0.005 || job.Ran > most || job.Slow {
+			t.Fatalf("at %v: %+v; it should run %.0f%% to %.0f%% of the time", now, job, 100*least, 100*most)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	share := float64(r.Observer.jobs["torch-1"].total-before) / float64(120*time.Second)
+	if share < least-0.0005 { // a suspension may have begun within the stretch and ended after it
+		t.Errorf("together %.2f%% of the time, want %.1f%%", 100*share, 100*least)
+	}
+	each := time.Duration(0)
+	for _, info := range r.Core.Targets() {
+		each += info.SuspendedTotal / 8
+	}
+	t.Logf("simulated: all ranks together %.2f%% of the time, each %.1f%%; %d of %d announcements quiesced",
+		100*share, 100-100*float64(each)/float64(r.Now), r.quiesced, r.answered)
 }
 
 // TestShareFloorHoldsForJobs storms a job on two GPUs with leases. As in TestShareFloorHolds,
@@ -157,7 +141,7 @@ func TestShareFloorHoldsForJobs(t *testing.T) {
 		p.ShareWindow = pick(100*time.Millisecond, 333*time.Millisecond, 2*time.Second)
 		p.MaxSuspend = pick(10*time.Millisecond, 100*time.Millisecond, 2*time.Second, time.Minute)
 		p.MinRun = pick(time.Millisecond, 20*time.Millisecond)
-		p.Linger = scheduler.Linger(1 + roll(3))
+		p.Linger = pick(0, time.Millisecond, 20*time.Millisecond)
 		slowest := pick(0, 400*time.Microsecond, 5*time.Millisecond)
 		m := newPunctual(p, roll)
 		m.cost = func(scheduler.ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }

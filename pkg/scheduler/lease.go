@@ -3,18 +3,7 @@ package scheduler
 import (
 	"slices"
 	"time"
-
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// client is a holder of leases.
-type client struct {
-	id     ClientID
-	leases []*lease
-	owner  gpreempt.ProcessKey // of its leases; zero for none
-	// work learns how long a lease of this client needs on quiet GPUs.
-	work estimate
-}
 
 // lease is a live announcement.
 type lease struct {
@@ -27,8 +16,6 @@ type lease struct {
 	created Time
 	expires Time
 	startAt Time
-	heldAt  Time // when the GPUs became quiet
-	quiet   bool // since heldAt, without a break
 
 	started   bool
 	answered  bool
@@ -45,35 +32,13 @@ type lease struct {
 	timer timer
 }
 
-// endedLease is what is kept of a lease that ended.
-type endedLease struct {
-	id     LeaseID
-	req    LeaseRequested
-	end    LeaseEnd
-	held   time.Duration
-	answer Answer
-}
-
 func (c *Core) leaseRequested(ev LeaseRequested) {
 	if c.leases[ev.Lease] != nil {
 		return
 	}
-	l := c.newLease()
-	l.id, l.req, l.created, l.expires = ev.Lease, ev, c.now, c.now+ev.TTL
-	l.client = c.clients[ev.Client]
-	if l.client == nil {
-		l.client = &client{id: ev.Client}
-		c.clients[ev.Client] = l.client
-	}
-	l.client.leases = append(l.client.leases, l)
+	l := c.enter(ev)
+	l.created, l.expires = c.now, c.now+ev.TTL
 	c.setOwner(l.client, ev.Owner)
-	if ev.Client != 0 {
-		c.perUser[ev.User]++
-	}
-	c.leases[l.id] = l
-	if ev.RequestID != "" {
-		c.requests[requestKey{ev.Client, ev.RequestID}] = l.id
-	}
 	if ev.Target.IsZero() {
 		c.coverGPUs(l)
 	} else {
@@ -106,24 +71,7 @@ func (c *Core) coverGPUs(l *lease) {
 		for _, g := range u.gangs {
 			c.markUnattached(g)
 		}
-		if u.quiet {
-			u.gap.learn(c.now - u.lastEnd)
-			u.quiet = false
-		}
 	}
-}
-
-func (c *Core) newLease() *lease {
-	if n := len(c.free); n > 0 {
-		l := c.free[n-1]
-		c.free = c.free[:n-1]
-		*l = lease{gpus: l.gpus[:0]}
-		l.timer.owner = l
-		return l
-	}
-	l := &lease{}
-	l.timer.owner = l
-	return l
 }
 
 // await has settle look at the lease.
@@ -144,30 +92,16 @@ func (c *Core) setLeaseState(l *lease, to LeaseState, cause Cause) {
 	c.record(r)
 }
 
-// startTime is when suspending for the lease begins.
+// startTime is when suspending for the lease begins: at its eta less the learned suspend time.
 func (c *Core) startTime(l *lease) Time {
-	if l.target != nil || c.policy.SuspendWhen == SuspendAtOnce {
+	if l.target != nil || l.req.ETA == 0 {
 		return c.now
 	}
 	suspend, known := c.suspendCost(l)
 	if !known {
 		return c.now // nothing learned yet: too early is better than too late
 	}
-	start := c.now
-	if l.req.ETA > 0 {
-		start = max(start, l.created+l.req.ETA-suspend)
-	}
-	if c.policy.SuspendWhen == SuspendSlack && l.req.SLO > 0 {
-		work := l.req.Expected
-		if work == 0 && l.client.work.samples > 0 {
-			work = l.client.work.high()
-		}
-		if work > 0 {
-			// If the work begins here, it still ends in time.
-			start = max(start, l.created+l.req.SLO-work-suspend)
-		}
-	}
-	return start
+	return max(c.now, l.created+l.req.ETA-suspend)
 }
 
 // suspendCost returns the learned time until the lease's GPUs are quiet; known is false
@@ -257,13 +191,10 @@ func (c *Core) settleLease(l *lease) bool {
 	s := c.coverage(l)
 	if s.quiet && l.state == LeaseQuiescing {
 		cause := CauseQuiet
-		if l.coalesced && !l.quiet {
+		if l.coalesced {
 			cause = CauseCoalesced
 		}
 		c.setLeaseState(l, LeaseHeld, cause)
-		if !l.quiet {
-			l.quiet, l.heldAt = true, c.now
-		}
 	}
 	if !l.answered {
 		switch {
@@ -301,23 +232,12 @@ func (c *Core) sendAnswer(l *lease, a Answer) {
 }
 
 func (c *Core) endLease(l *lease, end LeaseEnd) {
-	c.learnWork(l, end)
 	c.setLeaseState(l, LeaseEnded, "")
 	c.actions[len(c.actions)-1].Record.End = end
 	if !l.answered {
 		c.sendAnswer(l, Answer{Reason: QuiesceEnded})
 	}
 	c.timers.clear(&l.timer)
-	delete(c.leases, l.id)
-	l.client.leases = remove(l.client.leases, l)
-	if len(l.client.leases) == 0 && l.client.id == 0 {
-		delete(c.clients, 0)
-	}
-	if user := l.req.User; l.client.id != 0 {
-		if c.perUser[user]--; c.perUser[user] == 0 {
-			delete(c.perUser, user)
-		}
-	}
 	if l.target != nil {
 		c.charge(l.target.gang)
 		l.target.orders = remove(l.target.orders, l)
@@ -325,44 +245,16 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 	}
 	for _, u := range l.gpus {
 		u.leases = remove(u.leases, l)
-		if len(u.leases) == 0 {
-			u.quiet, u.lastEnd = true, c.now
-		}
 		if !l.started {
 			continue
 		}
 		u.started[l.req.Priority]--
 		c.leasesChanged(u)
 	}
-	c.remember(endedLease{id: l.id, req: l.req, end: end, held: c.now - l.created, answer: l.answer})
+	c.strike(l, end, c.now-l.created)
 	if !l.pending {
 		c.free = append(c.free, l)
 	}
-}
-
-// remove deletes l and clears the free slot.
-func remove(leases []*lease, l *lease) []*lease {
-	if i := slices.Index(leases, l); i >= 0 {
-		return slices.Delete(leases, i, i+1)
-	}
-	return leases
-}
-
-// remember keeps an ended lease, and forgets the oldest one.
-func (c *Core) remember(e endedLease) {
-	if len(c.ended) < endedKept {
-		c.endedByID[e.id] = len(c.ended)
-		c.ended = append(c.ended, e)
-		return
-	}
-	old := &c.ended[c.endedNext]
-	delete(c.endedByID, old.id)
-	if key := (requestKey{old.req.Client, old.req.RequestID}); c.requests[key] == old.id {
-		delete(c.requests, key)
-	}
-	*old = e
-	c.endedByID[e.id] = c.endedNext
-	c.endedNext = (c.endedNext + 1) % endedKept
 }
 
 // clientBacklog ends the OnIdle leases whose client had work and has been idle for IdleGrace.

@@ -83,7 +83,7 @@ var (
 func newMachine() *machine {
 	m := &machine{start: time.Now(), suspend: 400 * time.Microsecond, resume: 350 * time.Microsecond}
 	p, _ := PresetByName("strict")
-	p.Linger, p.AttachAfter = LingerNone, 0
+	p.AttachAfter = 0
 	m.Runner = NewRunner(New(p, Limits{LeasesPerClient: 4, LeasesPerUser: 100, LeasesTotal: 100}), m, testutil.NewTimer(), m, func(r Record) { m.note("%v", r) })
 	m.Post(GPUAdded{GPU: 1})
 	m.see(alpha)

@@ -26,16 +26,3 @@ func (r QuiesceReason) String() string {
 func (o Outcome) String() string {
 	return gpreempt.Word(o, "outcome", "ok", "gone", "failed", "hardware", "replaced", "resisted", "drm-queues")
 }
-
-// String returns the choice as the config file does.
-func (w SuspendWhen) String() string {
-	return gpreempt.Word(w, "when", "unset", "at-once", "eta", "slack")
-}
-
-// String returns the choice as the config file does.
-func (l Linger) String() string {
-	return gpreempt.Word(l, "linger", "unset", "none", "fixed", "adaptive")
-}
-
-// String returns the scope as the config file does.
-func (g GangScope) String() string { return gpreempt.Word(g, "scope", "unset", "process", "job") }

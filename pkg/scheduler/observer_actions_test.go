@@ -243,7 +243,7 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 		t.awaySince = o.now
 	case !Away(r.ToTarget) && Away(t.state):
 		t.ranSince = o.now
-		o.calmAtJob(o.now + o.policy.MinRun)
+		o.calmJob(t.Job, o.now+o.policy.MinRun)
 		if t.forced {
 			t.runsUntil, t.forced = o.now+o.policy.MinRun, false
 		}
@@ -252,17 +252,22 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 		}
 	case r.ToTarget == scheduler.TargetResuming && (r.Cause == scheduler.CauseMaxSuspend || r.Cause == scheduler.CauseShareFloor):
 		// In a job, or just out of one, it may pay another's debt.
-		t.forced = o.policy.Gang == scheduler.GangProcess && t.awaySince > o.rescopedAt
+		t.forced = t.Job == "" && t.awaySince > t.alone
 		o.Counts["Forced"]++
 	}
 	t.state = r.ToTarget
 	return nil
 }
 
-// calmAtJob extends calmAt where the running time of one process is guaranteed because of
-// another one in its job, also one that has just left the job.
-func (o *Observer) calmAtJob(at scheduler.Time) {
-	if o.policy.Gang == scheduler.GangJob {
-		o.calmAt = max(o.calmAt, at)
+// calmJob extends calmAt of the members of a job, whose running time is guaranteed because of
+// another one in it, also one that leaves it next.
+func (o *Observer) calmJob(job string, at scheduler.Time) {
+	if job == "" {
+		return
+	}
+	for _, t := range o.Targets {
+		if t.Job == job {
+			t.calmAt = max(t.calmAt, at)
+		}
 	}
 }

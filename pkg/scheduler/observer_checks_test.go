@@ -75,7 +75,7 @@ func (o *Observer) eligible(t *seenTarget) error {
 
 // gang is what is suspended together with t, t included, by key.
 func (o *Observer) gang(t *seenTarget) []*seenTarget {
-	if o.policy.Gang != scheduler.GangJob || t.Job == "" || t.Class != gpreempt.Offline {
+	if t.Job == "" || t.Class != gpreempt.Offline {
 		return []*seenTarget{t}
 	}
 	var members []*seenTarget
@@ -166,7 +166,7 @@ func (o *Observer) checkTargets() error {
 	for _, t := range o.Targets {
 		leased := o.outranked(t)
 		if t.leased && !leased {
-			t.lingerUntil = o.now + o.longestLinger()
+			t.lingerUntil = o.now + o.policy.Linger
 		}
 		t.leased = leased
 	}
@@ -242,7 +242,7 @@ func (o *Observer) lingersUntil(t *seenTarget) scheduler.Time {
 	for _, m := range o.gang(t) {
 		until = max(until, m.lingerUntil)
 		if m.leased && !o.outranked(m) {
-			until = max(until, o.now+o.longestLinger()) // the end of the lease is news of this step
+			until = max(until, o.now+o.policy.Linger) // the end of the lease is news of this step
 		}
 	}
 	return until
@@ -252,7 +252,7 @@ func (o *Observer) lingersUntil(t *seenTarget) scheduler.Time {
 // guarantee of running time can apply.
 func (o *Observer) checkRunning(t *seenTarget) error {
 	asked := o.ordered(t) || o.outranked(t)
-	if blocked := o.eligible(t); !asked || blocked != nil || o.policy.ShareFloor > 0 || o.now < o.calmAt {
+	if blocked := o.eligible(t); !asked || blocked != nil || o.policy.ShareFloor > 0 || o.now < max(o.calmAt, t.calmAt) {
 		return nil //nolint:nilerr // what blocks it is why it may run
 	}
 	for _, m := range o.gang(t) {
@@ -288,7 +288,7 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 		return nil
 	case !l.answered && o.now >= l.created+l.MaxWait:
 		return errors.New("rule 5: no answer by max_wait")
-	case l.state == scheduler.LeaseWaiting && (o.policy.SuspendWhen == scheduler.SuspendAtOnce || o.now >= l.created+max(l.ETA, l.SLO) || l.order && l.bound):
+	case l.state == scheduler.LeaseWaiting && (o.now >= l.created+l.ETA || l.order && l.bound):
 		return errors.New("it should have started")
 	}
 	quiet, suspended, refusing := true, 0, 0

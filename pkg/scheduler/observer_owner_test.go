@@ -29,11 +29,11 @@ func (o *Observer) changeOwner(client scheduler.ClientID, owner gpreempt.Process
 			continue
 		}
 		o.Counts["OwnersChanged"]++
+		o.calmJob(t.Job, o.now+o.policy.MinRun)
 		for _, m := range slices.Concat(gangs[key], o.gang(t)) {
 			m.lingerUntil, m.leased = 0, false
 		}
 	}
-	o.calmAtJob(o.now + o.policy.MinRun)
 }
 
 // ownersOf returns the owners whose leases do not suspend a target, by key.

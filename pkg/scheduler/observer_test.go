@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -32,8 +31,6 @@ type Observer struct {
 	// calmAt is when every guarantee of running time that an observer cannot see has
 	// ended.
 	calmAt scheduler.Time
-	// rescopedAt is when the scope of gangs changed last.
-	rescopedAt scheduler.Time
 
 	jobs seenJobs
 	hqd  scheduler.HQDBudget
@@ -105,8 +102,10 @@ type seenTarget struct {
 
 	awaySince scheduler.Time
 	ranSince  scheduler.Time
-	forced    bool           // max_suspend or the share floor ended this stretch
-	runsUntil scheduler.Time // because it was forced
+	// calmAt is as that of the Observer, for the members of a job; alone is when the job changed.
+	calmAt, alone scheduler.Time
+	forced        bool           // max_suspend or the share floor ended this stretch
+	runsUntil     scheduler.Time // because it was forced
 
 	load        seenLoad
 	refusals    int            // results that say that it resists, RefusalTime apart
@@ -228,7 +227,7 @@ func (o *Observer) targetLeft(key gpreempt.ProcessKey) {
 	o.regrouped(o.Targets[key], scheduler.TargetSeen{})
 	o.endOrders(key)
 	o.left[key] = true
-	o.calmAtJob(o.now + o.policy.MinRun)
+	o.calmJob(o.Targets[key].Job, o.now+o.policy.MinRun)
 }
 
 func (o *Observer) takeEvent(ev scheduler.Event) {
@@ -250,9 +249,13 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 			t.load.quietSince = o.now
 		}
 		o.regrouped(t, ev)
+		o.calmJob(t.Job, o.now+o.policy.MinRun)
 		t.TargetSeen = ev
 		o.regrouped(t, before)
-		o.calmAtJob(o.now + o.policy.MinRun)
+		if before.Job != ev.Job || before.Class != ev.Class {
+			t.alone = o.now
+		}
+		o.calmJob(t.Job, max(o.now+o.policy.MinRun, t.holdUntil))
 	case scheduler.TargetLoad:
 		o.takeLoad(ev)
 	case scheduler.HQDBudgetChanged:
@@ -348,9 +351,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		if t := o.Targets[ev.Target]; t != nil {
 			o.endOrders(ev.Target)
 			t.quarantinedUntil, t.holdUntil = o.now, o.now+ev.For
-			if o.policy.Gang == scheduler.GangJob {
-				o.calmAt = max(o.calmAt, t.holdUntil)
-			}
+			o.calmJob(t.Job, t.holdUntil)
 		}
 	case scheduler.PolicyChanged:
 		o.takePolicy(ev.Policy)
@@ -454,27 +455,14 @@ func (o *Observer) openBreakers(t *seenTarget, result scheduler.Outcome, gpus []
 func (o *Observer) takePolicy(p scheduler.Policy) {
 	old := o.policy
 	o.policy = p
-	if p.Gang != old.Gang {
-		o.rescopedAt = o.now
-		for _, t := range o.Targets {
-			t.lingerUntil, t.leased = 0, false
-		}
-	}
 	o.calmAt = max(o.calmAt, o.now+old.MinRun, o.now+p.MinRun)
 	for _, t := range o.Targets {
 		o.calmAt = max(o.calmAt, t.holdUntil)
-		t.lingerUntil = min(t.lingerUntil, o.now+o.longestLinger())
+		t.lingerUntil = min(t.lingerUntil, o.now+p.Linger)
 		if !p.Shadow {
 			t.shadow = false
 		}
 	}
-}
-
-func (o *Observer) longestLinger() time.Duration {
-	if o.policy.Linger == scheduler.LingerNone {
-		return 0
-	}
-	return o.policy.LingerMax
 }
 
 // recorded reports whether one of the records before an answer says it was given.

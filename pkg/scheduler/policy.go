@@ -2,57 +2,16 @@ package scheduler
 
 import (
 	"fmt"
-	"slices"
 	"time"
 )
 
-// SuspendWhen is when targets are suspended for a new lease; the numbers are those of
-// the API.
-type SuspendWhen uint8
-
-// The choices.
-const (
-	// SuspendAtOnce suspends on announcement.
-	SuspendAtOnce SuspendWhen = iota + 1
-	// SuspendETA suspends at the announced eta minus the learned suspend time.
-	SuspendETA
-	// SuspendSlack suspends at the last moment that still meets the SLO: when the
-	// slack left is no more than the learned quiet duration of such a lease and
-	// the learned suspend time.
-	SuspendSlack
-)
-
-// Linger is how long a gang stays suspended after the last lease; the numbers are those
-// of the API.
-type Linger uint8
-
-// The choices.
-const (
-	LingerNone Linger = iota + 1
-	LingerFixed
-	// LingerAdaptive stays suspended until the next announcement is overdue, if
-	// it is expected sooner than a resume and suspend would cost.
-	LingerAdaptive
-)
-
-// GangScope is what is suspended together; the numbers are those of the API.
-type GangScope uint8
-
-// The choices.
-const (
-	GangProcess GangScope = iota + 1
-	// GangJob is all offline processes of one job, and each process without a job alone.
-	GangJob
-)
-
-// Policy is everything that can be tuned.
+// Policy is what decides when offline work is suspended, and for how long. Preset, Linger, ShareFloor,
+// MaxSuspend, MaxWait and Shadow are the knobs; a preset sets the rest.
 type Policy struct {
-	// Preset is the name of the preset whose knobs these are, or "custom".
-	Preset      string      `json:"preset"`
-	SuspendWhen SuspendWhen `json:"suspend_when"`
-	Linger      Linger      `json:"linger"`
-	// LingerMax bounds the linger, 0 to 1 s.
-	LingerMax time.Duration `json:"linger_max"`
+	// Preset is the name of the preset whose values these are, or "custom".
+	Preset string `json:"preset"`
+	// Linger is how long a gang stays suspended after the last lease, 0 to 1 s.
+	Linger time.Duration `json:"linger"`
 	// ShareFloor is the share of time an offline gang runs at least, 0 to 0.95.
 	// Over any stretch of time T the time it is away is at most
 	// (1-floor)*T + floor*(1-floor)*ShareWindow + floor*late, where late is how
@@ -67,7 +26,6 @@ type Policy struct {
 	// MinRun is how long a gang runs at least after MaxSuspend or the floor
 	// resumed it, 1 ms to 1 min.
 	MinRun time.Duration `json:"min_run"`
-	Gang   GangScope     `json:"gang"`
 	// AttachAfter is how long a target has had queues before a mechanism is attached to
 	// it although no lease covers its GPUs, 0 to 1 h.
 	AttachAfter time.Duration `json:"attach_after"`
@@ -87,39 +45,35 @@ const PresetCustom = "custom"
 // Presets returns the named policies, the default first.
 func Presets() []Policy {
 	balanced := Policy{
-		Preset:      "balanced",
-		SuspendWhen: SuspendETA,
-		Linger:      LingerAdaptive,
-		LingerMax:   20 * time.Millisecond,
-		ShareFloor:  0.10,
+		Preset:     "balanced",
+		ShareFloor: 0.10,
+		// A window as long as two suspensions of MaxSuspend does not break up the batch of a
+		// busy language model (docs/adr/0044).
 		ShareWindow: 20 * time.Second,
 		MaxSuspend:  10 * time.Second,
-		MinRun:      50 * time.Millisecond,
-		Gang:        GangJob,
+		// A hundred times what a suspend and a resume take: less is lost to them than 1 %.
+		MinRun: 50 * time.Millisecond,
+		// Most processes that end soon end before, and attaching interrupts every process on
+		// every GPU that the target can see (docs/adr/0022).
 		AttachAfter: 30 * time.Second,
 		MaxWait:     20 * time.Millisecond,
-		DefaultTTL:  time.Second,
-		MaxTTL:      time.Minute,
+		// Clients renew at half of it, so that one that hangs keeps a GPU quiet for a second.
+		DefaultTTL: time.Second,
+		MaxTTL:     time.Minute,
 	}
 	strict := balanced
 	strict.Preset = "strict"
-	strict.SuspendWhen = SuspendAtOnce
 	strict.ShareFloor = 0
 	strict.MaxSuspend = time.Minute
-	strict.LingerMax = 100 * time.Millisecond
-	slo := balanced
-	slo.Preset = "slo"
-	slo.SuspendWhen = SuspendSlack
 	share := balanced
 	share.Preset = "share"
 	share.ShareFloor = 0.50
 	share.ShareWindow = 2 * time.Second
 	share.MaxSuspend = 500 * time.Millisecond
-	share.Linger = LingerNone
 	shadow := balanced
 	shadow.Preset = "shadow"
 	shadow.Shadow = true
-	return []Policy{balanced, strict, slo, share, shadow}
+	return []Policy{balanced, strict, share, shadow}
 }
 
 // DefaultPolicy returns the preset "balanced".
@@ -174,7 +128,7 @@ func (p Policy) Validate() error {
 		value    time.Duration
 		min, max time.Duration
 	}{
-		{"linger_max", p.LingerMax, 0, time.Second},
+		{"linger", p.Linger, 0, time.Second},
 		{"share_window", p.ShareWindow, 100 * time.Millisecond, 10 * time.Minute},
 		{"max_suspend", p.MaxSuspend, 10 * time.Millisecond, 10 * time.Minute},
 		{"min_run", p.MinRun, time.Millisecond, time.Minute},
@@ -190,15 +144,6 @@ func (p Policy) Validate() error {
 	}
 	if !(p.ShareFloor >= 0 && p.ShareFloor <= 0.95) {
 		return &KnobError{"share_floor", fmt.Sprintf("%v is outside 0 to 0.95", p.ShareFloor)}
-	}
-	if !slices.Contains([]SuspendWhen{SuspendAtOnce, SuspendETA, SuspendSlack}, p.SuspendWhen) {
-		return &KnobError{"suspend_when", "want at-once, eta or slack"}
-	}
-	if !slices.Contains([]Linger{LingerNone, LingerFixed, LingerAdaptive}, p.Linger) {
-		return &KnobError{"linger", "want none, fixed or adaptive"}
-	}
-	if !slices.Contains([]GangScope{GangProcess, GangJob}, p.Gang) {
-		return &KnobError{"gang", "want process or job"}
 	}
 	return nil
 }

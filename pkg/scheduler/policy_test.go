@@ -26,7 +26,7 @@ func TestPresetsAreValidAndKnowTheirNames(t *testing.T) {
 			t.Errorf("the knobs of %s normalize to %s", p.Preset, got.Preset)
 		}
 	}
-	if diff := cmp.Diff([]string{"balanced", "strict", "slo", "share", "shadow"}, names); diff != "" {
+	if diff := cmp.Diff([]string{"balanced", "strict", "share", "shadow"}, names); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(names, PresetNames()); diff != "" {
@@ -36,21 +36,18 @@ func TestPresetsAreValidAndKnowTheirNames(t *testing.T) {
 		t.Errorf("the default is %q", got)
 	}
 	_, err := PresetByName("best")
-	if diff := cmp.Diff(`unknown policy preset "best": use one of [balanced strict slo share shadow]`, err.Error()); diff != "" {
+	if diff := cmp.Diff(`unknown policy preset "best": use one of [balanced strict share shadow]`, err.Error()); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestEachKnobMakesAPolicyCustom(t *testing.T) {
 	for knob, turn := range map[string]func(*Policy){
-		"suspend_when": func(p *Policy) { p.SuspendWhen = SuspendAtOnce },
-		"linger":       func(p *Policy) { p.Linger = LingerFixed },
-		"linger_max":   func(p *Policy) { p.LingerMax++ },
+		"linger":       func(p *Policy) { p.Linger++ },
 		"share_floor":  func(p *Policy) { p.ShareFloor += 0.01 },
 		"share_window": func(p *Policy) { p.ShareWindow++ },
 		"max_suspend":  func(p *Policy) { p.MaxSuspend++ },
 		"min_run":      func(p *Policy) { p.MinRun++ },
-		"gang":         func(p *Policy) { p.Gang = GangProcess },
 		"max_wait":     func(p *Policy) { p.MaxWait++ },
 		"default_ttl":  func(p *Policy) { p.DefaultTTL++ },
 		"max_ttl":      func(p *Policy) { p.MaxTTL++ },
@@ -72,7 +69,7 @@ func TestValidateNamesTheKnobOutOfRange(t *testing.T) {
 		min, max time.Duration
 	}
 	for _, l := range []limits{
-		{"linger_max", func(p *Policy, d time.Duration) { p.LingerMax = d }, 0, time.Second},
+		{"linger", func(p *Policy, d time.Duration) { p.Linger = d }, 0, time.Second},
 		{"share_window", func(p *Policy, d time.Duration) { p.ShareWindow = d }, 100 * time.Millisecond, 10 * time.Minute},
 		{"max_suspend", func(p *Policy, d time.Duration) { p.MaxSuspend = d }, 10 * time.Millisecond, 10 * time.Minute},
 		{"min_run", func(p *Policy, d time.Duration) { p.MinRun = d }, time.Millisecond, time.Minute},
@@ -93,17 +90,6 @@ func TestValidateNamesTheKnobOutOfRange(t *testing.T) {
 		p := DefaultPolicy()
 		p.ShareFloor = share
 		checkKnob(t, p, "share_floor", ok)
-	}
-	for v := range uint8(6) {
-		p := DefaultPolicy()
-		p.SuspendWhen = SuspendWhen(v)
-		checkKnob(t, p, "suspend_when", v >= 1 && v <= 3)
-		p = DefaultPolicy()
-		p.Linger = Linger(v)
-		checkKnob(t, p, "linger", v >= 1 && v <= 3)
-		p = DefaultPolicy()
-		p.Gang = GangScope(v)
-		checkKnob(t, p, "gang", v >= 1 && v <= 2)
 	}
 }
 

@@ -132,7 +132,7 @@ var oneOfEach = []scheduler.Event{
 	scheduler.HQDBudgetChanged{Budget: scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}},
 	scheduler.TargetGone{Target: gpreempt.ProcessKey{PID: 1, Start: 2}},
 	scheduler.LeaseRequested{
-		Lease: 1, Client: 2, User: "u", RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7, SLO: 8, Expected: 9,
+		Lease: 1, Client: 2, User: "u", RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7,
 		Owner: gpreempt.ProcessKey{PID: 13, Start: 14}, OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11}, Arrived: 12, Trace: &scheduler.TraceContext{Parent: "p", State: "s"},
 	},
 	scheduler.LeaseRenewed{Lease: 1, TTL: 2},

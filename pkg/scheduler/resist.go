@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -42,14 +41,4 @@ func (c *Core) refused(t *target) {
 	t.killed = true
 	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseKilled, Lease: c.lease(t.gang)})
 	c.emit(ActKill).Target = t.key
-}
-
-// refusalsText describes the members with a Resistance, and those that have refused.
-func (g *gang) refusalsText() (text string) {
-	for _, m := range g.members {
-		if m.refusals > 0 || m.onResist.Enforced() {
-			text += fmt.Sprintf("; %d refused suspensions of process %d, on_resist: %v", m.refusals, m.key.PID, m.onResist)
-		}
-	}
-	return text
 }

@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
@@ -112,8 +113,6 @@ func (s *scenario) request(cmd string, a arguments) (scheduler.LeaseRequested, e
 		fill(a, "ttl", &req.TTL, time.ParseDuration),
 		fill(a, "maxwait", &req.MaxWait, time.ParseDuration),
 		fill(a, "eta", &req.ETA, time.ParseDuration),
-		fill(a, "slo", &req.SLO, time.ParseDuration),
-		fill(a, "expected", &req.Expected, time.ParseDuration),
 		fill(a, "target", &req.Target, gpreempt.ParseProcessKey),
 	)
 }
@@ -204,11 +203,12 @@ func (s *scenario) look(cmd string, a arguments) error {
 			s.out.WriteString("unknown\n")
 			return err
 		}
-		fmt.Fprintf(&s.out, "%s leases=%v\n", e.Verdict, e.Leases)
+		fmt.Fprintf(&s.out, "%v suspend=%v cause=%s leases=%v\n", e.State, e.Suspend, e.Cause, e.Leases)
 		for _, check := range e.Checks {
 			result := map[scheduler.CheckResult]string{scheduler.CheckPass: "pass", scheduler.CheckRun: "run", scheduler.CheckSuspend: "suspend"}[check.Result]
-			fmt.Fprintf(&s.out, "  %-8s%s%s: %s\n", result, map[bool]string{true: "* "}[check.Decides], check.Name, check.Detail)
+			fmt.Fprintf(&s.out, "  %-8s%s%s\n", result, map[bool]string{true: "* "}[check.Decides], check.Name)
 		}
+		s.out.WriteString(factsText(&e.Facts))
 		return err
 	case "admit":
 		kind := "lease"
@@ -275,4 +275,15 @@ func (s *scenario) dump() {
 		}
 		s.out.WriteByte('\n')
 	}
+}
+
+// factsText returns the facts that are not zero, one a line.
+func factsText(f *scheduler.Facts) string {
+	var b strings.Builder
+	for field, value := range reflect.ValueOf(f).Elem().Fields() {
+		if !value.IsZero() {
+			fmt.Fprintf(&b, "    %s: %+v\n", field.Name, value)
+		}
+	}
+	return b.String()
 }

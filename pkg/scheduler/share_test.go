@@ -145,7 +145,7 @@ func TestShareFloorHolds(t *testing.T) {
 		p.ShareWindow = pick(100*time.Millisecond, 333*time.Millisecond, 2*time.Second)
 		p.MaxSuspend = pick(10*time.Millisecond, 100*time.Millisecond, 2*time.Second, time.Minute)
 		p.MinRun = pick(time.Millisecond, 20*time.Millisecond)
-		p.Linger = scheduler.Linger(1 + roll(3))
+		p.Linger = pick(0, time.Millisecond, 20*time.Millisecond)
 		m := newPunctual(p, roll)
 		slowest := pick(0, 400*time.Microsecond, 5*time.Millisecond, 30*time.Millisecond)
 		m.cost = func(scheduler.ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }

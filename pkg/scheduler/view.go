@@ -141,7 +141,7 @@ func (c *Core) targetInfo(t *target) TargetInfo {
 
 // runsBy returns the deadline of rule 2.
 func (c *Core) runsBy(g *gang) Time {
-	if !g.held {
+	if !g.suspended {
 		return c.now
 	}
 	by := c.maxSuspendAt(g)
@@ -162,8 +162,8 @@ func (c *Core) runsBy(g *gang) Time {
 			last = max(last, l.expires)
 		}
 	}
-	if g.leased && c.policy.Linger != LingerNone {
-		last += c.policy.LingerMax
+	if g.leased {
+		last += c.policy.Linger
 	}
 	if g.parked {
 		last = by

@@ -296,14 +296,11 @@ func (w *World) policy() scheduler.Policy {
 		return presets[i]
 	}
 	p := scheduler.Policy{
-		SuspendWhen: scheduler.SuspendWhen(1 + w.Roll(3)),
-		Linger:      scheduler.Linger(1 + w.Roll(3)),
-		LingerMax:   min(w.Span(9), time.Second),
+		Linger:      w.maybe(min(w.Span(9), time.Second)),
 		ShareFloor:  []float64{0, 0, 0.001, 0.1, 0.333, 0.5, 0.9, 0.95}[w.Roll(8)],
 		ShareWindow: 100*time.Millisecond + w.Span(12),
 		MaxSuspend:  10*time.Millisecond + w.Span(12),
 		MinRun:      time.Millisecond + w.Span(8),
-		Gang:        scheduler.GangScope(1 + w.Roll(2)),
 		AttachAfter: []time.Duration{0, 0, w.Span(10), time.Minute}[w.Roll(4)],
 		Shadow:      w.Roll(8) == 0,
 		MaxWait:     min(w.Span(9), 10*time.Second),
@@ -380,7 +377,7 @@ func (w *World) gone() error { return w.Step(scheduler.TargetGone{Target: w.anyK
 func (w *World) announce() error {
 	req := scheduler.LeaseRequested{
 		Client: w.client(), GPUs: w.gpuIDs(), Priority: w.prio(), TTL: min(time.Millisecond+64*w.Span(9), w.Observer.policy.MaxTTL),
-		MaxWait: w.maybe(w.Span(8)), ETA: w.maybe(w.Span(7)), SLO: w.maybe(w.Span(8)), Expected: w.maybe(w.Span(7)), OnIdle: w.Roll(4) == 0,
+		MaxWait: w.maybe(w.Span(8)), ETA: w.maybe(w.Span(7)), OnIdle: w.Roll(4) == 0,
 	}
 	req.User = scheduler.UserID(fmt.Sprint("u", req.Client%3))
 	if w.Roll(3) == 0 {

@@ -1,5 +1,5 @@
-// Package arch holds the import table of docs/architecture.md
-// and other properties of the source tree. It has only tests.
+// Package arch holds the import table and other properties of the source tree, and makes
+// lists of documents from both. It has only tests.
 package arch
 
 import (
@@ -25,7 +25,8 @@ var checks = []struct {
 	{"PurePackagesTouchNothing", checkPure},
 	{"SystemCallsStayInTheKernelPackages", checkKernel},
 	{"UnsafeStaysInItsFiles", checkUnsafe},
-	{"GpctlLinksNoKernelPackage", checkLinks},
+	{"EveryPackageHasAPurpose", checkPurposes},
+	{"ProgramsLinkWhatTheyAreFor", checkLinks},
 	{"TestsSleepInBubblesOnly", checkTestSleep},
 	{"LogLinesHaveConstantMessagesAndFieldsOfLog", checkLogs},
 	{"FilesThatUsersNameAreReadByRegular", checkReaders},
@@ -75,7 +76,7 @@ func checkListed(t *tree) (problems []string) {
 	for _, dir := range t.dirs() {
 		if _, ok := lookup(dir); !ok {
 			problems = append(problems, fmt.Sprintf("%s is not in the import table: add an entry with the packages it may import to test/arch/table_test.go,"+
-				" below those packages and above its importers, and a line to docs/architecture.md", dir))
+				" below those packages and above its importers, and run make gen", dir))
 		}
 	}
 	return problems
@@ -164,48 +165,6 @@ func checkUnsafe(t *tree) (problems []string) {
 			named := strings.HasSuffix(base, "_unsafe.go") || strings.HasSuffix(base, "_unsafe_test.go")
 			if !named || !r.unsafe && !(r.unsafeTests && f.test) {
 				problems = append(problems, fmt.Sprintf("%s imports unsafe: that belongs in a file *_unsafe.go of a package the table allows it", f.name))
-			}
-		}
-	}
-	return problems
-}
-
-// checkLinks follows the imports of the shipped programs through this module. Other
-// modules cannot import this one, so that is all of its own that they link.
-func checkLinks(t *tree) (problems []string) {
-	for _, program := range slices.Sorted(maps.Keys(notLinked)) {
-		problems = append(problems, checkProgram(t, program)...)
-	}
-	return problems
-}
-
-func checkProgram(t *tree, program string) (problems []string) {
-	via := map[string]string{program: ""}
-	queue := []string{program}
-	for len(queue) > 0 {
-		dir := queue[0]
-		queue = queue[1:]
-		for root, why := range notLinked[program] {
-			if within(dir, root) {
-				chain := dir
-				for from := via[dir]; from != ""; from = via[from] {
-					chain = from + " -> " + chain
-				}
-				problems = append(problems, fmt.Sprintf("%s links %s, but %s: %s", path.Base(program), dir, why, chain))
-			}
-		}
-		p := t.packages[dir]
-		if p == nil {
-			continue
-		}
-		for _, f := range p.code() {
-			for _, imported := range slices.Sorted(maps.Keys(f.imports)) {
-				if own, ok := t.own(imported); ok {
-					if _, seen := via[own]; !seen {
-						via[own] = dir
-						queue = append(queue, own)
-					}
-				}
 			}
 		}
 	}
@@ -337,19 +296,36 @@ var now = clock.Now`},
 				"internal/look/l.go":              `package look; import _ "example.com/m/internal/mechanism/dbgtrap"`,
 				"internal/mechanism/dbgtrap/d.go": `package dbgtrap`,
 			},
-			want: []string{"gpctl links internal/mechanism/dbgtrap, but only the daemon suspends and resumes: cmd/gpctl -> internal/cli -> internal/look -> internal/mechanism/dbgtrap"},
+			want: []string{
+				"gpctl links internal/look, which is for nothing yet: cmd/gpctl -> internal/cli -> internal/look",
+				"gpctl links internal/mechanism/dbgtrap, which is for programs that work on the driver and its processes: " +
+					"cmd/gpctl -> internal/cli -> internal/look -> internal/mechanism/dbgtrap",
+			},
 		},
 		{
-			name:  "the daemon with a model of the GPU",
+			name:  "the daemon with the acceptance, and with a model of the GPU",
 			check: checkLinks,
 			files: map[string]string{
 				"cmd/gpreemptd/main.go":     `package main; import _ "example.com/m/internal/daemon"`,
-				"internal/daemon/d.go":      `package daemon; import _ "example.com/m/emu/gpumodel"`,
+				"internal/daemon/d.go":      `package daemon; import ( _ "example.com/m/accept/workload"; _ "example.com/m/emu/gpumodel" )`,
 				"internal/daemon/d_test.go": `package daemon; import _ "example.com/m/emu/sim"`,
+				"accept/workload/w.go":      `package workload`,
 				"emu/gpumodel/g.go":         `package gpumodel`,
 				"emu/sim/s.go":              `package sim`,
 			},
-			want: []string{"gpreemptd links emu/gpumodel, but the kit is not shipped: cmd/gpreemptd -> internal/daemon -> emu/gpumodel"},
+			want: []string{
+				"gpreemptd links accept/workload, which is for the acceptance of a GPU: cmd/gpreemptd -> internal/daemon -> accept/workload",
+				"gpreemptd links emu/gpumodel, which is for tests: cmd/gpreemptd -> internal/daemon -> emu/gpumodel",
+			},
+		},
+		{
+			name:  "a package without a purpose, and a program",
+			check: checkPurposes,
+			files: map[string]string{
+				"internal/util/u.go": "package util", "internal/config/yamlfile/y.go": "package yamlfile",
+				"cmd/gpreemptd/main.go": "package main", "cmd/gptool/main.go": "package main",
+			},
+			want: []string{"cmd/gptool is a program that links nothing", "internal/util has no purpose"},
 		},
 		{
 			name:  "a test that sleeps",

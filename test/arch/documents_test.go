@@ -102,11 +102,11 @@ func TestDocumentThatNamesALostTestIsFound(t *testing.T) {
 	}
 }
 
-// indexed are the documents, by what docs/README.md has to link: decisions are read in their folder.
+// indexed are the documents that README.md has to link, or their folder.
 var indexed = []string{"docs/*.md", "docs/*/*.md"}
 
 func TestIndexHasEveryDocumentAndLinksLead(t *testing.T) {
-	for _, problem := range checkIndex(os.DirFS("../.."), "docs/README.md", indexed) {
+	for _, problem := range checkIndex(os.DirFS("../.."), "README.md", indexed) {
 		t.Error(problem)
 	}
 }
@@ -152,19 +152,18 @@ func checkIndex(root fs.FS, index string, documents []string) (problems []string
 
 func TestDocumentMissingInTheIndexIsFound(t *testing.T) {
 	root := fstest.MapFS{
-		"README.md":      {Data: []byte("[docs](docs/README.md#a) [web](https://example.org) [here](#a)")},
-		"docs/README.md": {Data: []byte("[a](a.md#x) [decisions](adr/)")},
-		"docs/a.md":      {Data: []byte("[b](b.md) [gone](gone.md) [b](../docs/b.md)")},
-		"docs/b.md":      {Data: []byte("nothing")},
-		"docs/adr/1.md":  {Data: []byte("[up](../a.md)")},
-		"docs/x/y.md":    {Data: []byte("nothing")},
+		"README.md":     {Data: []byte("[a](docs/a.md#x) [decisions](docs/adr/) [web](https://example.org) [here](#a)")},
+		"docs/a.md":     {Data: []byte("[b](b.md) [gone](gone.md) [b](../docs/b.md)")},
+		"docs/b.md":     {Data: []byte("nothing")},
+		"docs/adr/1.md": {Data: []byte("[up](../a.md)")},
+		"docs/x/y.md":   {Data: []byte("nothing")},
 	}
 	want := []string{
 		"docs/a.md links gone.md: open docs/gone.md: file does not exist",
-		"docs/README.md has no line for docs/b.md",
-		"docs/README.md has no line for docs/x/y.md",
+		"README.md has no line for docs/b.md",
+		"README.md has no line for docs/x/y.md",
 	}
-	if diff := cmp.Diff(want, checkIndex(root, "docs/README.md", indexed)); diff != "" {
+	if diff := cmp.Diff(want, checkIndex(root, "README.md", indexed)); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
 }

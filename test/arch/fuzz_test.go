@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write deploy/fuzz/build.sh instead of comparing with it")
+var update = flag.Bool("update", false, "write deploy/fuzz/build.sh and the lists of documents instead of comparing with them")
 
 // fuzzBuild is the head of deploy/fuzz/build.sh, before the targets.
 const fuzzBuild = `#!/bin/bash -eu

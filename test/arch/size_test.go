@@ -11,9 +11,14 @@ import (
 const (
 	// maxLines is the length of a file that still reads well as one.
 	maxLines = 500
-	// maxPackages bounds the packages of the module, generated and test kit included.
-	maxPackages = 62
+	// maxPackages bounds the packages of the product.
+	maxPackages = 44
+	// maxProduct bounds its lines, without tests and generated code; make count prints them.
+	maxProduct = 80_000
 )
+
+// maxLinked bounds the lines of this module that a program links, counted in the same way.
+var maxLinked = map[string]int{"cmd/gpreemptd": 48_000, "cmd/gpctl": 44_000, "accept/cmd/gpaccept": 30_000}
 
 func TestNoFileIsTooLong(t *testing.T) {
 	root := os.DirFS("../..")
@@ -31,12 +36,51 @@ func TestNoFileIsTooLong(t *testing.T) {
 	}
 }
 
-func TestModuleHasFewPackages(t *testing.T) {
+func TestProductHasFewPackages(t *testing.T) {
 	module, err := loadModule()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(module.dirs()); n > maxPackages {
+	n := 0
+	for _, dir := range module.dirs() {
+		if purpose, _ := purposeOf(dir); purpose != kit && purpose != acceptance && !generated(dir) {
+			n++
+		}
+	}
+	if n > maxPackages {
 		t.Errorf("%d packages, more than %d: put what changes together into one", n, maxPackages)
+	}
+}
+
+func TestProductAndProgramsStayWithinTheirLines(t *testing.T) {
+	module, err := loadModule()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := func(dir string) (n int) {
+		if p := module.packages[dir]; p != nil && !generated(dir) {
+			for _, f := range p.code() {
+				n += f.fset.File(f.syntax.FileStart).LineCount()
+			}
+		}
+		return n
+	}
+	product := 0
+	for _, dir := range module.dirs() {
+		if purpose, _ := purposeOf(dir); purpose != kit && purpose != acceptance {
+			product += lines(dir)
+		}
+	}
+	if product > maxProduct {
+		t.Errorf("the product has %d lines, more than %d", product, maxProduct)
+	}
+	for program, limit := range maxLinked {
+		n := 0
+		for dir := range linked(module, program) {
+			n += lines(dir)
+		}
+		if n > limit {
+			t.Errorf("%s links %d lines, more than %d", program, n, limit)
+		}
 	}
 }

@@ -24,8 +24,8 @@ const (
 	apiV1 = "api/gen/gpreempt/v1"
 )
 
-// table is the import table of docs/architecture.md, lowest layer first: a
-// package may import only what stands above it here. Change it on purpose and
+// table is the import table, lowest layer first: a package may import only what stands
+// above it here. Change it on purpose and
 // in a commit of its own. An entry may exist before its package does.
 var table = []struct {
 	pkg string
@@ -57,7 +57,6 @@ var table = []struct {
 	// Another vendor's GPUs: what knows them is below the seams of discovery and mechanism.
 	{"pkg/nvrm", rule{imports: []string{"internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/testutil", rule{imports: []string{"pkg/kfd"}, kernel: true}},
-	{"internal/conformance", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	// Mechanisms.
 	{"internal/safedir", rule{stdOnly: true}},
 	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "internal/safedir", "pkg/gpreempt"}}},
@@ -70,9 +69,6 @@ var table = []struct {
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 	{"internal/mechanism/nvchannels", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/nvrm"}, kernel: true}},
 
-	{"internal/accept/workload", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
-	{"internal/accept", rule{imports: []string{"internal/accept/workload", "internal/conformance", "internal/mechanism", "internal/mechanism/dbgtrap", "internal/mechanism/helper", "internal/proc", "internal/safety", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-
 	// The daemon.
 	{"internal/container", rule{imports: []string{"internal/log", "internal/regular", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{"internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
@@ -80,8 +76,14 @@ var table = []struct {
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/regular", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/accept", "internal/accept/workload", "internal/conformance", "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
+
+	// Acceptance of a GPU, a program of its own with the daemon's mechanism.
+	{"accept/conformance", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"accept/workload", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"accept", rule{imports: []string{"internal/api", "accept/workload", "accept/conformance", "internal/mechanism", "internal/mechanism/dbgtrap", "internal/mechanism/helper", "internal/proc", "internal/safety", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"accept/cmd/gpaccept", rule{imports: []string{"accept", "accept/conformance", "accept/workload", "internal/mechanism/helper", "pkg/discovery", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "internal/regular", "pkg/gpreempt"}}},
@@ -115,31 +117,6 @@ var table = []struct {
 	// Test files only, or what runs them: they run the built binaries and measure.
 	{"emu/vm", rule{kernel: true}},
 	{"test/e2e", rule{}},
-	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "internal/testutil", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
+	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/config", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "internal/testutil", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"test/fleetscale", rule{imports: []string{"internal/events", "internal/inventory", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
-}
-
-// notLinked are the packages that a shipped program must not link, however indirectly. A
-// name stands for the packages below it too. An administrator's laptop needs no kernel
-// interface, and gpctl must not act without the daemon; a root daemon needs no model of
-// what it works on.
-var notLinked = map[string]map[string]string{
-	"cmd/gpctl": {
-		"emu":                "the kit is not shipped",
-		"test":               "the kit is not shipped",
-		"pkg/nvrm":           "gpctl asks the daemon; it does not call the driver",
-		"pkg/kfd":            "gpctl asks the daemon; it does not call the driver",
-		"internal/proc":      "gpctl never attaches to a process",
-		"internal/mechanism": "only the daemon suspends and resumes",
-		"internal/targets":   "only the daemon suspends and resumes",
-		"internal/daemon":    "gpctl starts the daemon as a process, or not at all",
-		"internal/server":    "gpctl is a client",
-	},
-	"cmd/gpreemptd": {
-		"emu":               "the kit is not shipped",
-		"test":              "the kit is not shipped",
-		"internal/cli":      "the exporter of traces is a client",
-		"internal/report":   "its charts are for clients, and link what a root process has no use for",
-		"internal/testutil": "the kit is not shipped",
-	},
 }

@@ -20,27 +20,21 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/daemon"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// config is the default config except for a rule that makes the jobs offline, a policy in
-// which only leases decide, and limits that no section reaches.
-const config = `
-policy: {preset: strict, linger: none, attach_after: 0s}
+// configText is the default config except for a rule that makes the jobs offline, a policy in
+// which only leases decide.
+const configText = `
+policy: {preset: strict, attach_after: 0s}
+limits: {leases_per_user: 10000, requests_per_user: 1000000}
 rules:
   - {name: training, match: {comm: train}, class: offline}
-limits:
-  leases_per_client: 10000
-  leases_per_user: 10000
-  leases_total: 10000
-  requests_per_second: 1000000
-  burst: 1000000
-  requests_per_user: 1000000
-  connections_per_user: 10000
-  connections_total: 10000
 `
 
 // child is a program that runs until its standard input ends or, if it does not read it,
@@ -134,7 +128,16 @@ func serveDaemon(ctx context.Context, s hostSpec) error {
 	return daemon.Run(ctx, daemon.Options{
 		ConfigPath: s.Config, ConfigGiven: true, Socket: s.Socket,
 		Host: daemon.Host{Simulated: spec.Name, Dir: "/", Files: m.FS(), Mechanisms: []mechanism.Mechanism{mech}},
+		Tune: noLimits,
 	})
+}
+
+// noLimits sets limits that no section reaches.
+func noLimits(c *config.Config) {
+	l := &c.Limits
+	l.Leases = scheduler.Limits{LeasesPerClient: 10_000, LeasesPerUser: 10_000, LeasesTotal: 10_000}
+	l.Clients.RequestsPerSecond, l.Clients.Burst, l.Clients.RequestsPerUser = 1_000_000, 1_000_000, 1_000_000
+	l.Clients.ConnectionsPerUser, l.Clients.ConnectionsTotal = 10_000, 10_000
 }
 
 // modelledMechanism is a mechanism that does nothing but take cost, for one target of a
@@ -210,7 +213,7 @@ func (b *bench) startHost(ctx context.Context, targets, gpus int, cost time.Dura
 	b.hosts++
 	name := fmt.Sprintf("%d-%d-%v-%d", targets, gpus, cost, b.hosts)
 	h := &host{socket: filepath.Join(b.dir, name+".sock"), targets: targets}
-	config, err := b.writeConfig(config)
+	config, err := b.writeConfig(configText)
 	if err != nil {
 		return nil, err
 	}

@@ -68,7 +68,7 @@ func (b *bench) emulate(ctx context.Context, name, program string) (m *emulated,
 	if m.metrics, err = freeAddress(ctx); err != nil {
 		return nil, err
 	}
-	config, err := b.writeConfig(config + fmt.Sprintf("metrics: {address: %q}\n", m.metrics))
+	config, err := b.writeConfig(configText + fmt.Sprintf("metrics: {address: %q}\n", m.metrics))
 	if err != nil {
 		return nil, err
 	}

@@ -16,12 +16,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/accept"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/accept"
 )
 
 // everywhere are the stages that need no GPU that executes code. The emulated machine has whole
-// GPUs, so that cpx has no partition there; its stage runs on the models of internal/accept.
+// GPUs, so that cpx has no partition there; its stage runs on the models of package accept.
 var everywhere = []string{
 	"fingerprint", "conformance", "attach", "heartbeat", "copies", "latency", "online-gap", "grace", "held", "birth", "destroy", "register", "exit", "holder-killed",
 }
@@ -33,7 +33,7 @@ func acceptance(ctx context.Context, t *testing.T, out string) *exec.Cmd {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
-	script := fmt.Sprintf(`echo $$; exec %s accept --quick --out %s --gpu "$(cat /sys/class/kfd/kfd/topology/nodes/1/gpu_id)"`, gpreemptd, out)
+	script := fmt.Sprintf(`echo $$; exec %s --quick --out %s --gpu "$(cat /sys/class/kfd/kfd/topology/nodes/1/gpu_id)"`, gpaccept, out)
 	cmd := exec.CommandContext(ctx, kfdemuBinary, "run", "--gpus", "2", "--profile", "6.12.117", "--", "sh", "-c", script)
 	cmd.Env, cmd.Stderr = environment(), os.Stderr
 	return cmd
@@ -83,7 +83,7 @@ func TestAcceptanceOfAnEmulatedGPURunsEveryStageThatNeedsNoWaves(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "report.tgz")
 	text, err := acceptance(t.Context(), t, out).Output()
 	if err != nil {
-		t.Errorf("gpreemptd accept: %v", err)
+		t.Errorf("gpaccept: %v", err)
 	}
 	checkAcceptance(t, readAcceptance(t, out), string(text), "peer-copies")
 }
@@ -92,7 +92,7 @@ func TestAcceptanceRefusesAHostInUse(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	w := m.work("--queues", "1")
 	out := filepath.Join(t.TempDir(), "report.tgz")
-	cmd := m.Command(t.Context(), gpreemptd, "accept", "--quick", "--out", out, "--gpu", m.GPUs()[0].ID.String())
+	cmd := m.Command(t.Context(), gpaccept, "--quick", "--out", out, "--gpu", m.GPUs()[0].ID.String())
 	cmd.Env = environment()
 	text, err := cmd.CombinedOutput()
 	if want := fmt.Sprintf("%d (train)", w.PID); err == nil || !strings.Contains(string(text), want) {
@@ -204,11 +204,11 @@ func killHelpers(parent string, ended <-chan struct{}) {
 func TestSoftGPUAcceptance(t *testing.T) {
 	m := onSoftGPU(t)
 	out := filepath.Join(t.TempDir(), "report.tgz")
-	cmd := exec.Command(gpreemptd, "accept", "--quick", "--out", out, "--gpu", m.gpu(0))
+	cmd := exec.Command(gpaccept, "--quick", "--out", out, "--gpu", m.gpu(0))
 	cmd.Env = environment()
 	text, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Errorf("gpreemptd accept: %v", err)
+		t.Errorf("gpaccept: %v", err)
 	}
 	t.Logf("%s", text)
 	checkAcceptance(t, readAcceptance(t, out), string(text))

@@ -166,7 +166,7 @@ func TestEventsFollowStreamsEveryChange(t *testing.T) {
 	}
 	d.check(0, "suspended", "target", "suspend", fmt.Sprint(pid), "--ttl", "1m")
 	d.check(0, "running", "target", "resume", fmt.Sprint(pid))
-	d.check(0, "the policy is custom", "policy", "set", "strict", "--knob", "max_wait=1s", "--knob", "linger=none")
+	d.check(0, "the policy is custom", "policy", "set", "strict", "--knob", "max_wait=1s", "--knob", "linger=1ms")
 
 	// Until the policy changes; each line is one event.
 	var said []string

@@ -124,7 +124,10 @@ func TestCLibrarySurvivesMalformedAnswers(t *testing.T) {
 			}
 			return frames
 		}
-		code = func(c uint32) []byte { return binary.BigEndian.AppendUint32(nil, c) }
+		code   = func(c uint32) []byte { return binary.BigEndian.AppendUint32(nil, c) }
+		goAway = func(why uint32, text string) []byte {
+			return slices.Concat(begin, frame(frameGoAway, 0, 0, append(append(code(0), code(why)...), text...)))
+		}
 	)
 	cases := []struct {
 		name  string
@@ -143,7 +146,10 @@ func TestCLibrarySurvivesMalformedAnswers(t *testing.T) {
 		{"closed in the header", answer()[:len(answer())-3], true, "ECONNRESET"},
 		{"closed in the message", answer(body[:len(body)-3]), true, "ECONNRESET"},
 		{"closed before the trailers", answer(body), true, "ECONNRESET"},
-		{"going away", slices.Concat(begin, frame(frameGoAway, 0, 0, append(code(0), code(0)...))), false, "ECONNRESET"},
+		{"going away", goAway(0, ""), false, "ECONNRESET"},
+		{"too many pings", goAway(11, "too_many_pings"), false, "ECONNRESET"},
+		{"a refused connection", goAway(11, "CONNECTIONS_PER_USER: \x1b[31muid 7"), false, "EBUSY: CONNECTIONS_PER_USER: ?[31muid 7"},
+		{"a refused connection, with 15 kB", goAway(11, "CONNECTIONS_PER_USER: "+strings.Repeat("\x00", 15000)), true, "EBUSY: CONNECTIONS_PER_USER: "},
 		{"the call is refused by HTTP", slices.Concat(begin, frame(frameReset, 0, 1, code(7))), false, "ECONNRESET"},
 
 		{"no answer", []byte{}, false, "ETIMEDOUT"},
@@ -200,6 +206,9 @@ func TestCLibrarySurvivesMalformedAnswers(t *testing.T) {
 				maxWait = -1
 			}
 			got[tc.name], _, _ = strings.Cut(p.do("online x %d", maxWait), " ")
+			if strings.Contains(tc.want, ": ") {
+				got[tc.name] += ": " + p.do("error")
+			}
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("results (-want +got):\n%s", diff)

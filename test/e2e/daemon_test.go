@@ -39,10 +39,8 @@ access:
   admin_groups: []
 policy:
   preset: strict
-  linger: none
   attach_after: 0s
 discovery:
-  interval: 50ms
   mqds_interval: 1s
 rules:
   - name: training

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -191,7 +193,7 @@ func TestMemoryStaysBoundedWithClientsThatReadNothing(t *testing.T) {
 		t.Skip("the race detector's memory is not the daemon's: run without it")
 	}
 	const limit = 64 << 20
-	d := prepare(t, testutil.TempSocketDir(t), atOnce+"limits:\n  requests_per_second: 1000000\n  burst: 1000000\n")
+	d := prepare(t, testutil.TempSocketDir(t), atOnce+"limits:\n  requests_per_user: 1000000\n")
 	d.process.Env = append(d.process.Env, fmt.Sprintf("GOMEMLIMIT=%d", limit))
 	d.run()
 	d.awaitServing()
@@ -296,5 +298,92 @@ func TestMemoryStaysBoundedWithCallsWhoseWindowIsClosed(t *testing.T) {
 	t.Logf("RSS %d KiB before, %d KiB at most", rss, peak)
 	if grown := peak - rss; grown > floodMemory && !racing() {
 		t.Errorf("the daemon grew by %d KiB, want at most %d", grown, floodMemory)
+	}
+}
+
+// processLimit moves the daemon to a cgroup of its own, and returns its file pids.max and how many
+// threads are there.
+func (d *daemon) processLimit() (file string, threads int) {
+	d.t.Helper()
+	dir := ""
+	for _, at := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} { // of version 1, of version 2
+		dir = filepath.Join(at, fmt.Sprintf("gpreempt-e2e-%d", d.process.Process.Pid))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			continue
+		}
+		d.t.Cleanup(func() { // before the daemon ends
+			d.eventually("its cgroup is removed", func() bool {
+				pids, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // no file, no process
+				for pid := range strings.FieldsSeq(string(pids)) {
+					_ = os.WriteFile(filepath.Join(at, "cgroup.procs"), []byte(pid), 0) // it may have ended
+				}
+				return os.Remove(dir) == nil
+			})
+		})
+		if _, err := os.Stat(filepath.Join(dir, "pids.max")); err == nil {
+			break
+		}
+		dir = ""
+	}
+	if dir == "" {
+		d.t.Skip("no cgroup with pids.max can be made here")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(d.process.Process.Pid)), 0); err != nil {
+		d.t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "pids.current"))
+	if err == nil {
+		threads, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return filepath.Join(dir, "pids.max"), threads
+}
+
+// A daemon that can start no helpers says of each job that it cannot be suspended, and in every
+// answer; when it can, it suspends them.
+func TestDaemonWithoutProcessesSaysWhatCannotBeSuspended(t *testing.T) {
+	const jobs = 4
+	m := emulate(t, kfdemu.Config{})
+	d := m.start(atOnce)
+	file, threads := d.processLimit()
+	limit := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit(strconv.Itoa(threads + 4)) // for threads of its own, and less than a helper has
+	for _, spare := range d.helpers() {
+		if err := syscall.Kill(int(spare), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all []*worker
+	for range jobs {
+		all = append(all, m.work("--duration", "500", "--runtime"))
+	}
+	d.eventually("each attach was tried", func() bool { return d.status().GetCannotSuspendCount() == jobs })
+	lease := d.announced()
+	checkSaid(t, "without helpers", said{false, cannotSuspend, 0}, said{lease.GetQuiesced(), lease.GetReason(), lease.GetSuspendedTargets()})
+	if n := lease.GetCannotSuspendTargets(); n != jobs {
+		t.Errorf("the answer counts %d targets that cannot be suspended, want %d", n, jobs)
+	}
+	says(t, d.ctl("status").Out, "4 cannot be suspended", "CANNOT_SUSPEND: 4 targets: process ", "pids.max")
+	d.complete(lease.GetLeaseId())
+
+	began := time.Now()
+	limit("max")
+	for _, w := range all {
+		d.offlineTarget(w, 1)
+	}
+	t.Logf("each job can be suspended %v after the limit was lifted", time.Since(began))
+	lease = d.announced()
+	checkSaid(t, "with helpers", said{true, done, jobs}, said{lease.GetQuiesced(), lease.GetReason(), lease.GetSuspendedTargets()})
+	d.complete(lease.GetLeaseId())
+	for _, w := range all {
+		m.awaitProgress(w)
+		w.stop()
 	}
 }

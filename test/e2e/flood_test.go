@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -60,22 +61,13 @@ func asStranger(cmd *exec.Cmd) *exec.Cmd {
 // waits for its end.
 func (d *daemon) attack(a attack) (outcome func() tally) {
 	d.t.Helper()
-	a.Socket = d.socket
-	text, err := json.Marshal(a)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	cmd := asStranger(exec.Command(strangersBinary))
-	cmd.Env, cmd.Stderr = environment(hostileEnv+"="+string(text)), os.Stderr
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		d.t.Fatal(err)
-	}
-	d.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	out := bufio.NewReader(stdout)
+	return d.attackAs(asStranger(&exec.Cmd{}).SysProcAttr, a)
+}
+
+// attackAs is attack as another user, or in other namespaces.
+func (d *daemon) attackAs(who *syscall.SysProcAttr, a attack) (outcome func() tally) {
+	d.t.Helper()
+	_, out := d.hostile(who, a)
 	if line, _ := out.ReadString('\n'); line != "ready\n" {
 		d.t.Fatalf("the hostile client says %q", line)
 	}
@@ -86,6 +78,37 @@ func (d *daemon) attack(a attack) (outcome func() tally) {
 		}
 		return is
 	}
+}
+
+// hostile starts a hostile client. The test ends its input at its end.
+func (d *daemon) hostile(who *syscall.SysProcAttr, a attack) (in io.Writer, out *bufio.Reader) {
+	d.t.Helper()
+	a.Socket = d.socket
+	text, err := json.Marshal(a)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	cmd := exec.Command(strangersBinary)
+	cmd.Env, cmd.Stderr, cmd.SysProcAttr = environment(hostileEnv+"="+string(text)), os.Stderr, who
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() {
+		_ = stdin.Close()
+		if a.Hold == 0 && !a.Leases {
+			_ = cmd.Process.Kill() // it may have ended
+		}
+		_ = cmd.Wait()
+	})
+	return stdin, bufio.NewReader(stdout)
 }
 
 // refusals is what the daemon counted, by reason.

@@ -69,6 +69,7 @@ func packageInstall(t *testing.T) {
 		}
 	}
 	must(t, "gpreemptd", "config", "check")
+	must(t, "gpaccept", "--version")
 	must(t, "getent", "group", "gpreempt", "gpreempt-admin")
 }
 

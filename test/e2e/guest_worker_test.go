@@ -67,8 +67,7 @@ func mustRun(t *testing.T, since time.Time) time.Duration {
 
 const guestConfig = `
 mechanisms: [freezer]
-policy: {preset: strict, linger: none, max_suspend: 1m, attach_after: 0s}
-discovery: {interval: 50ms}
+policy: {preset: strict, attach_after: 0s}
 rules: [{name: training, match: {cgroup: "/system.slice/worker.service"}, class: offline}]
 `
 

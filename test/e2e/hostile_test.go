@@ -39,6 +39,16 @@ type attack struct {
 	ZeroWindow int
 	// Hold: instead, so many connections are made and kept until standard input ends.
 	Hold int
+	// Leases: instead, leases are taken and kept, as many as there are, until standard input
+	// ends.
+	Leases bool
+	// Serve: instead, announcements are made and completed, as an inference server does, for
+	// Length.
+	Serve bool
+	// Processes: instead, so many processes do all this. Subordinates: each is another user, in a
+	// namespace of this one's; Members is set for the process that starts them.
+	Processes             int
+	Subordinates, Members bool
 	// Reason: instead, one call is made, and Failure is the reason of its error.
 	Reason bool
 	// Play: instead, orders are read from standard input and carried out.
@@ -64,6 +74,12 @@ func hostileMain(text string, out io.Writer) int {
 		return 2
 	}
 	switch {
+	case a.Processes > 0:
+		return crowdMain(a, out)
+	case a.Leases:
+		return leasesMain(a, os.Stdin, out)
+	case a.Serve:
+		return serveMain(a, out)
 	case a.Connect:
 		return connectMain(a, out)
 	case a.Abuse:

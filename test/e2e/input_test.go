@@ -99,15 +99,15 @@ func TestBadInputIsRejectedWithoutEffect(t *testing.T) {
 		},
 		{
 			"a negative ttl", change(func(r *gpreemptv1.NotifyOnlineRequest) { r.Ttl = durationpb.New(-time.Second) }),
-			refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "max_ttl"},
+			refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "at most 1m"},
 		},
 		{
 			"no ttl at all", change(func(r *gpreemptv1.NotifyOnlineRequest) { r.Ttl = &durationpb.Duration{} }),
-			refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "max_ttl"},
+			refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "at most 1m"},
 		},
 		{
 			"a ttl of centuries", change(func(r *gpreemptv1.NotifyOnlineRequest) { r.Ttl = &durationpb.Duration{Seconds: 315_576_000_000} }),
-			refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "max_ttl"},
+			refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "at most 1m"},
 		},
 		{
 			"an invalid ttl", change(func(r *gpreemptv1.NotifyOnlineRequest) { r.Ttl = &durationpb.Duration{Seconds: 1, Nanos: -1} }),
@@ -226,11 +226,11 @@ func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 	t.Parallel()
 	const asked = 10_000
 	const perClient, total = 64, 4096 // the defaults
-	d := start(t, strings.Replace(atOnce, "preset: strict", "preset: strict\n  max_ttl: 10m", 1)+"limits:\n  requests_per_second: 1000000\n  burst: 1000000\n")
+	d := start(t, atOnce+"limits:\n  requests_per_user: 1000000\n")
 	pid := d.startOffline()
 	before, fds := d.status(), d.fds()
 	long := announcement()
-	long.Ttl = durationpb.New(10 * time.Minute) // a busy host takes a minute for all of them
+	long.Ttl = durationpb.New(time.Minute)
 
 	// One client, over one stream.
 	stream, err := d.online.Session(t.Context())
@@ -299,13 +299,13 @@ func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 
 func TestStreamsOfAClientMeetTheirLimit(t *testing.T) {
 	t.Parallel()
-	d := start(t, atOnce+"limits:\n  streams_per_client: 4\n")
+	d := start(t, atOnce)
 	before, fds := d.status(), d.fds()
 	conn := dial(t, d.socket)
 	online := gpreemptv1.NewOnlineServiceClient(conn)
-	// One stream is the test's own, for events.
+	// One of 16 streams is the test's own, for events.
 	var sessions []grpc.BidiStreamingClient[gpreemptv1.SessionRequest, gpreemptv1.SessionResponse]
-	for range 3 {
+	for range 15 {
 		session, err := online.Session(t.Context())
 		if err != nil {
 			t.Fatal(err)

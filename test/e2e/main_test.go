@@ -23,10 +23,11 @@ import (
 // The paths of the binaries under test, and of the clients of an emulated GPU.
 // trainBinary is kfdemuBinary by the name of an offline job, strangersBinary that of
 // the tests where another user can run it.
-var gpreemptd, gpctl, kfdemuBinary, simBinary, trainBinary, strangersBinary string
+var gpreemptd, gpctl, gpaccept, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
-// busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes. The emulated driver runs in the
-// process of the test: when a busy host does not run that, it looks like a GPU that hangs.
+// busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes and a kmap.Lease of 10 s. The emulated
+// driver runs in the process of the test: when a busy host does not run that, it looks like a GPU that
+// hangs; and when it does not run gpreemptd, what kmap holds would run again after 2 s.
 var busyHostDaemon string
 
 // TestMain runs the tests, or is one of the processes they start.
@@ -86,7 +87,7 @@ func copySelf(path string) error {
 	return os.Chmod(filepath.Dir(path), 0o711)
 }
 
-// racing tells that gpreemptd and gpctl are built with the race detector: when the
+// racing tells that gpreemptd, gpctl and gpaccept are built with the race detector: when the
 // tests are, or when the environment says so.
 func racing() bool { return raceDetector || os.Getenv("GPREEMPT_E2E_RACE") != "" }
 
@@ -100,13 +101,13 @@ func build(dir string) error {
 	if err != nil {
 		return err
 	}
-	busy, err := overlay(dir, waits)
+	busy, err := overlay(dir, waits...)
 	if err != nil {
 		return err
 	}
 	// The programs that stand for others' are built as those are: without the detector.
 	for _, args := range [][]string{
-		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl"),
+		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl", "../../accept/cmd/gpaccept"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "busy")+string(filepath.Separator)), "-overlay", busy, "../../cmd/gpreemptd"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "sim")+string(filepath.Separator)), "../../emu/cmd/kfdemu"), // runs the daemon, too
 		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu"},
@@ -120,14 +121,22 @@ func build(dir string) error {
 
 // setBinaries sets the paths of what build has put into dir.
 func setBinaries(dir string) {
-	gpreemptd, gpctl, kfdemuBinary, simBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
+	gpreemptd, gpctl, gpaccept = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "gpaccept")
+	kfdemuBinary, simBinary = filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
 	trainBinary, busyHostDaemon = filepath.Join(dir, "train"), filepath.Join(dir, "busy", "gpreemptd")
 }
 
-// busyHost returns the change of the source for busyHostDaemon.
-func busyHost() (change, error) {
-	file, err := filepath.Abs("../../pkg/scheduler/core.go")
-	return change{file, "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"}, err
+// busyHost returns the changes of the source for busyHostDaemon.
+func busyHost() ([]change, error) {
+	core, err := filepath.Abs("../../pkg/scheduler/core.go")
+	if err != nil {
+		return nil, err
+	}
+	kmap, err := filepath.Abs("../../internal/mechanism/kmap/mechanism.go")
+	return []change{
+		{core, "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"},
+		{kmap, "\tLease = 2 * time.Second\n", "\tLease = 10 * time.Second\n"},
+	}, err
 }
 
 // change replaces a text that a source file contains once.
@@ -158,7 +167,7 @@ func overlay(dir string, changes ...change) (file string, err error) {
 	return file, os.WriteFile(file, text, 0o600)
 }
 
-// changed builds a gpreemptd with the changes and that of busyHostDaemon, and returns its path.
+// changed builds a gpreemptd with the changes and those of busyHostDaemon, and returns its path.
 func changed(t *testing.T, changes ...change) (program string) {
 	t.Helper()
 	if raceDetector {
@@ -169,7 +178,7 @@ func changed(t *testing.T, changes ...change) (program string) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	file, err := overlay(dir, append(changes, waits)...)
+	file, err := overlay(dir, append(changes, waits...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

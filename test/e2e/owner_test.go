@@ -282,6 +282,10 @@ func TestServerInPythonIsNotSuspendedByItsOwnLeaseUnderAnyRuleOfTheDocuments(t *
 			if w := d.warned("OWNER_OFFLINE"); (w != nil) != offline {
 				t.Errorf("offline %v, and the warning is %v", offline, w)
 			}
+			if offline {
+				says(t, d.ctl("status").Out, "warning OWNER_OFFLINE: offline: process "+fmt.Sprint(server.engine), "try: have no offline rule match servers")
+				says(t, d.ctl("doctor").Out, fmt.Sprintf("process %d announces its work", server.PID), "the warning OWNER_OFFLINE of gpctl status")
+			}
 			// The leases of others suspend the server too, if it is offline.
 			others, err := d.admin.CreateLease(t.Context(), &gpreemptv1.CreateLeaseRequest{Announce: &gpreemptv1.NotifyOnlineRequest{
 				Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(10 * time.Second),

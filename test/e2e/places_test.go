@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -63,35 +62,21 @@ func TestRootIsServedWhenOtherUsersHoldEveryPlace(t *testing.T) {
 // its own. They stay until the end of the test; served returns how many there are.
 func (d *daemon) hold(connections int, uid uint32) (served func() int) {
 	d.t.Helper()
-	text, err := json.Marshal(attack{Socket: d.socket, Hold: connections})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	cmd := exec.Command(strangersBinary)
-	cmd.Env, cmd.Stderr = environment(hostileEnv+"="+string(text)), os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: stranger}}
+	who := user(uid)
 	if uid == 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+		who = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	}
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		d.t.Fatal(err)
+	_, out := d.hostile(who, attack{Hold: connections})
+	return func() int { return d.held(out) }
+}
+
+// held returns how many of what it asked for a hostile client has got.
+func (d *daemon) held(out io.Reader) (n int) {
+	d.t.Helper()
+	if _, err := fmt.Fscan(out, &n); err != nil {
+		d.t.Fatalf("a hostile client prints no number: %v", err)
 	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		d.t.Fatal(err)
-	}
-	d.t.Cleanup(func() { _ = stdin.Close(); _ = cmd.Wait() })
-	return func() (n int) {
-		d.t.Helper()
-		if _, err := fmt.Fscan(stdout, &n); err != nil {
-			d.t.Fatalf("the hostile client of uid %d prints no number: %v", uid, err)
-		}
-		return n
-	}
+	return n
 }
 
 // holdMain opens connections, prints how many are served, and keeps them until in ends.

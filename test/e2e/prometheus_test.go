@@ -35,7 +35,7 @@ func program(t *testing.T, name string) string {
 // one job, and has a mistake that is a warning.
 func watched(address string) string {
 	config := strings.Replace(atOnce, "online_groups: []", "online_groups: [no-such-group]", 1)
-	return config + "limits: {leases_per_client: 1}\njobs: [{name: all, cgroup: /}]\nmetrics: {address: \"" + address + "\"}\n"
+	return config + "limits: {leases_per_user: 1}\njobs: [{name: all, cgroup: /}]\nmetrics: {address: \"" + address + "\"}\n"
 }
 
 // busy makes something of everything the dashboard shows.

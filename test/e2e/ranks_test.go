@@ -87,8 +87,8 @@ func (d *daemon) serveHalf(ctx context.Context, gpu uint32) error {
 func TestRanksInContainersProgressTogetherByDefault(t *testing.T) {
 	m := emulate(t, kfdemu.Config{GPUs: 8})
 	address := testutil.FreeAddress(t)
-	// Half the window of the default: the progress is that of a minute then.
-	d := m.start(defaults + "policy: {share_window: 10s}\nmetrics: {address: \"" + address + "\"}\n")
+	// The window of share is 2s: the progress is that of a minute then.
+	d := m.start(defaults + "policy: {preset: share, share_floor: 0.1, max_suspend: 10s}\nmetrics: {address: \"" + address + "\"}\n")
 	gpus, err := d.admin.ListGpus(t.Context(), &gpreemptv1.ListGpusRequest{})
 	if err != nil || len(gpus.GetGpus()) != 8 {
 		t.Fatal(gpus, err)

@@ -87,10 +87,10 @@ log:
 func TestReloadNamesKeysThatNeedARestart(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
-	d.reload(atOnce + "limits:\n  max_message_bytes: 8192\n  leases_per_client: 1\n")
+	d.reload(atOnce + "metrics:\n  address: 127.0.0.1:1\nlimits:\n  leases_per_user: 1\n")
 	d.eventually("the warning", func() bool { return d.warned("RESTART_NEEDED") != nil })
 	w := d.warned("RESTART_NEEDED")
-	if !strings.Contains(w.GetText(), "limits.max_message_bytes") || strings.Contains(w.GetText(), "leases_per_client") || w.GetRemedy() == "" {
+	if !strings.Contains(w.GetText(), "metrics.address") || strings.Contains(w.GetText(), "leases_per_user") || w.GetRemedy() == "" {
 		t.Errorf("the warning is %v, want the one key that needs a restart, and how", w)
 	}
 	// What needs none is in force.
@@ -98,7 +98,7 @@ func TestReloadNamesKeysThatNeedARestart(t *testing.T) {
 	_, err := d.online.NotifyOnline(t.Context(), announcement())
 	checkError(t, "a second lease", err, wantLeasesPerClient)
 	// It is repeated while it applies, and no longer.
-	d.reload(atOnce + "limits:\n  max_message_bytes: 8192\n")
+	d.reload(atOnce + "metrics:\n  address: 127.0.0.1:1\n")
 	d.eventually("the limit is gone", func() bool {
 		_, err := d.online.NotifyOnline(t.Context(), announcement())
 		return err == nil

@@ -21,6 +21,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
@@ -224,4 +225,41 @@ func checkReported(t *testing.T, m *emulated, d *daemon, job *worker, mechanisms
 	d.complete(lease.GetLeaseId())
 	m.awaitProgress(job)
 	job.kill()
+}
+
+// The kernel goes on stopping a job when the daemon is killed. The next daemon, or gpreemptd
+// --cleanup, has the job run, in the cgroup that it had.
+func TestStoppedJobRunsAgainAfterTheDaemonIsKilled(t *testing.T) {
+	t.Parallel()
+	for _, undo := range []string{"the next daemon", "gpreemptd --cleanup"} {
+		t.Run(undo, func(t *testing.T) {
+			m := emulate(t, kfdemu.Config{})
+			job := m.work("--queues", "2", "--duration", "500", "--runtime")
+			m.traceJob(job)
+			home := unifiedCgroup(t, job.PID)
+			dir, config := testutil.TempSocketDir(t), strings.ReplaceAll(atOnce, "class: offline", "class: offline\n    on_resist: stop")
+			d := m.startIn(dir, config)
+			d.eventually("the job can be stopped", func() bool { return d.target(job.PID).GetMechanism() == "stop" })
+			lease := d.announced()
+			checkSaid(t, "with a job that is stopped", said{true, done, 1}, said{lease.GetQuiesced(), lease.GetReason(), lease.GetSuspendedTargets()})
+			d.kill()
+			before := m.ran(job)
+			m.elapse(20 * time.Millisecond)
+			if n := m.ran(job) - before; n > 2 || unifiedCgroup(t, job.PID) == home { // two may have been in the pipe
+				t.Errorf("after the daemon's death %d packets ran, in cgroup %s: nothing is left to undo", n, unifiedCgroup(t, job.PID))
+			}
+			if undo == "the next daemon" {
+				m.startIn(dir, config)
+			} else if got := cleanup(dir); got != (result{Out: oneRunsAgain}) {
+				t.Errorf("gpreemptd --cleanup: %+v, want %q", got, oneRunsAgain)
+			}
+			m.eventually("the job is in its cgroup again", func() bool { return unifiedCgroup(t, job.PID) == home })
+			m.awaitProgress(job)
+			m.eventually("no cgroup of the daemon's is left", func() bool {
+				left, err := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/unified/gpreempt-stop-%d-*", job.PID))
+				return err == nil && len(left) == 0
+			})
+			job.kill()
+		})
+	}
 }

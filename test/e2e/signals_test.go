@@ -142,7 +142,7 @@ func TestReloadStormDoesNotBlockClients(t *testing.T) {
 	close(ended)
 	storm.Wait()
 	t.Logf("%d signals during 200 leases", sent)
-	d.reload(strings.Replace(atOnce, "linger: none", "shadow: true", 1))
+	d.reload(strings.Replace(atOnce, "preset: strict", "preset: shadow", 1))
 	d.eventually("the last file is in force", func() bool { return d.policy().GetShadow() })
 	d.reload(atOnce)
 	d.eventually("the first file is in force again", func() bool { return !d.policy().GetShadow() })

@@ -16,8 +16,7 @@ import (
 // slurmQOSRules is the config of a site that classifies by QOS.
 const slurmQOSRules = `
 access: {online_groups: [], admin_groups: []}
-policy: {preset: strict, linger: none, attach_after: 0s}
-discovery: {interval: 50ms}
+policy: {preset: strict, attach_after: 0s}
 rules:
   - {name: urgent, match: {slurm: {qos: high}}, class: online}
   - {name: preemptible, match: {slurm: {qos: low}}, class: offline, priority: 3}

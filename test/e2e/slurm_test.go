@@ -20,8 +20,7 @@ import (
 // slurmRules is the config of a site that classifies by partition and account.
 const slurmRules = `
 access: {online_groups: [], admin_groups: []}
-policy: {preset: strict, linger: none, attach_after: 0s}
-discovery: {interval: 50ms}
+policy: {preset: strict, attach_after: 0s}
 rules:
   - {name: serving, match: {slurm: {partition: serving}}, class: online}
   - {name: guests, match: {slurm: {account: guests}}, class: unmanaged}

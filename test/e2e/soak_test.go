@@ -177,7 +177,7 @@ func (s *soak) work(length time.Duration) {
 }
 
 func soakConfig(n uint64) string {
-	return atOnce + fmt.Sprintf("    priority: %d\nlimits:\n  requests_per_second: 100000\n  burst: 100000\n", n)
+	return atOnce + fmt.Sprintf("    priority: %d\nlimits:\n  requests_per_user: 200000\n", n)
 }
 
 // repeat does something at random until the soak is over.
@@ -235,7 +235,6 @@ func (s *soak) request(r *rand.Rand) *gpreemptv1.NotifyOnlineRequest {
 	}
 	if r.IntN(2) == 0 {
 		req.Eta = durationpb.New(between(r, 0, 5*time.Millisecond))
-		req.Slo = durationpb.New(between(r, 5*time.Millisecond, 50*time.Millisecond))
 	}
 	if r.IntN(4) == 0 {
 		req.RequestId = strconv.Itoa(r.IntN(100))

@@ -36,7 +36,7 @@ const (
 // softGPUMain is TestMain in that guest, where the binaries are installed.
 func softGPUMain(m *testing.M) int {
 	timeout = guestTimeout
-	gpreemptd, gpctl, kfdemuBinary, trainBinary = "/bin/gpreemptd", "/bin/gpctl", "/bin/kfdemu", "/bin/train"
+	gpreemptd, gpctl, gpaccept, kfdemuBinary, trainBinary = "/bin/gpreemptd", "/bin/gpctl", "/bin/gpaccept", "/bin/kfdemu", "/bin/train"
 	if err := os.Link(kfdemuBinary, trainBinary); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		return 1

@@ -94,7 +94,7 @@ func TestSoftGPUJobThatHoldsItsLockKeepsNothingElse(t *testing.T) {
 	stuck := m.hold(0)
 	held := m.work("--gpus", m.gpu(0))
 	job := m.work("--gpus", m.gpu(1), "--queues", "2")
-	// Reading mqds waits for the lock of each process, see docs/discovery.md.
+	// Reading mqds waits for the lock of each process, see docs/kernel-notes.md.
 	config := strings.Replace(atOnce, "mqds_interval: 1s", "mqds_interval: 0s", 1)
 	dir := testutil.TempSocketDir(t)
 	d := m.startIn(dir, config)

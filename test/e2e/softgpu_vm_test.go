@@ -37,7 +37,7 @@ func hideLastNode(t *testing.T) (show func()) {
 }
 
 // TestSoftGPUProcessWithoutALaterVMIsNeverSuspended has a process for which SUSPEND_QUEUES
-// crashes this kernel (docs/upstream.md), and one that has a VM on every GPU.
+// crashes this kernel (docs/lab/upstream.md), and one that has a VM on every GPU.
 func TestSoftGPUProcessWithoutALaterVMIsNeverSuspended(t *testing.T) {
 	m := onSoftGPU(t)
 	if len(m.gpus) < 2 {
@@ -66,7 +66,7 @@ func TestSoftGPUProcessWithoutALaterVMIsNeverSuspended(t *testing.T) {
 	without.stop()
 }
 
-// TestSoftGPUSuspendQueuesCrashesTheKernel shows the crash of docs/upstream.md. The guest
+// TestSoftGPUSuspendQueuesCrashesTheKernel shows the crash of docs/lab/upstream.md. The guest
 // ends with it, so it runs only with GPREEMPT_SOFTGPU=oops.
 func TestSoftGPUSuspendQueuesCrashesTheKernel(t *testing.T) {
 	if os.Getenv(softGPUEnv) != "oops" {

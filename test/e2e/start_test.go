@@ -47,9 +47,9 @@ func TestStartIsRefusedForAMalformedConfig(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
 	text := refused(t, dir, "policy:\n  preset: strict\n bad: [\n")
 	says(t, text, filepath.Join(dir, "gpreemptd.yaml")+":2", "not valid YAML", "check indentation")
-	text = refused(t, dir, "policy:\n  preset: strikt\nlimits:\n  leases_total: 0\n")
+	text = refused(t, dir, "policy:\n  preset: strikt\nlimits:\n  leases_per_user: 0\n")
 	says(t, text, filepath.Join(dir, "gpreemptd.yaml")+":2", "policy.preset", "strikt", "strict",
-		filepath.Join(dir, "gpreemptd.yaml")+":4", "limits.leases_total", "1 to 100000")
+		filepath.Join(dir, "gpreemptd.yaml")+":4", "limits.leases_per_user", "1 to 100000")
 	if diff := cmp.Diff([]string{"gpreemptd.yaml"}, names(t, dir)); diff != "" {
 		t.Errorf("not removed: %s", diff)
 	}

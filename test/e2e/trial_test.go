@@ -217,7 +217,7 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	if r := d.ctl("trial", "compare", dir, dir); r.Code != 0 || !strings.Contains(r.Out, "online mean") || strings.Contains(r.Out, "differs") {
 		t.Errorf("trial compare: %+v", r)
 	}
-	if r := d.ctl("trial", "judge", dir, "--profile", "documents-s3"); r.Code == 0 || !strings.Contains(r.Out, "EMULATED, profile documents-s3: ") {
+	if r := d.ctl("trial", "judge", dir, "--profile", "loss-5"); r.Code == 0 || !strings.Contains(r.Out, "EMULATED, profile loss-5: ") {
 		t.Errorf("trial judge: %+v", r)
 	}
 	if r := d.ctl("trial", "--resume", dir); r.Code == 0 && !strings.Contains(r.Out, "PASS") {

@@ -23,8 +23,8 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// update has the tests named PicturesOfTheDocuments and PictureOfTheDocument make the pictures of docs/web.md, which
-// takes a minute, and of docs/reports.md:
+// update has the tests named PicturesOfTheDocuments and PictureOfTheDocument make the pictures of docs/operate.md, which
+// takes a minute, and of docs/trial.md:
 //
 //	go test ./test/e2e -run OfTheDocument -update
 var update = flag.Bool("update", false, "make the pictures of the documents")
@@ -149,7 +149,7 @@ func TestWebPageInABrowser(t *testing.T) {
 	}
 }
 
-// pictures are those of docs/web.md.
+// pictures are those of docs/operate.md.
 var pictures = []struct {
 	name          string
 	width, height int
@@ -179,7 +179,7 @@ func TestWebPicturesOfTheDocuments(t *testing.T) {
 // makePictures shows a minute of two inference servers and three jobs on two simulated GPUs.
 func makePictures(t *testing.T, folder string) {
 	b := startBrowser(t)
-	config := strings.Replace(strings.Replace(atOnce, "preset: strict\n  linger: none\n  attach_after: 0s", "preset: balanced", 1), "class: offline",
+	config := strings.Replace(strings.Replace(atOnce, "preset: strict\n  attach_after: 0s", "preset: balanced", 1), "class: offline",
 		"class: offline\n  - name: inference\n    match:\n      comm: \"vllm*\"\n    class: online\n    priority: 10", 1)
 	d := start(t, config, "--gpus", "2", "--job", "train-bert:10:25ms", "--job", "train-llama:8:25ms:2", "--job", "vllm:2:1ms:2", "--job", "indexer:1:5ms")
 	d.eventually("the jobs can be suspended", func() bool { return d.status().GetOfflineCount() == 2 })

@@ -49,7 +49,7 @@ func scrapeAt(t *testing.T, n int, after time.Duration) string {
 }
 
 func TestHostServesTheMetricsOfTheDocument(t *testing.T) {
-	document, err := os.ReadFile("../../docs/metrics.md")
+	document, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestHostServesTheMetricsOfTheDocument(t *testing.T) {
 	want = slices.DeleteFunc(want, func(name string) bool { return name == "gpreempt_refusals_total" })
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("metrics of docs/metrics.md (-want) and of a simulated host (+got):\n%s", diff)
+		t.Errorf("metrics of docs/reference/metrics.md (-want) and of a simulated host (+got):\n%s", diff)
 	}
 }
 

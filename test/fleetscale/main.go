@@ -1,6 +1,6 @@
 // Command fleetscale measures what a fleet's metrics cost a real Prometheus. The hosts are
 // SIMULATED: each is the daemon's own scheduler, event log and metrics, with invented work,
-// and all are served by this process. docs/fleet-scale.md describes the figures.
+// and all are served by this process. docs/lab/fleet-scale.md describes the figures.
 package main
 
 import (

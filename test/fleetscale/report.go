@@ -42,7 +42,7 @@ func loadAverage() string {
 
 const mega = 1 << 20
 
-// write writes the tables as Markdown, as docs/fleet-scale.md has them.
+// write writes the tables as Markdown, as docs/lab/fleet-scale.md has them.
 func (r *report) write(out io.Writer) error {
 	w := &tables{out: out}
 	hosts := float64(r.options.hosts)

@@ -45,7 +45,7 @@ import gpreempt  # noqa: E402
 CONFIG = """
 mechanisms: [nvchannels]
 access: {online_groups: [root], admin_groups: [root]}
-policy: {preset: balanced, linger: none, share_floor: 0, max_suspend: %s, max_wait: 200ms, attach_after: 0s}
+policy: {preset: balanced, share_floor: 0, max_suspend: %s, max_wait: 200ms, attach_after: 0s}
 rules:
   - {name: job, match: {comm: "job*"}, class: offline, priority: 0}
   - {name: check, match: {comm: "check*"}, class: offline, priority: 0}

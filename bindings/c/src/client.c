@@ -34,13 +34,17 @@ int gp_rpc(struct gp_call *call, struct gp_message request, struct gp_message an
 	return err;
 }
 
-int gpreempt_poc_init(void)
+int gpreempt_init(void)
 {
 	gp_clear_error();
 	return gp_connect();
 }
 
-void gpreempt_poc_cleanup(void) { gp_disconnect(); }
+void gpreempt_cleanup(void) { gp_disconnect(); }
+
+int gpreempt_poc_init(void) { return gpreempt_init(); }
+
+void gpreempt_poc_cleanup(void) { gpreempt_cleanup(); }
 
 google_protobuf_Duration gp_duration(int64_t us)
 {
@@ -94,12 +98,11 @@ static int announcement(const gpreempt_request_t *r, gpreempt_v1_NotifyOnlineReq
 	    (err = copy(m->request_id, sizeof(m->request_id), r->request_id, "request_id")) != 0 ||
 	    (err = set(&m->has_ttl, &m->ttl, r->ttl_us, GPREEMPT_MAX_TTL, "ttl_us")) != 0 ||
 	    (err = set(&m->has_max_wait, &m->max_wait, max_wait, 10000000, "max_wait_us")) != 0 ||
-	    (err = set(&m->has_eta, &m->eta, r->eta_us, 60000000, "eta_us")) != 0 ||
-	    (err = set(&m->has_slo, &m->slo, r->slo_us, 600000000, "slo_us")) != 0)
+	    (err = set(&m->has_eta, &m->eta, r->eta_us, 60000000, "eta_us")) != 0)
 		return err;
 	if (r->max_wait_us == GPREEMPT_NO_WAIT)
 		m->has_max_wait = true;
-	return set(&m->has_expected, &m->expected, r->expected_us, 600000000, "expected_us");
+	return 0;
 }
 
 int gpreempt_notify_online(const gpreempt_request_t *request, gpreempt_lease_t *lease)

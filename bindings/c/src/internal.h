@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../gpreempt.h"
+#include "../gpreempt_poc.h"
 #include "google/protobuf/duration.pb.h"
 
 /* The most bytes of an answer's message. */
@@ -35,7 +35,7 @@ struct gp_call {
 	int32_t stream;
 	size_t sent, received, capacity;
 	int http_status, grpc_status;
-	char message[512];   /* grpc-message, as received */
+	char message[512];   /* grpc-message or the text of GOAWAY, as received */
 	char details[2048];  /* grpc-status-details-bin, as received */
 	bool done;
 	int err;
@@ -54,7 +54,7 @@ void gp_disconnect(void);
 /* gp_connected reports whether the process still has this connection. */
 bool gp_connected(uint64_t connection);
 
-/* gp_fail sets the text of gpreempt_last_error and returns err. */
+/* gp_fail sets the text of gpreempt_last_error, with '?' for control characters, and returns err. */
 int gp_fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void gp_clear_error(void);
 

@@ -17,6 +17,9 @@ int gp_fail(int err, const char *format, ...)
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
+	for (char *s = text; *s != 0; s++) /* the daemon's words, too: nothing that a terminal would interpret */
+		if ((unsigned char)*s < ' ' || *s == 0x7f)
+			*s = '?';
 	return err;
 }
 
@@ -54,7 +57,7 @@ static int hex(char digit)
 	return at == NULL ? -1 : (int)(at - digits) % 16;
 }
 
-/* unescape decodes %XX in place. Bytes that a terminal would interpret become '?'. */
+/* unescape decodes %XX in place. */
 static void unescape(char *s)
 {
 	char *to = s;
@@ -66,7 +69,7 @@ static void unescape(char *s)
 			byte = (char)(hex(s[1]) * 16 + hex(s[2]));
 			s += 2;
 		}
-		*to++ = (unsigned char)byte < ' ' || byte == 0x7f ? '?' : byte;
+		*to++ = byte == 0 ? '?' : byte;
 	}
 	*to = 0;
 }

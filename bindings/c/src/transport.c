@@ -300,12 +300,32 @@ static int on_data(nghttp2_session *s, uint8_t flags, int32_t stream, const uint
 	return 0;
 }
 
+/* on_goaway ends the calls that the daemon has not taken when it refuses the connection: the text is
+ * the name of the limit, ": " and what is the matter. */
+static void on_goaway(const nghttp2_goaway *frame)
+{
+	const uint8_t *text = frame->opaque_data;
+	size_t n = frame->opaque_data_len, name = 0;
+
+	while (name < n && ((text[name] >= 'A' && text[name] <= 'Z') || text[name] == '_'))
+		name++;
+	if (frame->error_code != NGHTTP2_ENHANCE_YOUR_CALM || name == 0 || n - name < 2 || memcmp(text + name, ": ", 2) != 0)
+		return;
+	for (struct gp_call *k = c.calls; k != NULL; k = k->next)
+		if (k->connection == c.number && k->stream > frame->last_stream_id && !k->done) {
+			keep(k->message, sizeof(k->message), text, n);
+			finish(k, -EBUSY);
+		}
+}
+
 /* on_frame ends a call at the end of its answer, which may precede that of the request. */
 static int on_frame(nghttp2_session *s, const nghttp2_frame *frame, void *user)
 {
 	struct gp_call *call;
 
 	(void)s, (void)user;
+	if (frame->hd.type == NGHTTP2_GOAWAY)
+		on_goaway(&frame->goaway);
 	if ((frame->hd.type != NGHTTP2_HEADERS && frame->hd.type != NGHTTP2_DATA) || !(frame->hd.flags & NGHTTP2_FLAG_END_STREAM))
 		return 0;
 	call = call_of(frame->hd.stream_id);
@@ -570,6 +590,8 @@ static int answer(struct gp_call *call)
 		return gp_fail(call->err, "DAEMON_UNAVAILABLE: gpreemptd did not answer within %lld us", (long long)call->bound_us);
 	case -ECONNRESET:
 		return gp_fail(call->err, "DAEMON_UNAVAILABLE: gpreemptd closed the connection");
+	case -EBUSY:
+		return gp_fail(call->err, "%s", call->message);
 	case -EMSGSIZE:
 		return gp_fail(call->err, "the answer has more than %zu bytes", call->limit);
 	default:

@@ -13,8 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define GPREEMPT_SHORT_NAMES
-#include "../gpreempt.h"
+#include "../gpreempt_poc.h"
 
 static gpreempt_lease_t lease, last; /* the last one that was granted, and the last */
 

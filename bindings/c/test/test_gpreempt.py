@@ -22,8 +22,6 @@ class Request(ctypes.Structure):
         ("ttl_us", ctypes.c_int64),
         ("max_wait_us", ctypes.c_int64),
         ("eta_us", ctypes.c_int64),
-        ("slo_us", ctypes.c_int64),
-        ("expected_us", ctypes.c_int64),
         ("reserved", ctypes.c_uint64 * 4),
     ]
 

@@ -28,7 +28,7 @@ class online:
     priority: 0 to 15; offline work of lower priority is suspended. None: 11.
     ttl: the time to live of the lease, which is renewed in time unless renew is False. None: the policy's.
     max_wait: the longest time to wait for quiet GPUs, 0 to 10. None: the policy's.
-    eta, slo, expected: see NotifyOnlineRequest in the API.
+    eta: the time until the work begins, 0 to 60: offline work runs until shortly before. None: it begins at once.
     complete_on_idle: end the lease when the queues of this process had work and then none.
     strict: raise the errors of the daemon; otherwise the work runs unprotected.
     client: the client, or a Group for several hosts; None means the default client.
@@ -46,14 +46,12 @@ class online:
         renew: bool = True,
         max_wait: Optional[float] = None,
         eta: Optional[float] = None,
-        slo: Optional[float] = None,
-        expected: Optional[float] = None,
         complete_on_idle: bool = False,
         strict: bool = False,
         client: Union["_client.Client", "_group.Group", None] = None,
     ) -> None:
         self._request = Request(
-            gpus, label=label, priority=priority, ttl=ttl, renew=renew, max_wait=max_wait, eta=eta, slo=slo, expected=expected,
+            gpus, label=label, priority=priority, ttl=ttl, renew=renew, max_wait=max_wait, eta=eta,
             complete_on_idle=complete_on_idle,
         )  # fmt: skip
         self._strict = strict

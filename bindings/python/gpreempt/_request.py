@@ -25,8 +25,6 @@ class Request:
         renew: bool = True,
         max_wait: Optional[float] = None,
         eta: Optional[float] = None,
-        slo: Optional[float] = None,
-        expected: Optional[float] = None,
         complete_on_idle: bool = False,
     ) -> None:
         self.selected = _gpus.parse_all(gpus)
@@ -43,8 +41,6 @@ class Request:
             ("ttl", ttl, 0.001, 600.0),
             ("max_wait", max_wait, 0.0, 10.0),
             ("eta", eta, 0.0, 60.0),
-            ("slo", slo, 0.0, 600.0),
-            ("expected", expected, 0.0, 600.0),
         ):
             if value is not None:
                 if not least <= value <= most:

@@ -25,7 +25,7 @@ from gpreempt import _lease, _proto, _sync  # noqa: E402
 
 # No lease expires because the host is busy.
 CONFIG = """
-access: {online_groups: [%(gid)d], admin_groups: [%(gid)d], online_users: [%(uid)d]}
+access: {online_groups: [%(gid)d], admin_groups: [%(gid)d]}
 limits: {requests_per_second: 1000000, requests_per_user: 1000000, leases_per_client: 1000, connections_per_user: 900}
 rules:
   - name: training

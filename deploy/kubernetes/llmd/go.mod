@@ -1,4 +1,4 @@
-// An agent for llm-d's time slicing of reinforcement learning. A module and a program of its own; see docs/batch.md.
+// An agent for llm-d's time slicing of reinforcement learning. A module and a program of its own; see docs/kubernetes.md.
 module github.com/gpreempt/gpreempt/deploy/kubernetes/llmd
 
 go 1.26.0

@@ -38,7 +38,7 @@ type demoOptions struct {
 }
 
 // The workload. The job alone keeps the GPU full; sharing it, a request takes
-// about as much longer as two processes did on a real GPU (docs/simulation.md).
+// about as much longer as two processes did on a real GPU (docs/lab/simulator.md).
 const (
 	requestsPerSecond = 20
 	requestKernels    = 30

@@ -27,9 +27,8 @@ type world struct {
 
 const simConfig = `
 access: {online_groups: [], admin_groups: []}
-policy: {preset: strict, linger: none, attach_after: 0s}
-discovery: {interval: 50ms}
-limits: {requests_per_second: 1000000, burst: 1000000}
+policy: {preset: strict, attach_after: 0s}
+limits: {requests_per_user: 1000000}
 rules:
   - {name: training, match: {comm: "train*"}, class: offline}
 `

@@ -42,8 +42,6 @@ type debuggee struct {
 	// pid is what calls of the driver name: the target's, or that of another of its
 	// threads once its main thread has ended.
 	pid int32
-	// perQueue: each queue is suspended and resumed by a call of its own.
-	perQueue bool
 	// thread traces the target, nil when that is not needed.
 	thread Thread
 	// dropped is closed before the trace is ended on purpose.

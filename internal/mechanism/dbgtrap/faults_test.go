@@ -321,7 +321,7 @@ func TestUnexpectedAnswersLeaveTheTargetFree(t *testing.T) {
 			t.Run(op.String()+" "+errno.Error(), func(t *testing.T) {
 				onNewRule(t, func(t *testing.T, f *fixture) {
 					fault := kfdtest.Fault{Op: driver.TrapOp(op), Caller: f.machine.Self(), Errno: errno}
-					// Everything runs when the daemon is told, and not only after Close.
+					// Everything runs when the daemon receives the error, and not only after Close.
 					j := f.start()
 					s, err := f.Attach(t.Context(), j.key())
 					f.must("attach", err)

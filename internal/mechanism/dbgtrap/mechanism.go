@@ -118,15 +118,10 @@ func (*Mechanism) Name() string { return "dbgtrap" }
 // beyond mechanism.ErrGone: *RuntimeError, mechanism.ErrDebugged, those of the tracer, a
 // *kfd.Error, or the cause of ctx.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
-	return m.attach(ctx, target, false)
-}
-
-func (m *Mechanism) attach(ctx context.Context, target gpreempt.ProcessKey, perQueue bool) (mechanism.Session, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	s := newSession(context.WithoutCancel(ctx), m, target)
-	s.debuggee.perQueue = perQueue
 	if err := m.sessions.Add(target, s); err != nil {
 		return nil, err
 	}

@@ -177,7 +177,7 @@ func (d *debuggee) resumeOnce() (int, []kfd.QueueSnapshotEntry, error) {
 			return 0, nil, d.runtimeOff(err)
 		}
 	}
-	n, err := d.resumeCall()
+	n, err := d.m.cfg.Device.ResumeAll(d.pid)
 	if err != nil {
 		return 0, nil, d.runtimeOff(err)
 	}

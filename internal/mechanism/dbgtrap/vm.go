@@ -63,11 +63,7 @@ func (d *debuggee) suspendQueues(ids []uint32, snapshot []kfd.QueueSnapshotEntry
 	if err := d.checkVMs(snapshot); err != nil {
 		return nil, err
 	}
-	suspend := func(ids []uint32) ([]kfd.QueueResult, error) { return d.m.cfg.Device.Suspend(d.pid, ids) }
-	if d.perQueue {
-		return eachQueue(ids, suspend)
-	}
-	return suspend(ids)
+	return d.m.cfg.Device.Suspend(d.pid, ids)
 }
 
 // checkVMs returns an error if SUSPEND_QUEUES of the queues in snapshot could crash the

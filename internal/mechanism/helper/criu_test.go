@@ -280,7 +280,7 @@ func TestDeathOfAHelperAtEveryCallReleasesItsTarget(t *testing.T) {
 						if death.Hits() > before {
 							handling++
 							if err == nil {
-								t.Error("the daemon is not told that the helper died while it handled an event")
+								t.Error("no error of a helper that died while it handled an event")
 							}
 						}
 						return err

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -55,34 +54,6 @@ func TestTargetIsSuspendedAndResumedByItsHelper(t *testing.T) {
 		if f.PermissionRule() == kfd.PermissionUnknown {
 			t.Error("the permission rule is not known")
 		}
-	})
-}
-
-func TestHelperMakesACallForEachQueueWhereAsked(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
-		job := f.job()
-		fd, err := job.Main().OpenKFD()
-		f.must("open the driver", err)
-		_, err = job.Main().CreateQueue(fd, gpu, kfd.QueueTypeComputeAQL)
-		f.must("create a queue", err)
-		by := f.PerQueue()
-		s, err := by.Attach(t.Context(), job.Key())
-		f.must("attach", err)
-		f.must("suspend", s.Suspend(t.Context()))
-		f.wantSuspended(job, 2)
-		f.must("resume", s.Resume(t.Context()))
-		f.wantSuspended(job, 0)
-		got := map[kfd.TrapOp][]int{}
-		for _, op := range []kfd.TrapOp{kfd.TrapSuspendQueues, kfd.TrapResumeQueues} {
-			for _, c := range f.machine.Calls() {
-				if c.Op == driver.TrapOp(op) {
-					got[op] = append(got[op], len(c.Queues))
-				}
-			}
-		}
-		diff(t, "queues of each call", map[kfd.TrapOp][]int{kfd.TrapSuspendQueues: {1, 1}, kfd.TrapResumeQueues: {1, 1}}, got)
-		diff(t, "name", "dbgtrap-per-queue", by.Name())
-		f.must("close", s.Close())
 	})
 }
 

@@ -54,24 +54,6 @@ func (m *Mechanism) Probe(ctx context.Context, target gpreempt.ProcessKey) mecha
 // Attach implements mechanism.Mechanism. Its errors are those of dbgtrap.Mechanism.Attach, and
 // of the start of a helper.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
-	return m.attach(ctx, target, false)
-}
-
-// perQueue is that of dbgtrap.Mechanism.PerQueue.
-type perQueue struct{ *Mechanism }
-
-// PerQueue is that of dbgtrap.Mechanism.
-func (m *Mechanism) PerQueue() mechanism.Mechanism { return perQueue{m} }
-
-// Name implements mechanism.Mechanism.
-func (p perQueue) Name() string { return p.cfg.Local.PerQueue().Name() }
-
-// Attach implements mechanism.Mechanism.
-func (p perQueue) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
-	return p.attach(ctx, target, true)
-}
-
-func (m *Mechanism) attach(ctx context.Context, target gpreempt.ProcessKey, perQueue bool) (mechanism.Session, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -87,7 +69,7 @@ func (m *Mechanism) attach(ctx context.Context, target gpreempt.ProcessKey, perQ
 	s.child.session.Store(s)
 	m.refill()
 	known := &m.cfg.Local.Foreign
-	r, err := s.call(request{Op: opAttach, Attach: attachment{Target: target, PerQueue: perQueue, Safe: m.cfg.Safe(), DebuggedFor: known.Since(target)}})
+	r, err := s.call(request{Op: opAttach, Attach: attachment{Target: target, Safe: m.cfg.Safe(), DebuggedFor: known.Since(target)}})
 	if errors.Is(err, mechanism.ErrDebugged) {
 		known.Seen(target)
 	} else {

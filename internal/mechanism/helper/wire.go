@@ -42,8 +42,6 @@ type request struct {
 // attachment is what a helper must know to attach to a target.
 type attachment struct {
 	Target gpreempt.ProcessKey
-	// PerQueue asks for dbgtrap.Mechanism.PerQueue.
-	PerQueue bool
 	// Safe are the GPUs for which dbgtrap.Config.Crashes returns false.
 	Safe []gpreempt.GPUID
 	// DebuggedFor is for how long somebody else is known to debug the target.

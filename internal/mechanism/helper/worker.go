@@ -214,11 +214,7 @@ func (w *worker) attach(ctx context.Context, a attachment) error {
 	w.safe.Store(&safe)
 	w.target, w.listed = a.Target, nil
 	w.mechanism.Foreign.Known(a.Target, time.Now().Add(-a.DebuggedFor))
-	by := mechanism.Mechanism(w.mechanism)
-	if a.PerQueue {
-		by = w.mechanism.PerQueue()
-	}
-	session, err := by.Attach(ctx, a.Target)
+	session, err := w.mechanism.Attach(ctx, a.Target)
 	if session == nil {
 		return err
 	}

@@ -64,8 +64,6 @@ type Config struct {
 	Sys     nvrm.Sys
 	Profile nvrm.Profile
 	Journal mechanism.Store
-	// CopyEngines disables channels of copy engines too.
-	CopyEngines bool
 	// Owner returns the process that a client belongs to when several have its file; zero if it is
 	// not known. Nil means that none is known.
 	Owner func(nvrm.Handle) gpreempt.ProcessKey

@@ -148,7 +148,7 @@ func (s *session) channels() ([]nvrm.Channel, error) {
 	}
 	chosen := make([]nvrm.Channel, 0, len(all))
 	for _, c := range all {
-		if (c.Compute || s.m.cfg.CopyEngines) && s.owns(c.Client) {
+		if c.Compute && s.owns(c.Client) {
 			chosen = append(chosen, c)
 		}
 	}

@@ -36,19 +36,14 @@ type NotifyOnlineRequest struct {
 	// Priority of the work, 0..15; targets of lower priority are suspended. Absent: 11
 	// (HIP's high).
 	Priority *uint32 `protobuf:"varint,3,opt,name=priority,proto3,oneof" json:"priority,omitempty"`
-	// Time after which the lease expires, more than 0 and at most the policy's max_ttl.
-	// Absent: default_ttl.
+	// Time after which the lease expires, more than 0 and at most 1 min. Absent: 1 s.
 	Ttl *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Longest time this call may wait for the GPUs, 0 to 10 s. Absent: the
 	// policy's max_wait. 0 answers at once.
 	MaxWait *durationpb.Duration `protobuf:"bytes,5,opt,name=max_wait,json=maxWait,proto3" json:"max_wait,omitempty"`
-	// Time from now until the first packet will be submitted, 0 to 1 min. The
-	// policy may use it to let offline work run until then.
+	// Time from now until the first packet will be submitted, 0 to 1 min. Offline work
+	// runs until then, less the learned time of its suspension.
 	Eta *durationpb.Duration `protobuf:"bytes,6,opt,name=eta,proto3" json:"eta,omitempty"`
-	// Time from now by which the work should be done (its SLO), 0 to 10 min.
-	Slo *durationpb.Duration `protobuf:"bytes,7,opt,name=slo,proto3" json:"slo,omitempty"`
-	// Time the work takes on quiet GPUs, if the client knows, 0 to 10 min.
-	Expected *durationpb.Duration `protobuf:"bytes,8,opt,name=expected,proto3" json:"expected,omitempty"`
 	// End the lease when the queues of this process had work and then none: for
 	// clients that cannot call Complete. COMPLETE_ON_IDLE_REFUSED over TCP.
 	CompleteOnIdle bool `protobuf:"varint,9,opt,name=complete_on_idle,json=completeOnIdle,proto3" json:"complete_on_idle,omitempty"`
@@ -126,20 +121,6 @@ func (x *NotifyOnlineRequest) GetMaxWait() *durationpb.Duration {
 func (x *NotifyOnlineRequest) GetEta() *durationpb.Duration {
 	if x != nil {
 		return x.Eta
-	}
-	return nil
-}
-
-func (x *NotifyOnlineRequest) GetSlo() *durationpb.Duration {
-	if x != nil {
-		return x.Slo
-	}
-	return nil
-}
-
-func (x *NotifyOnlineRequest) GetExpected() *durationpb.Duration {
-	if x != nil {
-		return x.Expected
 	}
 	return nil
 }
@@ -808,7 +789,7 @@ var File_gpreempt_v1_online_proto protoreflect.FileDescriptor
 
 const file_gpreempt_v1_online_proto_rawDesc = "" +
 	"\n" +
-	"\x18gpreempt/v1/online.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17gpreempt/v1/types.proto\"\xc4\x03\n" +
+	"\x18gpreempt/v1/online.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17gpreempt/v1/types.proto\"\xfb\x02\n" +
 	"\x13NotifyOnlineRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12,\n" +
@@ -816,13 +797,11 @@ const file_gpreempt_v1_online_proto_rawDesc = "" +
 	"\bpriority\x18\x03 \x01(\rH\x00R\bpriority\x88\x01\x01\x12+\n" +
 	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x124\n" +
 	"\bmax_wait\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\amaxWait\x12+\n" +
-	"\x03eta\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03eta\x12+\n" +
-	"\x03slo\x18\a \x01(\v2\x19.google.protobuf.DurationR\x03slo\x125\n" +
-	"\bexpected\x18\b \x01(\v2\x19.google.protobuf.DurationR\bexpected\x12(\n" +
+	"\x03eta\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03eta\x12(\n" +
 	"\x10complete_on_idle\x18\t \x01(\bR\x0ecompleteOnIdle\x12\x14\n" +
 	"\x05label\x18\n" +
 	" \x01(\tR\x05labelB\v\n" +
-	"\t_priority\"\xfc\x02\n" +
+	"\t_priorityJ\x04\b\a\x10\bJ\x04\b\b\x10\tR\x03sloR\bexpected\"\xfc\x02\n" +
 	"\x14NotifyOnlineResponse\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x1a\n" +
 	"\bquiesced\x18\x02 \x01(\bR\bquiesced\x122\n" +
@@ -903,36 +882,34 @@ var file_gpreempt_v1_online_proto_depIdxs = []int32{
 	10, // 1: gpreempt.v1.NotifyOnlineRequest.ttl:type_name -> google.protobuf.Duration
 	10, // 2: gpreempt.v1.NotifyOnlineRequest.max_wait:type_name -> google.protobuf.Duration
 	10, // 3: gpreempt.v1.NotifyOnlineRequest.eta:type_name -> google.protobuf.Duration
-	10, // 4: gpreempt.v1.NotifyOnlineRequest.slo:type_name -> google.protobuf.Duration
-	10, // 5: gpreempt.v1.NotifyOnlineRequest.expected:type_name -> google.protobuf.Duration
-	11, // 6: gpreempt.v1.NotifyOnlineResponse.reason:type_name -> gpreempt.v1.QuiesceReason
-	10, // 7: gpreempt.v1.NotifyOnlineResponse.ttl:type_name -> google.protobuf.Duration
-	12, // 8: gpreempt.v1.NotifyOnlineResponse.timing:type_name -> gpreempt.v1.Timing
-	13, // 9: gpreempt.v1.CompleteResponse.end:type_name -> gpreempt.v1.LeaseEnd
-	10, // 10: gpreempt.v1.CompleteResponse.held:type_name -> google.protobuf.Duration
-	12, // 11: gpreempt.v1.CompleteResponse.timing:type_name -> gpreempt.v1.Timing
-	10, // 12: gpreempt.v1.RenewRequest.ttl:type_name -> google.protobuf.Duration
-	10, // 13: gpreempt.v1.RenewResponse.ttl:type_name -> google.protobuf.Duration
-	0,  // 14: gpreempt.v1.SessionRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
-	2,  // 15: gpreempt.v1.SessionRequest.complete:type_name -> gpreempt.v1.CompleteRequest
-	4,  // 16: gpreempt.v1.SessionRequest.renew:type_name -> gpreempt.v1.RenewRequest
-	1,  // 17: gpreempt.v1.SessionResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
-	3,  // 18: gpreempt.v1.SessionResponse.completed:type_name -> gpreempt.v1.CompleteResponse
-	5,  // 19: gpreempt.v1.SessionResponse.renewed:type_name -> gpreempt.v1.RenewResponse
-	8,  // 20: gpreempt.v1.SessionResponse.error:type_name -> gpreempt.v1.FrameError
-	0,  // 21: gpreempt.v1.OnlineService.NotifyOnline:input_type -> gpreempt.v1.NotifyOnlineRequest
-	2,  // 22: gpreempt.v1.OnlineService.Complete:input_type -> gpreempt.v1.CompleteRequest
-	4,  // 23: gpreempt.v1.OnlineService.Renew:input_type -> gpreempt.v1.RenewRequest
-	6,  // 24: gpreempt.v1.OnlineService.Session:input_type -> gpreempt.v1.SessionRequest
-	1,  // 25: gpreempt.v1.OnlineService.NotifyOnline:output_type -> gpreempt.v1.NotifyOnlineResponse
-	3,  // 26: gpreempt.v1.OnlineService.Complete:output_type -> gpreempt.v1.CompleteResponse
-	5,  // 27: gpreempt.v1.OnlineService.Renew:output_type -> gpreempt.v1.RenewResponse
-	7,  // 28: gpreempt.v1.OnlineService.Session:output_type -> gpreempt.v1.SessionResponse
-	25, // [25:29] is the sub-list for method output_type
-	21, // [21:25] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	11, // 4: gpreempt.v1.NotifyOnlineResponse.reason:type_name -> gpreempt.v1.QuiesceReason
+	10, // 5: gpreempt.v1.NotifyOnlineResponse.ttl:type_name -> google.protobuf.Duration
+	12, // 6: gpreempt.v1.NotifyOnlineResponse.timing:type_name -> gpreempt.v1.Timing
+	13, // 7: gpreempt.v1.CompleteResponse.end:type_name -> gpreempt.v1.LeaseEnd
+	10, // 8: gpreempt.v1.CompleteResponse.held:type_name -> google.protobuf.Duration
+	12, // 9: gpreempt.v1.CompleteResponse.timing:type_name -> gpreempt.v1.Timing
+	10, // 10: gpreempt.v1.RenewRequest.ttl:type_name -> google.protobuf.Duration
+	10, // 11: gpreempt.v1.RenewResponse.ttl:type_name -> google.protobuf.Duration
+	0,  // 12: gpreempt.v1.SessionRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
+	2,  // 13: gpreempt.v1.SessionRequest.complete:type_name -> gpreempt.v1.CompleteRequest
+	4,  // 14: gpreempt.v1.SessionRequest.renew:type_name -> gpreempt.v1.RenewRequest
+	1,  // 15: gpreempt.v1.SessionResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
+	3,  // 16: gpreempt.v1.SessionResponse.completed:type_name -> gpreempt.v1.CompleteResponse
+	5,  // 17: gpreempt.v1.SessionResponse.renewed:type_name -> gpreempt.v1.RenewResponse
+	8,  // 18: gpreempt.v1.SessionResponse.error:type_name -> gpreempt.v1.FrameError
+	0,  // 19: gpreempt.v1.OnlineService.NotifyOnline:input_type -> gpreempt.v1.NotifyOnlineRequest
+	2,  // 20: gpreempt.v1.OnlineService.Complete:input_type -> gpreempt.v1.CompleteRequest
+	4,  // 21: gpreempt.v1.OnlineService.Renew:input_type -> gpreempt.v1.RenewRequest
+	6,  // 22: gpreempt.v1.OnlineService.Session:input_type -> gpreempt.v1.SessionRequest
+	1,  // 23: gpreempt.v1.OnlineService.NotifyOnline:output_type -> gpreempt.v1.NotifyOnlineResponse
+	3,  // 24: gpreempt.v1.OnlineService.Complete:output_type -> gpreempt.v1.CompleteResponse
+	5,  // 25: gpreempt.v1.OnlineService.Renew:output_type -> gpreempt.v1.RenewResponse
+	7,  // 26: gpreempt.v1.OnlineService.Session:output_type -> gpreempt.v1.SessionResponse
+	23, // [23:27] is the sub-list for method output_type
+	19, // [19:23] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_online_proto_init() }

@@ -450,174 +450,6 @@ func (HqdState) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
-// When offline targets on the GPUs of a new lease are suspended.
-type SuspendWhen int32
-
-const (
-	// Not set.
-	SuspendWhen_SUSPEND_WHEN_UNSPECIFIED SuspendWhen = 0
-	// At once.
-	SuspendWhen_SUSPEND_WHEN_AT_ONCE SuspendWhen = 1
-	// At the announced eta minus the learned suspend time; at once without eta.
-	SuspendWhen_SUSPEND_WHEN_ETA SuspendWhen = 2
-	// As late as the announced SLO allows; at once without one.
-	SuspendWhen_SUSPEND_WHEN_SLACK SuspendWhen = 3
-)
-
-// Enum value maps for SuspendWhen.
-var (
-	SuspendWhen_name = map[int32]string{
-		0: "SUSPEND_WHEN_UNSPECIFIED",
-		1: "SUSPEND_WHEN_AT_ONCE",
-		2: "SUSPEND_WHEN_ETA",
-		3: "SUSPEND_WHEN_SLACK",
-	}
-	SuspendWhen_value = map[string]int32{
-		"SUSPEND_WHEN_UNSPECIFIED": 0,
-		"SUSPEND_WHEN_AT_ONCE":     1,
-		"SUSPEND_WHEN_ETA":         2,
-		"SUSPEND_WHEN_SLACK":       3,
-	}
-)
-
-func (x SuspendWhen) Enum() *SuspendWhen {
-	p := new(SuspendWhen)
-	*p = x
-	return p
-}
-
-func (x SuspendWhen) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (SuspendWhen) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpreempt_v1_types_proto_enumTypes[6].Descriptor()
-}
-
-func (SuspendWhen) Type() protoreflect.EnumType {
-	return &file_gpreempt_v1_types_proto_enumTypes[6]
-}
-
-func (x SuspendWhen) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use SuspendWhen.Descriptor instead.
-func (SuspendWhen) EnumDescriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
-}
-
-// How long offline targets stay suspended after the last lease ends.
-type Linger int32
-
-const (
-	// Not set.
-	Linger_LINGER_UNSPECIFIED Linger = 0
-	// Not at all.
-	Linger_LINGER_NONE Linger = 1
-	// For linger_max.
-	Linger_LINGER_FIXED Linger = 2
-	// Until the next announcement is overdue, if it is expected within the time that a
-	// resume and a suspend take, bounded by linger_max; otherwise not at all.
-	Linger_LINGER_ADAPTIVE Linger = 3
-)
-
-// Enum value maps for Linger.
-var (
-	Linger_name = map[int32]string{
-		0: "LINGER_UNSPECIFIED",
-		1: "LINGER_NONE",
-		2: "LINGER_FIXED",
-		3: "LINGER_ADAPTIVE",
-	}
-	Linger_value = map[string]int32{
-		"LINGER_UNSPECIFIED": 0,
-		"LINGER_NONE":        1,
-		"LINGER_FIXED":       2,
-		"LINGER_ADAPTIVE":    3,
-	}
-)
-
-func (x Linger) Enum() *Linger {
-	p := new(Linger)
-	*p = x
-	return p
-}
-
-func (x Linger) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (Linger) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpreempt_v1_types_proto_enumTypes[7].Descriptor()
-}
-
-func (Linger) Type() protoreflect.EnumType {
-	return &file_gpreempt_v1_types_proto_enumTypes[7]
-}
-
-func (x Linger) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use Linger.Descriptor instead.
-func (Linger) EnumDescriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{7}
-}
-
-// What is suspended together.
-type GangScope int32
-
-const (
-	// Not set.
-	GangScope_GANG_SCOPE_UNSPECIFIED GangScope = 0
-	// Each process alone, with all its queues on all its GPUs.
-	GangScope_GANG_SCOPE_PROCESS GangScope = 1
-	// All offline processes of a job; each process without a job alone.
-	GangScope_GANG_SCOPE_JOB GangScope = 2
-)
-
-// Enum value maps for GangScope.
-var (
-	GangScope_name = map[int32]string{
-		0: "GANG_SCOPE_UNSPECIFIED",
-		1: "GANG_SCOPE_PROCESS",
-		2: "GANG_SCOPE_JOB",
-	}
-	GangScope_value = map[string]int32{
-		"GANG_SCOPE_UNSPECIFIED": 0,
-		"GANG_SCOPE_PROCESS":     1,
-		"GANG_SCOPE_JOB":         2,
-	}
-)
-
-func (x GangScope) Enum() *GangScope {
-	p := new(GangScope)
-	*p = x
-	return p
-}
-
-func (x GangScope) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (GangScope) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpreempt_v1_types_proto_enumTypes[8].Descriptor()
-}
-
-func (GangScope) Type() protoreflect.EnumType {
-	return &file_gpreempt_v1_types_proto_enumTypes[8]
-}
-
-func (x GangScope) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use GangScope.Descriptor instead.
-func (GangScope) EnumDescriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{8}
-}
-
 // The subject of an event.
 type EventKind int32
 
@@ -681,11 +513,11 @@ func (x EventKind) String() string {
 }
 
 func (EventKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpreempt_v1_types_proto_enumTypes[9].Descriptor()
+	return file_gpreempt_v1_types_proto_enumTypes[6].Descriptor()
 }
 
 func (EventKind) Type() protoreflect.EnumType {
-	return &file_gpreempt_v1_types_proto_enumTypes[9]
+	return &file_gpreempt_v1_types_proto_enumTypes[6]
 }
 
 func (x EventKind) Number() protoreflect.EnumNumber {
@@ -694,7 +526,7 @@ func (x EventKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventKind.Descriptor instead.
 func (EventKind) EnumDescriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 // A GPU, by any of its names. Exactly one must be set.
@@ -2498,36 +2330,23 @@ func (x *RuleCount) GetDecidesNow() uint64 {
 // The scheduling policy: the name of a preset and the values of its knobs.
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// strict, balanced, slo, share, shadow, or "custom" when a knob differs.
+	// strict, balanced, share, shadow, or "custom" when a knob differs.
 	Preset string `protobuf:"bytes,1,opt,name=preset,proto3" json:"preset,omitempty"`
-	// When to suspend.
-	SuspendWhen SuspendWhen `protobuf:"varint,2,opt,name=suspend_when,json=suspendWhen,proto3,enum=gpreempt.v1.SuspendWhen" json:"suspend_when,omitempty"`
-	// How long to stay suspended.
-	Linger Linger `protobuf:"varint,3,opt,name=linger,proto3,enum=gpreempt.v1.Linger" json:"linger,omitempty"`
-	// Bound of the linger.
-	LingerMax *durationpb.Duration `protobuf:"bytes,4,opt,name=linger_max,json=lingerMax,proto3" json:"linger_max,omitempty"`
-	// Minimum share of time that a gang runs within share_window, 0 to 0.95.
+	// Minimum share of time that an offline job runs, 0 to 0.95, averaged over 20 s (2 s with the
+	// preset share).
 	ShareFloor float64 `protobuf:"fixed64,5,opt,name=share_floor,json=shareFloor,proto3" json:"share_floor,omitempty"`
-	// Window of the share floor.
-	ShareWindow *durationpb.Duration `protobuf:"bytes,6,opt,name=share_window,json=shareWindow,proto3" json:"share_window,omitempty"`
-	// Longest duration of one suspension.
+	// Longest duration of one suspension. Offline work runs for at least 50 ms after it, and after
+	// share_floor has ended one.
 	MaxSuspend *durationpb.Duration `protobuf:"bytes,7,opt,name=max_suspend,json=maxSuspend,proto3" json:"max_suspend,omitempty"`
-	// Shortest time that a gang runs after it was resumed because of share_floor or
-	// max_suspend.
-	MinRun *durationpb.Duration `protobuf:"bytes,8,opt,name=min_run,json=minRun,proto3" json:"min_run,omitempty"`
-	// What is suspended together.
-	Gang GangScope `protobuf:"varint,9,opt,name=gang,proto3,enum=gpreempt.v1.GangScope" json:"gang,omitempty"`
 	// Decide and report, and suspend nothing.
 	Shadow bool `protobuf:"varint,10,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	// Longest wait of an announcement without max_wait.
 	MaxWait *durationpb.Duration `protobuf:"bytes,11,opt,name=max_wait,json=maxWait,proto3" json:"max_wait,omitempty"`
-	// Time to live of an announcement without ttl.
-	DefaultTtl *durationpb.Duration `protobuf:"bytes,12,opt,name=default_ttl,json=defaultTtl,proto3" json:"default_ttl,omitempty"`
-	// Longest time to live that a client may request.
-	MaxTtl *durationpb.Duration `protobuf:"bytes,13,opt,name=max_ttl,json=maxTtl,proto3" json:"max_ttl,omitempty"`
 	// How long an offline target has had queues before a mechanism is attached to it although
 	// no lease covers its GPUs.
-	AttachAfter   *durationpb.Duration `protobuf:"bytes,14,opt,name=attach_after,json=attachAfter,proto3" json:"attach_after,omitempty"`
+	AttachAfter *durationpb.Duration `protobuf:"bytes,14,opt,name=attach_after,json=attachAfter,proto3" json:"attach_after,omitempty"`
+	// How long offline work stays suspended after the last lease, 0 to 1 s.
+	Linger        *durationpb.Duration `protobuf:"bytes,15,opt,name=linger,proto3" json:"linger,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2569,27 +2388,6 @@ func (x *Policy) GetPreset() string {
 	return ""
 }
 
-func (x *Policy) GetSuspendWhen() SuspendWhen {
-	if x != nil {
-		return x.SuspendWhen
-	}
-	return SuspendWhen_SUSPEND_WHEN_UNSPECIFIED
-}
-
-func (x *Policy) GetLinger() Linger {
-	if x != nil {
-		return x.Linger
-	}
-	return Linger_LINGER_UNSPECIFIED
-}
-
-func (x *Policy) GetLingerMax() *durationpb.Duration {
-	if x != nil {
-		return x.LingerMax
-	}
-	return nil
-}
-
 func (x *Policy) GetShareFloor() float64 {
 	if x != nil {
 		return x.ShareFloor
@@ -2597,32 +2395,11 @@ func (x *Policy) GetShareFloor() float64 {
 	return 0
 }
 
-func (x *Policy) GetShareWindow() *durationpb.Duration {
-	if x != nil {
-		return x.ShareWindow
-	}
-	return nil
-}
-
 func (x *Policy) GetMaxSuspend() *durationpb.Duration {
 	if x != nil {
 		return x.MaxSuspend
 	}
 	return nil
-}
-
-func (x *Policy) GetMinRun() *durationpb.Duration {
-	if x != nil {
-		return x.MinRun
-	}
-	return nil
-}
-
-func (x *Policy) GetGang() GangScope {
-	if x != nil {
-		return x.Gang
-	}
-	return GangScope_GANG_SCOPE_UNSPECIFIED
 }
 
 func (x *Policy) GetShadow() bool {
@@ -2639,23 +2416,16 @@ func (x *Policy) GetMaxWait() *durationpb.Duration {
 	return nil
 }
 
-func (x *Policy) GetDefaultTtl() *durationpb.Duration {
-	if x != nil {
-		return x.DefaultTtl
-	}
-	return nil
-}
-
-func (x *Policy) GetMaxTtl() *durationpb.Duration {
-	if x != nil {
-		return x.MaxTtl
-	}
-	return nil
-}
-
 func (x *Policy) GetAttachAfter() *durationpb.Duration {
 	if x != nil {
 		return x.AttachAfter
+	}
+	return nil
+}
+
+func (x *Policy) GetLinger() *durationpb.Duration {
+	if x != nil {
+		return x.Linger
 	}
 	return nil
 }
@@ -3445,27 +3215,20 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\vmatches_now\x18\x05 \x01(\x04R\n" +
 	"matchesNow\x12\x1f\n" +
 	"\vdecides_now\x18\x06 \x01(\x04R\n" +
-	"decidesNow\"\xbb\x05\n" +
+	"decidesNow\"\xad\x03\n" +
 	"\x06Policy\x12\x16\n" +
-	"\x06preset\x18\x01 \x01(\tR\x06preset\x12;\n" +
-	"\fsuspend_when\x18\x02 \x01(\x0e2\x18.gpreempt.v1.SuspendWhenR\vsuspendWhen\x12+\n" +
-	"\x06linger\x18\x03 \x01(\x0e2\x13.gpreempt.v1.LingerR\x06linger\x128\n" +
-	"\n" +
-	"linger_max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tlingerMax\x12\x1f\n" +
+	"\x06preset\x18\x01 \x01(\tR\x06preset\x12\x1f\n" +
 	"\vshare_floor\x18\x05 \x01(\x01R\n" +
-	"shareFloor\x12<\n" +
-	"\fshare_window\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\vshareWindow\x12:\n" +
+	"shareFloor\x12:\n" +
 	"\vmax_suspend\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"maxSuspend\x122\n" +
-	"\amin_run\x18\b \x01(\v2\x19.google.protobuf.DurationR\x06minRun\x12*\n" +
-	"\x04gang\x18\t \x01(\x0e2\x16.gpreempt.v1.GangScopeR\x04gang\x12\x16\n" +
+	"maxSuspend\x12\x16\n" +
 	"\x06shadow\x18\n" +
 	" \x01(\bR\x06shadow\x124\n" +
-	"\bmax_wait\x18\v \x01(\v2\x19.google.protobuf.DurationR\amaxWait\x12:\n" +
-	"\vdefault_ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"defaultTtl\x122\n" +
-	"\amax_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\x06maxTtl\x12<\n" +
-	"\fattach_after\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\vattachAfter\"\xab\x05\n" +
+	"\bmax_wait\x18\v \x01(\v2\x19.google.protobuf.DurationR\amaxWait\x12<\n" +
+	"\fattach_after\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\vattachAfter\x121\n" +
+	"\x06linger\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06lingerJ\x04\b\x02\x10\x05J\x04\b\x06\x10\aJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
+	"J\x04\b\f\x10\rJ\x04\b\r\x10\x0eR\fsuspend_whenR\n" +
+	"linger_maxR\fshare_windowR\amin_runR\x04gangR\vdefault_ttlR\amax_ttl\"\xab\x05\n" +
 	"\x05Event\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12*\n" +
@@ -3571,21 +3334,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x15HQD_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fHQD_STATE_EMPTY\x10\x01\x12\x13\n" +
 	"\x0fHQD_STATE_STALE\x10\x02\x12\x12\n" +
-	"\x0eHQD_STATE_LIVE\x10\x03*s\n" +
-	"\vSuspendWhen\x12\x1c\n" +
-	"\x18SUSPEND_WHEN_UNSPECIFIED\x10\x00\x12\x18\n" +
-	"\x14SUSPEND_WHEN_AT_ONCE\x10\x01\x12\x14\n" +
-	"\x10SUSPEND_WHEN_ETA\x10\x02\x12\x16\n" +
-	"\x12SUSPEND_WHEN_SLACK\x10\x03*X\n" +
-	"\x06Linger\x12\x16\n" +
-	"\x12LINGER_UNSPECIFIED\x10\x00\x12\x0f\n" +
-	"\vLINGER_NONE\x10\x01\x12\x10\n" +
-	"\fLINGER_FIXED\x10\x02\x12\x13\n" +
-	"\x0fLINGER_ADAPTIVE\x10\x03*S\n" +
-	"\tGangScope\x12\x1a\n" +
-	"\x16GANG_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n" +
-	"\x12GANG_SCOPE_PROCESS\x10\x01\x12\x12\n" +
-	"\x0eGANG_SCOPE_JOB\x10\x02*\xdc\x01\n" +
+	"\x0eHQD_STATE_LIVE\x10\x03*\xdc\x01\n" +
 	"\tEventKind\x12\x1a\n" +
 	"\x16EVENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11EVENT_KIND_TARGET\x10\x01\x12\x14\n" +
@@ -3609,7 +3358,7 @@ func file_gpreempt_v1_types_proto_rawDescGZIP() []byte {
 	return file_gpreempt_v1_types_proto_rawDescData
 }
 
-var file_gpreempt_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
+var file_gpreempt_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
 var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_gpreempt_v1_types_proto_goTypes = []any{
 	(Class)(0),                    // 0: gpreempt.v1.Class
@@ -3618,101 +3367,91 @@ var file_gpreempt_v1_types_proto_goTypes = []any{
 	(LeaseEnd)(0),                 // 3: gpreempt.v1.LeaseEnd
 	(QuiesceReason)(0),            // 4: gpreempt.v1.QuiesceReason
 	(HqdState)(0),                 // 5: gpreempt.v1.HqdState
-	(SuspendWhen)(0),              // 6: gpreempt.v1.SuspendWhen
-	(Linger)(0),                   // 7: gpreempt.v1.Linger
-	(GangScope)(0),                // 8: gpreempt.v1.GangScope
-	(EventKind)(0),                // 9: gpreempt.v1.EventKind
-	(*GpuSelector)(nil),           // 10: gpreempt.v1.GpuSelector
-	(*Timing)(nil),                // 11: gpreempt.v1.Timing
-	(*Lease)(nil),                 // 12: gpreempt.v1.Lease
-	(*Gpu)(nil),                   // 13: gpreempt.v1.Gpu
-	(*Container)(nil),             // 14: gpreempt.v1.Container
-	(*Target)(nil),                // 15: gpreempt.v1.Target
-	(*Job)(nil),                   // 16: gpreempt.v1.Job
-	(*Queue)(nil),                 // 17: gpreempt.v1.Queue
-	(*Hqd)(nil),                   // 18: gpreempt.v1.Hqd
-	(*Source)(nil),                // 19: gpreempt.v1.Source
-	(*RuleCount)(nil),             // 20: gpreempt.v1.RuleCount
-	(*Policy)(nil),                // 21: gpreempt.v1.Policy
-	(*Event)(nil),                 // 22: gpreempt.v1.Event
-	(*TraceContext)(nil),          // 23: gpreempt.v1.TraceContext
-	(*LatencySummary)(nil),        // 24: gpreempt.v1.LatencySummary
-	(*Statistics)(nil),            // 25: gpreempt.v1.Statistics
-	(*RefusalCount)(nil),          // 26: gpreempt.v1.RefusalCount
-	nil,                           // 27: gpreempt.v1.Container.LabelsEntry
-	nil,                           // 28: gpreempt.v1.Container.PodLabelsEntry
-	nil,                           // 29: gpreempt.v1.Target.EnvironmentEntry
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(EventKind)(0),                // 6: gpreempt.v1.EventKind
+	(*GpuSelector)(nil),           // 7: gpreempt.v1.GpuSelector
+	(*Timing)(nil),                // 8: gpreempt.v1.Timing
+	(*Lease)(nil),                 // 9: gpreempt.v1.Lease
+	(*Gpu)(nil),                   // 10: gpreempt.v1.Gpu
+	(*Container)(nil),             // 11: gpreempt.v1.Container
+	(*Target)(nil),                // 12: gpreempt.v1.Target
+	(*Job)(nil),                   // 13: gpreempt.v1.Job
+	(*Queue)(nil),                 // 14: gpreempt.v1.Queue
+	(*Hqd)(nil),                   // 15: gpreempt.v1.Hqd
+	(*Source)(nil),                // 16: gpreempt.v1.Source
+	(*RuleCount)(nil),             // 17: gpreempt.v1.RuleCount
+	(*Policy)(nil),                // 18: gpreempt.v1.Policy
+	(*Event)(nil),                 // 19: gpreempt.v1.Event
+	(*TraceContext)(nil),          // 20: gpreempt.v1.TraceContext
+	(*LatencySummary)(nil),        // 21: gpreempt.v1.LatencySummary
+	(*Statistics)(nil),            // 22: gpreempt.v1.Statistics
+	(*RefusalCount)(nil),          // 23: gpreempt.v1.RefusalCount
+	nil,                           // 24: gpreempt.v1.Container.LabelsEntry
+	nil,                           // 25: gpreempt.v1.Container.PodLabelsEntry
+	nil,                           // 26: gpreempt.v1.Target.EnvironmentEntry
+	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
 }
 var file_gpreempt_v1_types_proto_depIdxs = []int32{
-	30, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
-	30, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
-	30, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
+	27, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
+	27, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
+	27, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
 	2,  // 3: gpreempt.v1.Lease.state:type_name -> gpreempt.v1.LeaseState
 	3,  // 4: gpreempt.v1.Lease.end:type_name -> gpreempt.v1.LeaseEnd
-	31, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
-	30, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
-	30, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
-	27, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
-	28, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
+	28, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
+	27, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
+	27, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
+	24, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
+	25, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
 	0,  // 10: gpreempt.v1.Target.class:type_name -> gpreempt.v1.Class
 	1,  // 11: gpreempt.v1.Target.state:type_name -> gpreempt.v1.TargetState
-	30, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
-	30, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
-	30, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
-	30, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
-	30, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
-	14, // 17: gpreempt.v1.Target.container:type_name -> gpreempt.v1.Container
-	29, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
-	16, // 19: gpreempt.v1.Target.job:type_name -> gpreempt.v1.Job
-	30, // 20: gpreempt.v1.Job.measured_over:type_name -> google.protobuf.Duration
+	27, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
+	27, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
+	27, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
+	27, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
+	27, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
+	11, // 17: gpreempt.v1.Target.container:type_name -> gpreempt.v1.Container
+	26, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
+	13, // 19: gpreempt.v1.Target.job:type_name -> gpreempt.v1.Job
+	27, // 20: gpreempt.v1.Job.measured_over:type_name -> google.protobuf.Duration
 	0,  // 21: gpreempt.v1.Queue.class:type_name -> gpreempt.v1.Class
 	1,  // 22: gpreempt.v1.Queue.state:type_name -> gpreempt.v1.TargetState
-	31, // 23: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
-	31, // 24: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
+	28, // 23: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
+	28, // 24: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
 	5,  // 25: gpreempt.v1.Hqd.state:type_name -> gpreempt.v1.HqdState
-	30, // 26: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
-	30, // 27: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
-	31, // 28: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
+	27, // 26: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
+	27, // 27: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
+	28, // 28: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
 	0,  // 29: gpreempt.v1.RuleCount.class:type_name -> gpreempt.v1.Class
-	6,  // 30: gpreempt.v1.Policy.suspend_when:type_name -> gpreempt.v1.SuspendWhen
-	7,  // 31: gpreempt.v1.Policy.linger:type_name -> gpreempt.v1.Linger
-	30, // 32: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
-	30, // 33: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
-	30, // 34: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
-	30, // 35: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
-	8,  // 36: gpreempt.v1.Policy.gang:type_name -> gpreempt.v1.GangScope
-	30, // 37: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
-	30, // 38: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
-	30, // 39: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
-	30, // 40: gpreempt.v1.Policy.attach_after:type_name -> google.protobuf.Duration
-	31, // 41: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 42: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
-	1,  // 43: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
-	1,  // 44: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
-	2,  // 45: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
-	2,  // 46: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
-	3,  // 47: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
-	30, // 48: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
-	30, // 49: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
-	23, // 50: gpreempt.v1.Event.trace:type_name -> gpreempt.v1.TraceContext
-	30, // 51: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
-	30, // 52: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
-	30, // 53: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
-	30, // 54: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
-	30, // 55: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
-	24, // 56: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
-	24, // 57: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
-	24, // 58: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
-	24, // 59: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
-	20, // 60: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
-	26, // 61: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	27, // 30: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
+	27, // 31: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
+	27, // 32: gpreempt.v1.Policy.attach_after:type_name -> google.protobuf.Duration
+	27, // 33: gpreempt.v1.Policy.linger:type_name -> google.protobuf.Duration
+	28, // 34: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
+	6,  // 35: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
+	1,  // 36: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
+	1,  // 37: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
+	2,  // 38: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
+	2,  // 39: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
+	3,  // 40: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
+	27, // 41: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
+	27, // 42: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
+	20, // 43: gpreempt.v1.Event.trace:type_name -> gpreempt.v1.TraceContext
+	27, // 44: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
+	27, // 45: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
+	27, // 46: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
+	27, // 47: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
+	27, // 48: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
+	21, // 49: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
+	21, // 50: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
+	21, // 51: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
+	21, // 52: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
+	17, // 53: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
+	23, // 54: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
+	55, // [55:55] is the sub-list for method output_type
+	55, // [55:55] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_types_proto_init() }
@@ -3734,7 +3473,7 @@ func file_gpreempt_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpreempt_v1_types_proto_rawDesc), len(file_gpreempt_v1_types_proto_rawDesc)),
-			NumEnums:      10,
+			NumEnums:      7,
 			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -216,7 +216,7 @@ func TestTheQueuesLeadFromTheJobToTheNodes(t *testing.T) {
 	}
 }
 
-// The times of docs/batch.md for the default policy.
+// The times of docs/kubernetes.md for the default policy.
 func TestTheJobOutlastsTheSuspensionsOfTheDefaultPolicy(t *testing.T) {
 	const (
 		maxSuspend = 10 * time.Second // the defaults of policy.max_suspend and policy.share_floor

@@ -1,0 +1,136 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
+	const now = time.Minute
+	one := []scheduler.MemberFacts{{Key: gpreempt.ProcessKey{PID: 100, Start: 1}, Ready: true}}
+	members := func(change func(m *scheduler.MemberFacts)) scheduler.Facts {
+		m := one[0]
+		change(&m)
+		return scheduler.Facts{Members: []scheduler.MemberFacts{m}}
+	}
+	refusing := scheduler.MemberFacts{Key: gpreempt.ProcessKey{PID: 101, Start: 1}, Refusal: scheduler.OutcomeFailed}
+	for _, tc := range []struct {
+		check string
+		facts scheduler.Facts
+		want  string
+	}{
+		{scheduler.CheckClass, scheduler.Facts{Class: gpreempt.Online}, "class online, priority 0"},
+		{
+			scheduler.CheckClass,
+			scheduler.Facts{Class: gpreempt.Offline, Priority: 5, Job: "train", Members: make([]scheduler.MemberFacts, 3)},
+			"class offline, priority 5; 3 processes of job train",
+		},
+		{scheduler.CheckQuarantine, scheduler.Facts{QuarantinedUntil: now}, "none"},
+		{scheduler.CheckQuarantine, scheduler.Facts{QuarantinedUntil: now + 5*time.Minute, QuarantineCause: scheduler.CauseQuarantine}, "ends in 5m0s"},
+		{
+			scheduler.CheckQuarantine,
+			scheduler.Facts{QuarantinedUntil: now + time.Second, QuarantineCause: scheduler.CauseReset},
+			"the driver reset a queue that was the process's, or may have been; ends in 1s",
+		},
+		{
+			scheduler.CheckQuarantine,
+			scheduler.Facts{QuarantinedUntil: now + time.Second, QuarantineCause: scheduler.CauseStuck},
+			"a call of the process held its lock in the driver; ends in 1s",
+		},
+		{
+			scheduler.CheckQuarantine, members(func(m *scheduler.MemberFacts) { m.Stuck = true }),
+			"a call of the process holds its lock in the driver; none",
+		},
+		{scheduler.CheckDrain, scheduler.Facts{}, "not draining"},
+		{scheduler.CheckDrain, scheduler.Facts{Draining: true}, "draining"},
+		{scheduler.CheckBreaker, scheduler.Facts{}, "closed"},
+		{
+			scheduler.CheckBreaker,
+			scheduler.Facts{Breakers: []scheduler.OpenBreaker{{GPU: 1, Closes: now + 30*time.Second}, {GPU: 2, Closes: now + time.Second}}},
+			"GPU 1 open for 30s, GPU 2 open for 1s",
+		},
+		{scheduler.CheckHold, scheduler.Facts{HoldUntil: now + 50*time.Millisecond}, "ends in 50ms"},
+		{scheduler.CheckMustRun, scheduler.Facts{RunUntil: now + 10*time.Millisecond}, "must run for 10ms more; no share floor"},
+		{
+			scheduler.CheckMustRun,
+			scheduler.Facts{RunUntil: now + 5*time.Millisecond, ShareFloor: 0.5, BudgetLeft: time.Millisecond},
+			"must run for 5ms more; the share floor of 50% permits 1ms more of suspension",
+		},
+		{scheduler.CheckMustRun, scheduler.Facts{ShareFloor: 0.1, BudgetLeft: 18 * time.Second}, "the share floor of 10% permits 18s more of suspension"},
+		{scheduler.CheckMechanism, scheduler.Facts{Members: one}, "attached"},
+		{scheduler.CheckMechanism, scheduler.Facts{Members: one, Shadow: true}, "not attached: a shadow policy attaches to nothing"},
+		{scheduler.CheckMechanism, members(func(m *scheduler.MemberFacts) { m.Ready = false }), "not attached"},
+		{
+			scheduler.CheckMechanism,
+			scheduler.Facts{Members: make([]scheduler.MemberFacts, 1), AttachAt: now + 20*time.Second},
+			"not attached yet: attach_after ends in 20s, and a lease on its GPUs attaches at once",
+		},
+		{
+			scheduler.CheckMechanism,
+			scheduler.Facts{Members: make([]scheduler.MemberFacts, 1), AttachAt: scheduler.Never},
+			"not attached before it has a queue",
+		},
+		{
+			scheduler.CheckMechanism, members(func(m *scheduler.MemberFacts) { m.AttachStuck = true }),
+			"a call of the process holds its lock in the driver, and it cannot be attached to",
+		},
+		{
+			scheduler.CheckMechanism, members(func(m *scheduler.MemberFacts) { m.Refusal = scheduler.OutcomeDRMQueues }),
+			"it has user queues of DRM, which no enabled mechanism can suspend",
+		},
+		{
+			scheduler.CheckMechanism,
+			scheduler.Facts{Members: append(one[:1:1], refusing)},
+			"it could not be suspended or attached to at the last attempt: 101@1",
+		},
+		{
+			scheduler.CheckMechanism, members(func(m *scheduler.MemberFacts) {
+				m.Refusal, m.Refusals, m.OnResist = scheduler.OutcomeResisted, 1, gpreempt.Resistance{KillAfter: 2}
+			}),
+			"it could not be suspended or attached to at the last attempt; 1 refused suspensions of process 100, on_resist: {kill: 2}",
+		},
+		{scheduler.CheckByHand, scheduler.Facts{}, "none"},
+		{scheduler.CheckByHand, scheduler.Facts{ByHand: true}, "an admin suspended it"},
+		{scheduler.CheckLease, scheduler.Facts{Priority: 5, Top: -1}, "no lease (target priority 5)"},
+		{
+			scheduler.CheckLease,
+			scheduler.Facts{Top: 11, Owners: []gpreempt.ProcessKey{{PID: 7, Start: 1}, {PID: 8, Start: 1}}},
+			"highest lease priority 11, target priority 0; not counted, because they are for this process: the leases of 7@1, 8@1",
+		},
+		{scheduler.CheckLinger, scheduler.Facts{LingerUntil: now + time.Second}, "ends in 1s"},
+		{
+			scheduler.CheckHQDBudget,
+			scheduler.Facts{Loaded: true, IdleSince: now - time.Second, Slots: []scheduler.SlotUse{{GPU: 1, Slots: 10, All: 10, Offline: 8, Mapped: 8, Permitted: 9, PermittedOffline: 8}, {GPU: 2}}},
+			"GPU 1: 10 compute queues (8 offline) for 10 slots, of which the budget permits 9 (8 offline), 8 mapped; GPU 2: number of slots unknown; idle for 1s",
+		},
+		{scheduler.CheckHQDBudget, scheduler.Facts{Loaded: true, Busy: true}, "it has work"},
+		{scheduler.CheckHQDBudget, scheduler.Facts{}, "its work is not known"},
+		{scheduler.CheckOtherwise, scheduler.Facts{}, "a target runs unless a check above decides"},
+	} {
+		tc.facts.Now = now
+		if diff := cmp.Diff(tc.want, explained{tc.facts}.detail(tc.check)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tc.check, diff)
+		}
+	}
+}
+
+func TestTheVerdictSaysWhatBecomesOfATarget(t *testing.T) {
+	shadow := scheduler.Facts{Shadow: true}
+	for want, e := range map[string]scheduler.Explanation{
+		"Running: no-lease.":      {State: scheduler.TargetRunning, Cause: scheduler.CauseNoLease},
+		"Suspending: lease.":      {State: scheduler.TargetSuspending, Suspend: true, Cause: scheduler.CauseLease},
+		"Suspended: lease.":       {State: scheduler.TargetSuspended, Suspend: true, Cause: scheduler.CauseLease},
+		"Resuming: lease-ended.":  {State: scheduler.TargetResuming, Cause: scheduler.CauseLeaseEnded},
+		"To be suspended: lease.": {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease},
+		"Running (the shadow policy suspends nothing): lease.": {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease, Facts: shadow},
+	} {
+		if got := verdictText(&e); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
