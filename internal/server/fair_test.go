@@ -23,7 +23,9 @@ type ofUser struct{ auth.Conn }
 // someUser is a user and its group.
 const someUser = 4242
 
-func (ofUser) Peer() auth.Peer { return auth.Process{PID: 4_000_100, Start: 1, UID: someUser, GID: someUser} }
+func (ofUser) Peer() auth.Peer {
+	return auth.Process{PID: 4_000_100, Start: 1, UID: someUser, GID: someUser}
+}
 
 // onlineUser is a policy by which someUser has the right Online.
 func onlineUser() auth.Policy {
