@@ -132,7 +132,7 @@ func TestRights(t *testing.T) {
 		{"one of its names is listed", Certificate{Names: []string{"uri:other", "uri:spiffe://example/web", "cn:web"}}, Online},
 		{"an admin's certificate", Certificate{Names: []string{"dns:ops.example", "cn:ops"}}, all},
 		{"the name of another kind", Certificate{Names: []string{"cn:web.example", "dns:ops"}}, 0},
-		{"part of a name", Certificate{Names: []string{"dns:web.example.org", "dns:web", "dns:a.web.example", "dns:*.example"}}, 0},
+		{"part of a name", Certificate{Names: []string{"dns:web.example.org", "cn:dns:web.example", "dns:web", "dns:a.web.example", "dns:*.example"}}, 0},
 		{"a certificate without names", Certificate{Subject: "O=web.example"}, 0},
 		{"nobody", nil, 0},
 	} {

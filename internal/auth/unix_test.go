@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -355,6 +356,11 @@ func TestSilentPeersDoNotDelayAccept(t *testing.T) {
 	for range 3 {
 		accept(t, l)
 	}
+	d := startTLS(t)
+	for range 3 {
+		d.dial(nil)
+	}
+	d.enter(d.config(d.ca.Issue()))
 }
 
 func TestAcceptEndsWithTheListener(t *testing.T) {
@@ -446,34 +452,42 @@ func TestRefusedUserIsNotIdentified(t *testing.T) {
 }
 
 func TestConnectionsBeyondTheLimitAreRefusedUntilOneEnds(t *testing.T) {
-	refused := make(chan error, 1)
-	l, path := listen(t, UnixOptions{MaxConns: 2, Refused: func(err error) { refused <- err }})
-	dial(t, path)
-	first := accept(t, l)
-	dial(t, path)
-	accept(t, l)
-	next := make(chan net.Conn, 1)
+	var reserved atomic.Bool
+	outcomes, conns := make(chan error, 1), make(chan net.Conn, 32)
+	l, path := listen(t, UnixOptions{
+		MaxConns: 16, Reserved: func(Process) bool { return reserved.Load() }, Refused: func(err error) { outcomes <- err },
+	})
 	go func() {
-		c, err := l.Accept()
-		if err != nil {
-			t.Error(err)
+		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+			conns <- c
+			outcomes <- nil
 		}
-		next <- c
 	}()
-	for range 3 {
-		dial(t, path)
-		if err := <-refused; !errors.Is(err, ErrFull) {
-			t.Errorf("error %v, want %v", err, ErrFull)
+	t.Cleanup(func() {
+		for len(conns) > 0 {
+			(<-conns).Close()
+		}
+	})
+	expect := func(n int, want error) {
+		t.Helper()
+		for i := range n {
+			dial(t, path)
+			if err := testutil.Receive(t, outcomes, "the outcome of a connection"); !errors.Is(err, want) {
+				t.Fatalf("connection %d of %d: %v, want %v", i+1, n, err, want)
+			}
 		}
 	}
+	expect(15, nil)
+	expect(3, ErrFull)
+	reserved.Store(true)
+	expect(1, nil)
+	expect(3, ErrFull)
+	first := <-conns
 	for range 2 { // closing twice counts once
 		if err := first.Close(); err != nil {
 			t.Error(err)
 		}
 	}
-	dial(t, path)
-	(<-next).Close()
-	if got := l.held.Load(); got != 1 {
-		t.Errorf("%d connections are counted, want 1", got)
-	}
+	expect(1, nil)
+	expect(3, ErrFull)
 }

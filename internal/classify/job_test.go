@@ -157,6 +157,9 @@ func TestNoOwnerJoinsTheJobOfAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		victim, other := drawSubject(t), drawSubject(t)
+		if rapid.Bool().Draw(t, "imitates") {
+			*other = *victim
+		}
 		if rapid.Bool().Draw(t, "pods") {
 			for n, s := range []*classify.Subject{victim, other} {
 				s.UID, s.Cgroup.ContainerID, s.Cgroup.PodUID = 0, "id", fmt.Sprint("pod", n)
@@ -180,6 +183,7 @@ func TestNoOwnerJoinsTheJobOfAnother(t *testing.T) {
 func FuzzJobOfAnyProcess(f *testing.F) {
 	f.Add("/system.slice/slurmstepd.scope/job_7/x", "10.0.0.1", "\x00\xff")
 	f.Add("/job_", "127.0.0.1", "::1")
+	f.Add("/x/job_1", strings.Repeat("a", 1<<13), "b")
 	c, err := classify.New(nil, []classify.JobRule{
 		{Name: "both", Cgroup: "/*/job_*", By: []string{"env.A", "env.B"}},
 		{Name: "path", Cgroup: "*job_*"},

@@ -375,13 +375,13 @@ func TestGPUsThatAreAddedLaterAreFound(t *testing.T) {
 	}
 	h.target(c, job, "a mechanism is attached", held)
 	h.addGPU(2, gpu+1) // the driver adds one after the other
-	for ctx, count := h.t.Context(), uint32(0); count != 2; {
-		status, err := c.Admin().GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+	testutil.Until(t, "the second GPU is found", func() bool {
+		status, err := c.Admin().GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{})
 		if err != nil {
 			t.Fatalf("the second GPU: %v", err)
 		}
-		count = status.GetGpuCount()
-	}
+		return status.GetGpuCount() == 2
+	})
 }
 
 func TestProcessPausedByAnEarlierDaemonIsNotUsed(t *testing.T) {

@@ -2,13 +2,17 @@ package events
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/gpreempt/gpreempt/internal/auth"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
 // address is the address of a client.
@@ -85,9 +89,11 @@ func TestProbeIsAnsweredWhileOthersHoldHalfRequests(t *testing.T) {
 		}
 		return c
 	}
+	var halves []net.Conn
 	for range 300 {
 		half := dial("GET /healthz HTTP/1.1\r\nHost: x\r\n")
 		defer func() { _ = half.Close() }()
+		halves = append(halves, half)
 	}
 	c := dial("GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	defer func() { _ = c.Close() }()
@@ -98,5 +104,11 @@ func TestProbeIsAnsweredWhileOthersHoldHalfRequests(t *testing.T) {
 	_ = resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("the probe gets %s", resp.Status)
+	}
+	if err := halves[0].SetReadDeadline(time.Now().Add(testutil.WaitTime)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := halves[0].Read(make([]byte, 1)); n > 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the first of 300 connections is not closed: %d bytes, %v", n, err)
 	}
 }

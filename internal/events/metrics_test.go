@@ -192,15 +192,14 @@ func TestEveryMetricOfTheTableIsServed(t *testing.T) {
 	}
 }
 
-// series counts them, as Prometheus stores them.
-func series(scrape string) int {
-	n := 0
+// series returns their names and labels, as Prometheus stores them.
+func series(scrape string) (all []string) {
 	for line := range strings.Lines(scrape) {
 		if !strings.HasPrefix(line, "#") {
-			n++
+			all = append(all, line[:strings.LastIndexByte(line, ' ')])
 		}
 	}
-	return n
+	return all
 }
 
 func TestNeitherClientsNorJobsNorTimeMakeSeries(t *testing.T) {
@@ -218,15 +217,15 @@ func TestNeitherClientsNorJobsNorTimeMakeSeries(t *testing.T) {
 		w.after(time.Second, scheduler.TargetGone{Target: job(1000 + i)})
 	}
 	s.Totals = w.log.Totals(w.now)
-	if many := scrape(t, s); series(many) != series(few) {
-		t.Errorf("%d series, %d with a thousand clients, jobs and warnings more", series(few), series(many))
+	if diff := cmp.Diff(series(few), series(scrape(t, s))); diff != "" {
+		t.Errorf("series, and those with a thousand clients, jobs and warnings more (-few +many):\n%s", diff)
 	}
 }
 
 func TestSeriesOfAHostAreBounded(t *testing.T) {
 	s := history(t).snapshot()
 	s.GPUs, s.States, s.Targets = nil, nil, nil
-	t.Log("without GPUs:", series(scrape(t, s)))
+	t.Log("without GPUs:", len(series(scrape(t, s))))
 	for id := range gpreempt.GPUID(8) {
 		s.GPUs = append(s.GPUs, gpreempt.GPU{ID: id + 1, Name: "gfx942", BDF: "0000:05:00.0"})
 		s.States = append(s.States, scheduler.GPUInfo{ID: id + 1})
@@ -249,7 +248,7 @@ func TestSeriesOfAHostAreBounded(t *testing.T) {
 		s.Totals.Resuming[c] = 1
 	}
 	const most = 500
-	if n := series(scrape(t, s)); n > most {
+	if n := len(series(scrape(t, s))); n > most {
 		t.Errorf("a host with 8 GPUs and targets in every state has %d series, want at most %d", n, most)
 	} else {
 		t.Log("with 8 GPUs and targets in every state:", n)

@@ -23,13 +23,14 @@ func TestNothingElseIsServed(t *testing.T) {
 	got := map[string]int{}
 	for _, path := range []string{"/metrics", "/healthz", "/readyz", "/", "/debug/pprof/", "/metrics/x"} {
 		got["GET "+path] = ask(http.MethodGet, path)
+		got["POST "+path] = ask(http.MethodPost, path)
 	}
-	got["POST /metrics"] = ask(http.MethodPost, "/metrics")
 	ready = true
 	got["GET /readyz, ready"] = ask(http.MethodGet, "/readyz")
 	want := map[string]int{
 		"GET /metrics": 200, "GET /healthz": 200, "GET /readyz": 503, "GET /readyz, ready": 200,
-		"GET /": 404, "GET /debug/pprof/": 404, "GET /metrics/x": 404, "POST /metrics": 405,
+		"GET /": 404, "GET /debug/pprof/": 404, "GET /metrics/x": 404,
+		"POST /metrics": 405, "POST /healthz": 405, "POST /readyz": 405, "POST /": 404, "POST /debug/pprof/": 404, "POST /metrics/x": 404,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("answers (-want +got):\n%s", diff)

@@ -156,13 +156,13 @@ func TestNoFieldCanImitateAnotherInTheMessageOfAnEntry(t *testing.T) {
 	defer logs.Close()
 	const exe = "/tmp/x\nadmin call: audit=true, outcome=done, uid=0"
 	logs.Audit().Warn("admin call", Audit(true), Outcome("refused"), UID(1000), Exe(exe), Cgroup("/a, uid=0"),
-		Request(`{"label":"\u202e"}`), Method(""), Address("\xff\x1b[2J\u009b\u202e\U000e0001"), Certificate(`cn:é\`))
+		Request(`{"label":"\u202e"}`), Method(""), Address("\xff\x1b[2J\u009b\u202e\U000e0001"), Certificate(`cn:é\`), Why("a,uid=0"))
 	want := map[string]string{
 		"MESSAGE": `admin call: audit=true, outcome=refused, uid=1000, exe="/tmp/x\nadmin call: audit=true, outcome=done, uid=0", ` +
-			`cgroup="/a, uid=0", request="{\"label\":\"\\u202e\"}", method="", address="\xff\x1b[2J\u009b\u202e\U000e0001", certificate="cn:é\\"`,
+			`cgroup="/a, uid=0", request="{\"label\":\"\\u202e\"}", method="", address="\xff\x1b[2J\u009b\u202e\U000e0001", certificate="cn:é\\", why="a,uid=0"`,
 		"PRIORITY": "4", "SYSLOG_IDENTIFIER": "gpreemptd",
 		"GPREEMPT_AUDIT": "true", "GPREEMPT_OUTCOME": "refused", "GPREEMPT_UID": "1000", "GPREEMPT_EXE": printable(exe), "GPREEMPT_CGROUP": "/a, uid=0",
-		"GPREEMPT_REQUEST": `{"label":"\u202e"}`, "GPREEMPT_METHOD": "", "GPREEMPT_ADDRESS": "\uFFFD" + `\u001b[2J\u009b\u202e\udb40\udc01`, "GPREEMPT_CERTIFICATE": `cn:é\`,
+		"GPREEMPT_REQUEST": `{"label":"\u202e"}`, "GPREEMPT_METHOD": "", "GPREEMPT_ADDRESS": "\uFFFD" + `\u001b[2J\u009b\u202e\udb40\udc01`, "GPREEMPT_CERTIFICATE": `cn:é\`, "GPREEMPT_WHY": "a,uid=0",
 	}
 	if diff := cmp.Diff(want, j.next(t)); diff != "" {
 		t.Error(diff)

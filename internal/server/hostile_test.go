@@ -233,6 +233,9 @@ func TestEveryFieldOfARequestIsChecked(t *testing.T) {
 					if err != nil && reason(err) == "" {
 						t.Errorf("%s: an error without a reason: %v", what, err)
 					}
+					if req, ok := m.(*gpreemptv1.NotifyOnlineRequest); ok && err == nil && len(req.GetLabel()) > 128 {
+						t.Errorf("%s: accepted", what)
+					}
 				})
 			}
 		}

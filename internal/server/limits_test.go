@@ -198,9 +198,15 @@ func TestRightsAreCheckedOnEveryCall(t *testing.T) {
 // nobody is the uid of clients when the test runs as root, which has all rights.
 const nobody = 65534
 
-// dialAsNobody returns a connection of this process with the uid nobody when the tests
-// run as root, and with its own uid otherwise.
+// dialAsNobody is dialAs with the uid nobody.
 func (h *host) dialAsNobody(t *testing.T) *grpc.ClientConn {
+	t.Helper()
+	return h.dialAs(t, nobody)
+}
+
+// dialAs returns a connection of this process with a uid when the tests run as root, and with
+// its own uid otherwise.
+func (h *host) dialAs(t *testing.T, uid uint32) *grpc.ClientConn {
 	t.Helper()
 	if os.Getuid() != 0 {
 		return h.dial(t)
@@ -216,7 +222,7 @@ func (h *host) dialAsNobody(t *testing.T) *grpc.ClientConn {
 			defer close(dialed)
 			// The uid is of this thread only, which ends with the goroutine.
 			runtime.LockOSThread()
-			if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 { //nolint:forbidigo // syscall.Setresuid would change every thread
+			if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 { //nolint:forbidigo // syscall.Setresuid would change every thread
 				err = errno
 				return
 			}

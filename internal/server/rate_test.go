@@ -348,15 +348,24 @@ func TestAdminIsServedWhenOthersHaveAllPlaces(t *testing.T) {
 		t.Skip("needs root, to connect as another user")
 	}
 	h := startHost(t)
+	var others []uint32
+	for i := range uint32(8) {
+		others = append(others, nobody-i)
+	}
 	h.setRights(auth.Policy{OnlineGIDs: []uint32{uint32(os.Getgid())}})
 	h.setLimits(func(l *Limits) { l.ConnectionsTotal = 16 })
-	var err error
-	for range 20 {
-		if _, err = gpreemptv1.NewAdminServiceClient(h.dialAsNobody(t)).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
-			break
+	served := 0
+	for _, uid := range others {
+		var err error
+		for ; err == nil && served < 16; served++ {
+			_, err = gpreemptv1.NewAdminServiceClient(h.dialAs(t, uid)).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
 		}
+		served-- // the last was refused
+		want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal)
 	}
-	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal)
+	if served != 15 {
+		t.Errorf("others have %d of 16 places, want 15", served)
+	}
 	if _, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
 		t.Errorf("the admin: %v", err)
 	}
@@ -401,7 +410,13 @@ func TestRefusedConnectionsThatAreSilentAreClosed(t *testing.T) {
 	}
 	notified := 0
 	for i, conn := range silent {
-		got, _ := io.ReadAll(conn) // the end may be a reset
+		if err := conn.SetReadDeadline(time.Now().Add(testutil.WaitTime)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(conn) // the end may be a reset
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("connection %d is not closed", i)
+		}
 		if bytes.Contains(got, []byte("CONNECTIONS_PER_USER: uid")) {
 			notified++
 		} else if len(got) > 0 {

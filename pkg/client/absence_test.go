@@ -99,7 +99,14 @@ func TestWithoutADaemonWorkRunsUnprotectedAndIsReportedOnce(t *testing.T) {
 		t.Errorf("reported %v", err)
 	}
 
+	var overload atomic.Bool
 	d := newDaemon()
+	d.on = func(_ context.Context, request any) error {
+		if overload.Load() {
+			return &gpreempt.Error{Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited, Message: "too many"}
+		}
+		return nil
+	}
 	d.listen(t, path)
 	if err := <-got; err != nil {
 		t.Errorf("reported %v, want that protection is back", err)
@@ -108,6 +115,21 @@ func TestWithoutADaemonWorkRunsUnprotectedAndIsReportedOnce(t *testing.T) {
 		if !l.Protected() {
 			t.Errorf("unprotected: %v", l.Cause())
 		}
+	}
+	if len(got) > 0 {
+		t.Errorf("reported again: %v", <-got)
+	}
+
+	overload.Store(true)
+	for range 3 {
+		for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, s, testRequest)} {
+			if reason := gpreempt.ReasonOf(l.Cause()); reason != gpreempt.ReasonRateLimited {
+				t.Errorf("cause %v of a daemon that refuses", l.Cause())
+			}
+		}
+	}
+	if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonRateLimited {
+		t.Errorf("reported %v", err)
 	}
 	if len(got) > 0 {
 		t.Errorf("reported again: %v", <-got)
@@ -366,7 +388,9 @@ func TestLeasesAreLostWhenTheDaemonRestarts(t *testing.T) {
 	}
 	for range 3 {
 		d := newDaemon()
+		d.ttl = time.Hour // they are not lost by time
 		stop := d.listen(t, path)
+		var leases []*Lease
 		// The client may have detected the time without a daemon.
 		for _, from := range []func() *Lease{
 			func() *Lease { return acquire(t, c, testRequest) },
@@ -381,10 +405,13 @@ func TestLeasesAreLostWhenTheDaemonRestarts(t *testing.T) {
 				}
 				l = from()
 			}
-			defer func() { release(t, l) }()
-			defer func() { <-l.Lost() }()
+			leases = append(leases, l)
 		}
 		stop()
+		for _, l := range leases {
+			testutil.Receive(t, l.Lost(), "the loss of a lease")
+			release(t, l)
+		}
 	}
 }
 

@@ -320,8 +320,22 @@ func TestUnexpectedAnswersLeaveTheTargetFree(t *testing.T) {
 			}
 			t.Run(op.String()+" "+errno.Error(), func(t *testing.T) {
 				onNewRule(t, func(t *testing.T, f *fixture) {
+					fault := kfdtest.Fault{Op: driver.TrapOp(op), Caller: f.machine.Self(), Errno: errno}
+					// Everything runs when the daemon receives the error, and not only after Close.
 					j := f.start()
-					f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(op), Caller: f.machine.Self(), Errno: errno})
+					s, err := f.Attach(t.Context(), j.key())
+					f.must("attach", err)
+					f.must("suspend", s.Suspend(t.Context()))
+					i := f.machine.Inject(fault)
+					j.create(gpuB, kfd.QueueTypeComputeAQL)
+					f.await("the new queue is suspended, or the session is lost", func() bool { return j.allSuspended() || len(f.lost) > 0 })
+					if len(f.lost) > 0 {
+						j.wantRunning()
+					}
+					i.Remove()
+					_ = s.Close() // it may have to be called again
+					j = f.start()
+					f.machine.Inject(fault)
 					f.life(j)
 					f.await("the target is free", func() bool { s, _ := j.KFD(); return !s.Enabled && j.allRun() })
 				})

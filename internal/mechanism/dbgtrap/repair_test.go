@@ -104,24 +104,6 @@ func TestTargetThatAnotherDebuggerTookToItsEndDoesNotCount(t *testing.T) {
 	})
 }
 
-// Between the question whether anybody debugs a target and its ENABLE, the target may begin
-// to debug itself.
-func TestTargetThatDebugsItselfMeanwhileIsLeftWithoutADebugger(t *testing.T) {
-	onEachDriver(t, func(t *testing.T, f *fixture) {
-		j := f.start()
-		f.machine.Inject(kfdtest.Fault{
-			Op: driver.TrapOp(kfd.TrapGetQueueSnapshot), Caller: f.machine.Self(), Stage: kfdtest.After,
-			Do: func() { j.debugItself() },
-		})
-		_, err := f.Attach(t.Context(), j.key())
-		wantErr(t, "attach", err, mechanism.ErrDebugged)
-		wantErr(t, "attach", err, unix.EALREADY)
-		j.wantFree()
-		f.machine.Self().Kill()
-		j.kill()
-	})
-}
-
 // The kernel forgets whom a dead debugger had suspended when another one's ENABLE,
 // which failed, had taken its right.
 func TestTargetThatADeadDebuggerLeftSuspendedRunsAgainAfterAWhile(t *testing.T) {
@@ -160,24 +142,43 @@ func (j *job) debugItself() *kfd.Device {
 }
 
 func TestTargetThatDebugsItselfIsLeftAlone(t *testing.T) {
-	onEachDriver(t, func(t *testing.T, f *fixture) {
-		j := f.start()
-		own := j.debugItself()
-		snapshot, err := own.Snapshot(j.PID(), born)
-		f.must("snapshot", err)
-		_, err = own.Suspend(j.PID(), idsOf(snapshot))
-		f.must("suspend", err)
-		before, _ := j.KFD()
-		for range 2 {
-			_, err = f.Attach(t.Context(), j.key())
+	t.Run("before", func(t *testing.T) {
+		onEachDriver(t, func(t *testing.T, f *fixture) {
+			j := f.start()
+			own := j.debugItself()
+			snapshot, err := own.Snapshot(j.PID(), born)
+			f.must("snapshot", err)
+			_, err = own.Suspend(j.PID(), idsOf(snapshot))
+			f.must("suspend", err)
+			before, _ := j.KFD()
+			for range 2 {
+				_, err = f.Attach(t.Context(), j.key())
+				wantErr(t, "attach", err, mechanism.ErrDebugged)
+			}
+			after, _ := j.KFD()
+			diff(t, "the target in the driver", before, after)
+			f.must("disable", own.Disable(j.PID()))
+			s := f.attach(j)
+			f.must("suspend", s.Suspend(t.Context()))
+			j.wantSuspended()
+		})
+	})
+	// Between the question whether anybody debugs a target and its ENABLE, the target may begin
+	// to debug itself.
+	t.Run("meanwhile", func(t *testing.T) {
+		onEachDriver(t, func(t *testing.T, f *fixture) {
+			j := f.start()
+			f.machine.Inject(kfdtest.Fault{
+				Op: driver.TrapOp(kfd.TrapGetQueueSnapshot), Caller: f.machine.Self(), Stage: kfdtest.After,
+				Do: func() { j.debugItself() },
+			})
+			_, err := f.Attach(t.Context(), j.key())
 			wantErr(t, "attach", err, mechanism.ErrDebugged)
-		}
-		after, _ := j.KFD()
-		diff(t, "the target in the driver", before, after)
-		f.must("disable", own.Disable(j.PID()))
-		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
-		j.wantSuspended()
+			wantErr(t, "attach", err, unix.EALREADY)
+			j.wantFree()
+			f.machine.Self().Kill()
+			j.kill()
+		})
 	})
 }
 

@@ -262,7 +262,7 @@ func TestDeathOfAHelperOfCRIUAtEveryCallIsUndone(t *testing.T) {
 // The same for dbgtrap, where the kernel undoes it: the target runs, the daemon notices, and
 // another helper suspends the target again.
 func TestDeathOfAHelperAtEveryCallReleasesItsTarget(t *testing.T) {
-	deaths, failed := 0, 0
+	deaths, failed, handling := 0, 0, 0
 	for _, profile := range []string{"6.12", "7.2", "7.3"} {
 		for _, stage := range []kfdtest.Stage{kfdtest.Before, kfdtest.After} {
 			for nth, died := 1, true; died; nth++ {
@@ -274,6 +274,17 @@ func TestDeathOfAHelperAtEveryCallReleasesItsTarget(t *testing.T) {
 					func(s mechanism.Session) error { return s.Suspend(t.Context()) },
 					func(s mechanism.Session) error { return s.Resume(t.Context()) },
 					func(s mechanism.Session) error { return s.Suspend(t.Context()) },
+					func(s mechanism.Session) error {
+						before := death.Hits()
+						_, err := s.(mechanism.Watcher).Handle(t.Context())
+						if death.Hits() > before {
+							handling++
+							if err == nil {
+								t.Error("no error of a helper that died while it handled an event")
+							}
+						}
+						return err
+					},
 					func(s mechanism.Session) error { return s.Close() },
 				} {
 					if err == nil {
@@ -309,7 +320,7 @@ func TestDeathOfAHelperAtEveryCallReleasesItsTarget(t *testing.T) {
 		}
 	}
 	t.Logf("%d times at a call, %d sessions were lost; every queue runs", deaths, failed)
-	if failed < 10 {
+	if failed < 10 || handling == 0 {
 		t.Error("too few sessions were lost: nothing was tested")
 	}
 }

@@ -350,25 +350,39 @@ func TestPriorityByTheOtherQueuesOfTheProcess(t *testing.T) {
 }
 
 // In any order of both sides a queue is matched to its own dump or to none, and to its own
-// when no other queue has its ring.
+// when no other queue has its ring: also not to that of a queue which has replaced it since.
 func TestNoQueueIsMatchedToTheDumpOfAnother(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 8).Draw(t, "queues")
 		var known []debugfs.Known
 		var dumps []debugfs.MQD
 		var all []queue
+		lost := map[uint32]bool{}
 		for i := range n {
 			a := q(rapid.IntRange(0, 6).Draw(t, "ring")) // some share a ring
+			replaced := rapid.Bool().Draw(t, "replaced")
+			if replaced {
+				a = q(7 + i)
+			}
 			a.mqd = uint64(i+1) << 20
 			if rapid.Bool().Draw(t, "pointers") {
 				a.read += uint64(i) * 64
 			}
 			a.ringBytes >>= rapid.IntRange(0, 2).Draw(t, "size")
 			k := a.known(uint32(i), gpu)
-			if rapid.Bool().Draw(t, "sysfs only") {
+			dumped := a
+			if replaced {
+				dumped.mqd++
+				if rapid.Bool().Draw(t, "of another size") {
+					dumped.ringBytes >>= 3
+				} else {
+					dumped.save += 4096
+				}
+			} else if rapid.Bool().Draw(t, "sysfs only") {
 				k = bare(k)
 			}
-			all, known, dumps = append(all, a), append(known, k), append(dumps, a.dump(i+1, gpu, 1))
+			all, known, dumps = append(all, a), append(known, k), append(dumps, dumped.dump(i+1, gpu, 1))
+			lost[k.ID] = replaced
 		}
 		r := rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "order")))
 		r.Shuffle(n, func(i, j int) { dumps[i], dumps[j] = dumps[j], dumps[i] })
@@ -380,7 +394,7 @@ func TestNoQueueIsMatchedToTheDumpOfAnother(t *testing.T) {
 			} else if !certain && info.Note == "" {
 				t.Fatalf("queue %d has neither a dump nor a note", known[i].ID)
 			}
-			alone := known[i].Snapshot != nil
+			alone := known[i].Snapshot != nil && !lost[known[i].ID]
 			for j, o := range all {
 				alone = alone && (uint32(j) == known[i].ID || o.ring != own.ring)
 			}
