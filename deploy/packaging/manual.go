@@ -16,11 +16,12 @@ import (
 	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/daemon"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // commands returns the programs by section of the manual.
 func commands() map[string]*cobra.Command {
-	return map[string]*cobra.Command{"1": cli.New(cli.IO{Getenv: func(string) string { return "" }}), "8": daemon.Command()}
+	return map[string]*cobra.Command{"1": cli.Program.New(term.IO{Getenv: func(string) string { return "" }}), "8": daemon.Command()}
 }
 
 // writeManual writes the manual below dir, compressed as in distributions: a page for each

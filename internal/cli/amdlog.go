@@ -9,51 +9,53 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-func (a *app) amdlogCommand() *cobra.Command {
-	return noun("amdlog", "Queues in the logs of AMD's HIP runtime", a.amdlogAnalyze(), a.amdlogCompare())
+func amdlogCommand(a *term.App) *cobra.Command {
+	return term.Noun("amdlog", "Queues in the logs of AMD's HIP runtime", amdlogAnalyze(a), amdlogCompare(a))
 }
 
-func (a *app) amdlogAnalyze() *cobra.Command {
+func amdlogAnalyze(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:               "analyze FILE",
 		Short:             "Show the hardware queues in a HIP log and their work",
-		Args:              operands("FILE"),
+		Args:              term.Operands("FILE"),
 		ValidArgsFunction: files(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			log, err := a.analyzeLog(args[0])
+			log, err := analyzeLog(a, args[0])
 			if err != nil {
 				return err
 			}
-			return a.show(log, func(p *printer) { printAnalysis(p, log) })
+			return a.Show(log, func(p *term.Printer) { printAnalysis(p, log) })
 		},
 	}
 }
 
-func (a *app) amdlogCompare() *cobra.Command {
+func amdlogCompare(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:               "compare A B",
 		Short:             "Compare two HIP logs and advise how their programs can share a GPU",
-		Args:              operands("A", "B"),
+		Args:              term.Operands("A", "B"),
 		ValidArgsFunction: files(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[0] == "-" && args[1] == "-" {
-				return usage(cmd, "only one of A and B can be standard input")
+				return term.Usage(cmd, "only one of A and B can be standard input")
 			}
 			var logs [2]*analyzedLog
 			for i, path := range args {
 				var err error
-				if logs[i], err = a.analyzeLog(path); err != nil {
+				if logs[i], err = analyzeLog(a, path); err != nil {
 					return err
 				}
 			}
 			compared := &comparedLogs{logs[0].File, logs[1].File, hiplog.Compare(logs[0].Analysis, logs[1].Analysis)}
-			return a.show(compared, func(p *printer) { printComparison(p, compared) })
+			return a.Show(compared, func(p *term.Printer) { printComparison(p, compared) })
 		},
 	}
 }
@@ -83,8 +85,8 @@ type comparedLogs struct {
 
 // analyzeLog reads the log at path, or standard input for "-", and shows its progress on a
 // terminal.
-func (a *app) analyzeLog(path string) (*analyzedLog, error) {
-	name, in, err := a.open(path)
+func analyzeLog(a *term.App, path string) (*analyzedLog, error) {
+	name, in, err := open(a, path)
 	if err != nil {
 		return nil, err
 	}
@@ -102,14 +104,14 @@ func (a *app) analyzeLog(path string) (*analyzedLog, error) {
 	case err != nil:
 		return nil, unreadable(name, err)
 	case analysis.Records == 0:
-		f := &failure{code: ExitFailure, next: hiplog.Hint}
+		f := &term.Failure{Code: term.ExitFailure, Next: hiplog.Hint}
 		switch {
 		case analysis.Truncated:
-			f.message = fmt.Sprintf("%s: no line of a HIP log before the compressed data end early", name)
+			f.Message = fmt.Sprintf("%s: no line of a HIP log before the compressed data end early", name)
 		case analysis.Bytes == 0:
-			f.message = name + " is empty: no HIP log"
+			f.Message = name + " is empty: no HIP log"
 		default:
-			f.message = fmt.Sprintf("%s: no line of a HIP log in %s", name, count(analysis.Lines, "line"))
+			f.Message = fmt.Sprintf("%s: no line of a HIP log in %s", name, term.Count(analysis.Lines, "line"))
 		}
 		return nil, f
 	}
@@ -117,7 +119,7 @@ func (a *app) analyzeLog(path string) (*analyzedLog, error) {
 }
 
 // open opens the file at path, or standard input for "-", and returns its name.
-func (a *app) open(path string) (name string, in io.ReadCloser, err error) {
+func open(a *term.App, path string) (name string, in io.ReadCloser, err error) {
 	if path == "-" {
 		return "standard input", io.NopCloser(a.In), nil
 	}
@@ -132,10 +134,10 @@ func unreadable(name string, err error) error {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		err = path.Err
 	}
-	f := &failure{code: ExitFailure, message: fmt.Sprintf("cannot read %s: %v", name, err)}
+	f := &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("cannot read %s: %v", name, err)}
 	if errors.Is(err, fs.ErrPermission) {
-		f.code = ExitDenied
-		f.next = "run gpctl as a user with permission to read it"
+		f.Code = term.ExitDenied
+		f.Next = "run gpctl as a user with permission to read it"
 	}
 	return f
 }
@@ -147,7 +149,7 @@ const minProgressBytes = 16 << 20
 func progress(w io.Writer, path string, size int64) *progressbar.ProgressBar {
 	return progressbar.NewOptions64(size,
 		progressbar.OptionSetWriter(w),
-		progressbar.OptionSetDescription(cut(printable(filepath.Base(path)), 30)),
+		progressbar.OptionSetDescription(term.Cut(term.Printable(filepath.Base(path)), 30)),
 		progressbar.OptionShowBytes(true),
 		progressbar.OptionUseIECUnits(true),
 		progressbar.OptionSetWidth(20),

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/klauspost/compress/gzip"
 
 	"github.com/schollz/progressbar/v3"
@@ -58,11 +60,11 @@ func TestProgressIsShownOnTerminalsForLargeFiles(t *testing.T) {
 	for _, tt := range tests {
 		path := writeLog(t, tt.bytes, tt.zipped)
 		var stdout, stderr bytes.Buffer
-		code := Run(t.Context(), []string{"amdlog", "analyze", path}, IO{
+		code := Program.Run(t.Context(), []string{"amdlog", "analyze", path}, term.IO{
 			In: strings.NewReader(""), Out: &stdout, Err: &stderr, Now: time.Now, ErrTerminal: tt.terminal,
 			Getenv: func(name string) string { return map[string]string{"TERM": tt.term}[name] },
 		})
-		if code != ExitOK || !strings.Contains(stdout.String(), "HIP records") {
+		if code != term.ExitOK || !strings.Contains(stdout.String(), "HIP records") {
 			t.Fatalf("%s: code %d, %s%s", tt.name, code, stdout.String(), stderr.String())
 		}
 		shown := stderr.String()
@@ -84,19 +86,19 @@ func TestTruncatedArchiveIsAnalyzedUpToItsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	var stdout, stderr bytes.Buffer
-	code := Run(t.Context(), []string{"amdlog", "analyze", path}, IO{
+	code := Program.Run(t.Context(), []string{"amdlog", "analyze", path}, term.IO{
 		In: strings.NewReader(""), Out: &stdout, Err: &stderr, Now: time.Now, Getenv: func(string) string { return "" },
 	})
-	if code != ExitOK || !strings.Contains(stdout.String(), "warning truncated: the compressed data end early") || stderr.Len() > 0 {
+	if code != term.ExitOK || !strings.Contains(stdout.String(), "warning truncated: the compressed data end early") || stderr.Len() > 0 {
 		t.Errorf("code %d, %s%s", code, stdout.String(), stderr.String())
 	}
 	if err := os.Truncate(path, 12); err != nil {
 		t.Fatal(err)
 	}
-	code = Run(t.Context(), []string{"amdlog", "analyze", path}, IO{
+	code = Program.Run(t.Context(), []string{"amdlog", "analyze", path}, term.IO{
 		In: strings.NewReader(""), Out: &stdout, Err: &stderr, Now: time.Now, Getenv: func(string) string { return "" },
 	})
-	if code != ExitFailure || !strings.Contains(stderr.String(), "before the compressed data end early") {
+	if code != term.ExitFailure || !strings.Contains(stderr.String(), "before the compressed data end early") {
 		t.Errorf("an archive without a line: code %d, %s", code, stderr.String())
 	}
 }

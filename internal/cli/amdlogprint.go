@@ -9,28 +9,30 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-func printAnalysis(p *printer, log *analyzedLog) {
-	p.line(cell{log.File, styleBold}, ": "+about(log.Analysis))
+func printAnalysis(p *term.Printer, log *analyzedLog) {
+	p.Line(term.Cell{Text: log.File, Style: term.StyleBold}, ": "+about(log.Analysis))
 	for i := range log.Processes {
-		p.linef("%s", aboutProcess(&log.Processes[i]))
+		p.Linef("%s", aboutProcess(&log.Processes[i]))
 	}
 	if len(log.PIDs) == 0 && len(log.PIDsInText) > 0 {
-		p.linef("the program itself printed: process %s", numbers(log.PIDsInText))
+		p.Linef("the program itself printed: process %s", term.Numbers(log.PIDsInText))
 	}
 	if len(log.Queues) > 0 {
-		p.linef("")
+		p.Linef("")
 		printLogQueues(p, log.Queues)
-		p.linef("HWQ is the address of the ring. HSA-ID is the runtime's counter, not the driver's queue id.")
+		p.Linef("HWQ is the address of the ring. HSA-ID is the runtime's counter, not the driver's queue id.")
 	}
 	printLaunches(p, log.Processes)
 	printLogWarnings(p, "", log.Warnings)
 }
 
 func about(a *hiplog.Analysis) string {
-	summary := fmt.Sprintf("%s in %s, over %s", count(a.Records, "HIP record"), count(a.Lines, "line"), micros(a.MaxMicros-a.MinMicros))
+	summary := fmt.Sprintf("%s in %s, over %s", term.Count(a.Records, "HIP record"), term.Count(a.Lines, "line"), micros(a.MaxMicros-a.MinMicros))
 	if len(a.Levels) > 0 {
 		summary += fmt.Sprintf(", up to level %d", slices.Max(slices.Collect(maps.Keys(a.Levels))))
 	}
@@ -38,14 +40,14 @@ func about(a *hiplog.Analysis) string {
 }
 
 func aboutProcess(q *hiplog.Process) string {
-	parts := []string{count(q.Queues, "queue")}
+	parts := []string{term.Count(q.Queues, "queue")}
 	if q.QueuesPerPriority > 0 {
 		parts[0] += fmt.Sprintf(" (at most %d per priority)", q.QueuesPerPriority)
 	}
 	if q.Threads > 0 {
-		parts = append(parts, count(q.Threads, "thread"))
+		parts = append(parts, term.Count(q.Threads, "thread"))
 	}
-	parts = append(parts, launchesOf(q), fmt.Sprintf("%d dispatches", q.Dispatches), count(q.Barriers, "barrier"))
+	parts = append(parts, launchesOf(q), fmt.Sprintf("%d dispatches", q.Dispatches), term.Count(q.Barriers, "barrier"))
 	if q.Intervals.Count > 0 {
 		parts = append(parts, fmt.Sprintf("a dispatch every %s (p99 %s)", micros(q.Intervals.P50), micros(q.Intervals.P99)))
 	}
@@ -59,8 +61,8 @@ func launchesOf(q *hiplog.Process) string {
 	return fmt.Sprintf("%d launches", q.Launches.Total)
 }
 
-func printLogQueues(p *printer, queues []hiplog.Queue) {
-	t := p.table("", columns{
+func printLogQueues(p *term.Printer, queues []hiplog.Queue) {
+	t := p.Table("", term.Columns{
 		">PID", "HWQ", ">HSA-ID", ">PACKETS", "HSA-PRIO", ">STREAMS", ">DISPATCHES", ">BARRIERS", ">EVERY", ">P99", ">BACKLOG", "KERNEL",
 		"+SWQ", "+CREATED", "+DELETED", "+>MIN", "+>MEAN", "+>P95", "+>MAX", "+RPTR", "+WPTR", "+FIRST", "+LAST", "+CUS", "+HIP STREAMS",
 	})
@@ -80,13 +82,13 @@ func printLogQueues(p *printer, queues []hiplog.Queue) {
 			backlog = strconv.FormatUint(q.MaxBacklog.Packets, 10)
 		}
 		if len(q.Kernels.Top) > 0 {
-			kernel = cut(q.Kernels.Top[0].Name, 40)
+			kernel = term.Cut(q.Kernels.Top[0].Name, 40)
 			if more := q.Kernels.Distinct - 1; more > 0 {
 				kernel += fmt.Sprintf(" +%d", more)
 			}
 		}
 		if q.CUMask != "" {
-			cus = "0x" + cut(q.CUMask, 40)
+			cus = "0x" + term.Cut(q.CUMask, 40)
 		}
 		every := func(v uint64) string {
 			if q.Intervals.Count == 0 {
@@ -94,19 +96,19 @@ func printLogQueues(p *printer, queues []hiplog.Queue) {
 			}
 			return micros(v)
 		}
-		t.row(logPID(q.PID), hwq, numbers(q.IDs), packets, or(q.Priority, "-"), streams,
+		t.Row(logPID(q.PID), hwq, term.Numbers(q.IDs), packets, term.Or(q.Priority, "-"), streams,
 			q.Dispatches, q.Barriers, every(q.Intervals.P50), every(q.Intervals.P99), backlog, kernel,
 			addresses(q.SWqs), happened(q.Created), happened(q.Deleted), every(q.Intervals.Min),
 			every(uint64(q.Intervals.Mean)), every(q.Intervals.P95), every(q.Intervals.Max), fromTo(q.ReadIndex), fromTo(q.WriteIndex),
 			happened(q.FirstDispatch), happened(q.LastDispatch), cus, addresses(q.Streams))
 	}
-	t.flush()
+	t.Flush()
 }
 
 // printLaunches lists the kernels that each process launched most.
-func printLaunches(p *printer, processes []hiplog.Process) {
+func printLaunches(p *term.Printer, processes []hiplog.Process) {
 	shown := 5
-	if p.wide {
+	if p.Wide {
 		shown = 20
 	}
 	for i := range processes {
@@ -114,12 +116,12 @@ func printLaunches(p *printer, processes []hiplog.Process) {
 		if mix.Total == 0 {
 			continue
 		}
-		p.linef("")
-		p.linef("launched by process %s: %s", logPID(processes[i].PID), count(mix.Distinct, "kernel"))
-		t := p.table("  ", columns{">LAUNCHES", ">SHARE", "KERNEL"})
+		p.Linef("")
+		p.Linef("launched by process %s: %s", logPID(processes[i].PID), term.Count(mix.Distinct, "kernel"))
+		t := p.Table("  ", term.Columns{">LAUNCHES", ">SHARE", "KERNEL"})
 		rest := mix.Total
 		for _, k := range mix.Top[:min(shown, len(mix.Top))] {
-			t.row(k.Count, percent(k.Count, mix.Total), kernelName(p, k.Name))
+			t.Row(k.Count, percent(k.Count, mix.Total), kernelName(p, k.Name))
 			rest -= k.Count
 		}
 		if rest > 0 {
@@ -127,48 +129,48 @@ func printLaunches(p *printer, processes []hiplog.Process) {
 			if mix.Others > 0 {
 				others = fmt.Sprintf("(all others; %d launches of kernels that were not counted separately)", mix.Others)
 			}
-			t.row(rest, percent(rest, mix.Total), others)
+			t.Row(rest, percent(rest, mix.Total), others)
 		}
-		t.flush()
+		t.Flush()
 	}
 }
 
 // kernelName shortens a name: template names are very long.
-func kernelName(p *printer, name string) string {
-	if p.wide {
+func kernelName(p *term.Printer, name string) string {
+	if p.Wide {
 		return name
 	}
-	return cut(name, 90)
+	return term.Cut(name, 90)
 }
 
-func printLogWarnings(p *printer, of string, warnings []hiplog.Warning) {
+func printLogWarnings(p *term.Printer, of string, warnings []hiplog.Warning) {
 	for _, w := range warnings {
-		p.linef("")
-		p.line(cell{"warning", styleNote}, " "+of+w.Code+": "+w.Text)
+		p.Linef("")
+		p.Line(term.Cell{Text: "warning", Style: term.StyleNote}, " "+of+w.Code+": "+w.Text)
 		if w.Next != "" {
-			p.linef("  try: %s", w.Next)
+			p.Linef("  try: %s", w.Next)
 		}
 	}
 }
 
-func printComparison(p *printer, c *comparedLogs) {
-	p.line(cell{c.Advice.Text, styleBold})
+func printComparison(p *term.Printer, c *comparedLogs) {
+	p.Line(term.Cell{Text: c.Advice.Text, Style: term.StyleBold})
 	for _, reason := range c.Advice.Reasons {
-		p.linef("  reason: %s", reason)
+		p.Linef("  reason: %s", reason)
 	}
 	for _, limit := range c.Advice.Limits {
-		p.linef("  limit: %s", limit)
+		p.Linef("  limit: %s", limit)
 	}
-	p.linef("")
-	p.linef("A: %s", c.FileA)
-	p.linef("B: %s", c.FileB)
-	p.linef("")
-	t := p.table("", columns{"", "A", "B"})
-	row := func(name string, of func(*hiplog.Side) string) { t.row(name, of(&c.A), of(&c.B)) }
-	row("processes", func(s *hiplog.Side) string { return numbers(s.PIDs) })
+	p.Linef("")
+	p.Linef("A: %s", c.FileA)
+	p.Linef("B: %s", c.FileB)
+	p.Linef("")
+	t := p.Table("", term.Columns{"", "A", "B"})
+	row := func(name string, of func(*hiplog.Side) string) { t.Row(name, of(&c.A), of(&c.B)) }
+	row("processes", func(s *hiplog.Side) string { return term.Numbers(s.PIDs) })
 	row("time", func(s *hiplog.Side) string { return micros(s.MaxMicros - s.MinMicros) })
 	row("queues", func(s *hiplog.Side) string { return strconv.Itoa(len(s.Queues)) })
-	row("hsa ids", func(s *hiplog.Side) string { return numbers(idsOf(s)) })
+	row("hsa ids", func(s *hiplog.Side) string { return term.Numbers(idsOf(s)) })
 	row("launches", func(s *hiplog.Side) string {
 		return fmt.Sprint(sum(s, func(q *hiplog.Process) uint64 { return q.Launches.Total }))
 	})
@@ -181,22 +183,22 @@ func printComparison(p *printer, c *comparedLogs) {
 		if s.MaxBacklog == nil {
 			return "-"
 		}
-		return count(s.MaxBacklog.Packets, "packet")
+		return term.Count(s.MaxBacklog.Packets, "packet")
 	})
-	t.flush()
-	p.linef("")
-	p.linef("queues: %d in both, %d only in A, %d only in B, %d unknown; %s at the same address by coincidence",
-		c.Common, c.OnlyA, c.OnlyB, c.Unknown, count(c.Coincidences, "pair"))
-	p.linef("overlap in time: %s, if both are from one host without a reboot between them", micros(c.OverlapMicros))
+	t.Flush()
+	p.Linef("")
+	p.Linef("queues: %d in both, %d only in A, %d only in B, %d unknown; %s at the same address by coincidence",
+		c.Common, c.OnlyA, c.OnlyB, c.Unknown, term.Count(c.Coincidences, "pair"))
+	p.Linef("overlap in time: %s, if both are from one host without a reboot between them", micros(c.OverlapMicros))
 	if c.KernelOverlap != nil {
-		p.linef("kernels: %d in both of %d; %.0f %% of the launches overlap", c.CommonKernels, c.DistinctKernels, 100**c.KernelOverlap)
+		p.Linef("kernels: %d in both of %d; %.0f %% of the launches overlap", c.CommonKernels, c.DistinctKernels, 100**c.KernelOverlap)
 	}
 	printMatches(p, c.Matches)
 	printSharedKernels(p, c.Comparison)
-	if p.wide {
+	if p.Wide {
 		for _, s := range []*hiplog.Side{&c.A, &c.B} {
 			if len(s.Queues) > 0 {
-				p.linef("")
+				p.Linef("")
 				printLogQueues(p, s.Queues)
 			}
 		}
@@ -205,36 +207,36 @@ func printComparison(p *printer, c *comparedLogs) {
 	printLogWarnings(p, "B: ", c.B.Warnings)
 }
 
-func printMatches(p *printer, matches []hiplog.Match) {
+func printMatches(p *term.Printer, matches []hiplog.Match) {
 	if len(matches) == 0 {
 		return
 	}
-	p.linef("")
-	t := p.table("", columns{"HWQ", ">PID A", ">PID B", "QUEUE", "REASON"})
+	p.Linef("")
+	t := p.Table("", term.Columns{"HWQ", ">PID A", ">PID B", "QUEUE", "REASON"})
 	for _, m := range matches {
-		verdict := cell{text: string(m.Verdict)}
+		verdict := term.Cell{Text: string(m.Verdict)}
 		if m.Verdict == hiplog.SameQueue {
-			verdict.style = styleNote
+			verdict.Style = term.StyleNote
 		}
-		t.row(m.HWq, logPID(m.PIDA), logPID(m.PIDB), verdict, m.Why)
+		t.Row(m.HWq, logPID(m.PIDA), logPID(m.PIDB), verdict, m.Why)
 	}
-	t.flush()
+	t.Flush()
 }
 
-func printSharedKernels(p *printer, c *hiplog.Comparison) {
+func printSharedKernels(p *term.Printer, c *hiplog.Comparison) {
 	if len(c.Kernels) == 0 {
 		return
 	}
 	shown := 10
-	if p.wide {
+	if p.Wide {
 		shown = len(c.Kernels)
 	}
-	p.linef("")
-	t := p.table("", columns{">IN A", ">IN B", "KERNEL"})
+	p.Linef("")
+	t := p.Table("", term.Columns{">IN A", ">IN B", "KERNEL"})
 	for _, k := range c.Kernels[:min(shown, len(c.Kernels))] {
-		t.row(k.A, k.B, kernelName(p, k.Name))
+		t.Row(k.A, k.B, kernelName(p, k.Name))
 	}
-	t.flush()
+	t.Flush()
 }
 
 func idsOf(s *hiplog.Side) []uint32 {
@@ -261,23 +263,7 @@ func intervalsOf(s *hiplog.Side, of func(*hiplog.Intervals) uint64) string {
 			parts = append(parts, micros(of(&s.Processes[i].Intervals)))
 		}
 	}
-	return or(few(parts), "-")
-}
-
-// few joins up to 8 words and counts the rest.
-func few(words []string) string {
-	if more := len(words) - 8; more > 0 {
-		words = append(words[:8:8], fmt.Sprintf("+%d", more))
-	}
-	return strings.Join(words, ",")
-}
-
-func numbers[N ~int | ~int32 | ~uint32](list []N) string {
-	var parts []string
-	for _, n := range list {
-		parts = append(parts, fmt.Sprint(n))
-	}
-	return or(few(parts), "-")
+	return term.Or(term.Few(parts), "-")
 }
 
 func addresses(list []hiplog.Address) string {
@@ -285,7 +271,7 @@ func addresses(list []hiplog.Address) string {
 	for _, v := range list {
 		parts = append(parts, v.String())
 	}
-	return or(few(parts), "-")
+	return term.Or(term.Few(parts), "-")
 }
 
 func logPID(pid int32) string {
@@ -297,7 +283,7 @@ func logPID(pid int32) string {
 
 // micros formats a number of microseconds.
 func micros(n uint64) string {
-	return duration(time.Duration(min(n, math.MaxInt64/1000)) * time.Microsecond)
+	return term.Duration(time.Duration(min(n, math.MaxInt64/1000)) * time.Microsecond)
 }
 
 func percent(part, whole uint64) string {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -54,7 +56,7 @@ type chromeTrace struct {
 
 // write writes one event per line.
 func (c *chromeTrace) write(w io.Writer) error {
-	other, err := marshal(c.Other)
+	other, err := term.Marshal(c.Other)
 	if err != nil {
 		return err
 	}
@@ -62,7 +64,7 @@ func (c *chromeTrace) write(w io.Writer) error {
 		return err
 	}
 	for i, e := range c.Events {
-		line, err := marshal(e)
+		line, err := term.Marshal(e)
 		if err != nil {
 			return err
 		}
@@ -244,7 +246,7 @@ func (m *traceMaker) instant(e *gpreemptv1.Event, r scheduler.Record) {
 		if r.FromTarget != r.ToTarget {
 			return
 		}
-		i.Name, i.Cat, i.PID, i.TID = or(e.GetCause(), "changed"), "target", groupTargets, m.rows[r.Target]
+		i.Name, i.Cat, i.PID, i.TID = term.Or(e.GetCause(), "changed"), "target", groupTargets, m.rows[r.Target]
 	case gpreemptv1.EventKind_EVENT_KIND_SHADOW:
 		i.Name, i.Cat, i.PID, i.TID = "would run", "target", groupTargets, m.rows[r.Target]
 		if r.ToTarget == scheduler.TargetSuspended {
@@ -256,7 +258,7 @@ func (m *traceMaker) instant(e *gpreemptv1.Event, r scheduler.Record) {
 	case gpreemptv1.EventKind_EVENT_KIND_POLICY:
 		i.Name = "policy changed"
 	case gpreemptv1.EventKind_EVENT_KIND_DRAIN, gpreemptv1.EventKind_EVENT_KIND_ADMIN:
-		i.Name = or(e.GetMessage(), "admin")
+		i.Name = term.Or(e.GetMessage(), "admin")
 	default:
 		return
 	}
@@ -303,7 +305,7 @@ func (m *traceMaker) names() []traceEvent {
 	for i, key := range targets {
 		name := fmt.Sprint(key.PID)
 		if comm := m.comms[key.String()]; comm != "" {
-			name += " " + printable(comm)
+			name += " " + term.Printable(comm)
 		}
 		title(track{groupTargets, i + 1}, name)
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/rogpeppe/go-internal/testscript"
 	"google.golang.org/grpc"
 
@@ -54,7 +56,7 @@ func TestScripts(t *testing.T) {
 				t.Fatal("testscript does not run a testing.TB")
 			}
 			sockets := []struct{ name, file string }{
-				{SocketEnv, "machine.sock"}, {"DENIED", "denied.sock"}, {"SILENT", "silent.sock"}, {"DEAD", "dead.sock"},
+				{term.SocketEnv, "machine.sock"}, {"DENIED", "denied.sock"}, {"SILENT", "silent.sock"}, {"DEAD", "dead.sock"},
 			}
 			for _, s := range sockets {
 				env.Setenv(s.name, filepath.Join(env.WorkDir, s.file))
@@ -64,7 +66,7 @@ func TestScripts(t *testing.T) {
 				return err
 			}
 			env.Setenv("RUN", run)
-			serve(test, env.Getenv(SocketEnv), newMachine())
+			serve(test, env.Getenv(term.SocketEnv), newMachine())
 			serve(test, env.Getenv("DENIED"), newMachine(), grpc.UnaryInterceptor(denyAll))
 			serve(test, env.Getenv("SILENT"), newMachine(), grpc.UnaryInterceptor(silence))
 			if err := writeRuns(env.WorkDir); err != nil {
@@ -78,8 +80,8 @@ func TestScripts(t *testing.T) {
 			return dead.Close()
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"gpctl":    func(ts *testscript.TestScript, _ bool, args []string) { runGpctl(ts, ExitOK, false, args) },
-			"terminal": func(ts *testscript.TestScript, _ bool, args []string) { runGpctl(ts, ExitOK, true, args) },
+			"gpctl":    func(ts *testscript.TestScript, _ bool, args []string) { runGpctl(ts, term.ExitOK, false, args) },
+			"terminal": func(ts *testscript.TestScript, _ bool, args []string) { runGpctl(ts, term.ExitOK, true, args) },
 			"exits": func(ts *testscript.TestScript, _ bool, args []string) {
 				code, err := strconv.Atoi(args[0])
 				ts.Check(err)
@@ -98,7 +100,7 @@ func runGpctl(ts *testscript.TestScript, want int, terminal bool, args []string)
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	streams := IO{
+	streams := term.IO{
 		In: strings.NewReader(stdin), Out: &stdout, Err: &stderr, Getenv: ts.Getenv, Terminal: terminal, ErrTerminal: terminal,
 		Environ: func() []string { return []string{"HOME=/root", "GPREEMPT_PRIORITY=9", "GPREEMPT_CLASS=online"} },
 		Exec:    execve(&stdout),
@@ -108,7 +110,7 @@ func runGpctl(ts *testscript.TestScript, want int, terminal bool, args []string)
 		},
 	}
 	streams.Now, streams.Sleep = clock()
-	code := Run(context.Background(), args, streams)
+	code := Program.Run(context.Background(), args, streams)
 	// The scripts work in any directory.
 	work := strings.NewReplacer(ts.Getenv("WORK")+"/", "/run/")
 	ts.Stdout().Write([]byte(work.Replace(stdout.String())))
@@ -132,27 +134,11 @@ func denyAll(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (an
 		"ask to be added to the group gpreempt-admin")
 }
 
-func silence(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
 func TestMainPrintsToItsStreams(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	code := Main(t.Context(), []string{"version"}, strings.NewReader(""), &stdout, &stderr, func(string) string { return "" })
-	if got, want := stdout.String(), "gpctl v0.3.0\n"; code != ExitOK || got != want || stderr.Len() > 0 {
+	code := Program.Main(t.Context(), []string{"version"}, strings.NewReader(""), &stdout, &stderr, func(string) string { return "" })
+	if got, want := stdout.String(), "gpctl v0.3.0\n"; code != term.ExitOK || got != want || stderr.Len() > 0 {
 		t.Errorf("code %d, stdout %q, stderr %q, want 0 and %q", code, got, stderr.String(), want)
-	}
-}
-
-func TestFilesAreNotTerminals(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if isTerminal(f) || isTerminal(&bytes.Buffer{}) {
-		t.Error("a file or a buffer was accepted as a terminal")
 	}
 }
 
@@ -160,14 +146,14 @@ func TestOlderDaemonIsReported(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	serve(t, socket, gpreemptv1.UnimplementedAdminServiceServer{})
 	var stderr bytes.Buffer
-	code := Main(t.Context(), []string{"status", "--socket", socket}, strings.NewReader(""), &bytes.Buffer{}, &stderr, func(string) string { return "" })
-	if code != ExitFailure || !strings.HasPrefix(stderr.String(), "gpctl: the daemon does not know this command: ") {
+	code := Program.Main(t.Context(), []string{"status", "--socket", socket}, strings.NewReader(""), &bytes.Buffer{}, &stderr, func(string) string { return "" })
+	if code != term.ExitFailure || !strings.HasPrefix(stderr.String(), "gpctl: the daemon does not know this command: ") {
 		t.Errorf("code %d, stderr %q", code, stderr.String())
 	}
 }
 
 func TestStatusCheckFailsWhenNothingCanBeSuspended(t *testing.T) {
-	for code, want := range map[string]int{"": ExitOK, "UNKNOWN_GROUP": ExitOK, "NO_KFD": ExitNotReady, "NO_MECHANISM": ExitNotReady} {
+	for code, want := range map[string]int{"": term.ExitOK, "UNKNOWN_GROUP": term.ExitOK, "NO_KFD": term.ExitNotReady, "NO_MECHANISM": term.ExitNotReady} {
 		m := newMachine()
 		m.warnings = nil
 		if code != "" {
@@ -184,20 +170,25 @@ func TestLeaseNeedsAGPU(t *testing.T) {
 	m := newMachine()
 	m.gpus = nil
 	code, stdout, stderr := watchMachine(t, m, nil, "lease", "create")
-	if want := "gpctl: cannot create a lease: this host has no GPU\n  try: gpctl doctor\n"; code != ExitNoGPU || stdout != "" || stderr != want {
+	if want := "gpctl: cannot create a lease: this host has no GPU\n  try: gpctl doctor\n"; code != term.ExitNoGPU || stdout != "" || stderr != want {
 		t.Errorf("code %d, stdout %q, stderr %q, want %q", code, stdout, stderr, want)
 	}
 }
 
 func TestSuggestionsAreNear(t *testing.T) {
-	root := New(IO{Getenv: func(string) string { return "" }})
+	root := Program.New(term.IO{Getenv: func(string) string { return "" }})
 	for word, want := range map[string]string{
 		"stauts": "gpctl stats, gpctl status", "state": "gpctl stats, gpctl status", "versin": "gpctl version", "qeueu": "gpctl queue",
 		"pol": "gpctl policy", "polizei": "one of ", "ps": "one of ",
 	} {
-		f, ok := errors.AsType[*failure](unknownSubcommand(root, word))
-		if !ok || !strings.HasPrefix(f.next, want) {
+		f, ok := errors.AsType[*term.Failure](term.UnknownSubcommand(root, word))
+		if !ok || !strings.HasPrefix(f.Next, want) {
 			t.Errorf("%s: %v, want %q", word, f, want)
 		}
 	}
+}
+
+func silence(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
@@ -13,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/trial"
 )
 
-func (a *app) compareCommand() *cobra.Command {
+func compareCommand(a *term.App) *cobra.Command {
 	var (
 		f                 trialFlags
 		queues, processes []int
@@ -23,20 +25,20 @@ func (a *app) compareCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare --offline COMMAND",
 		Short: "Compare policies and mechanisms by repeated leases, over numbers of queues and processes",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case len(f.own.Offline.Commands)+len(f.own.Offline.PIDs)+len(f.own.Offline.Containers) == 0:
-				return usage(cmd, "missing --offline: a command line, with {queues} for the number of queues")
+				return term.Usage(cmd, "missing --offline: a command line, with {queues} for the number of queues")
 			case iterations < 1 || hold <= 0 || gap < 0:
-				return usage(cmd, "--iterations and --hold must be greater than 0, and --gap not negative")
+				return term.Usage(cmd, "--iterations and --hold must be greater than 0, and --gap not negative")
 			case slices.ContainsFunc(slices.Concat(queues, processes), func(n int) bool { return n < 1 }):
-				return usage(cmd, "--queues and --processes must be greater than 0")
+				return term.Usage(cmd, "--queues and --processes must be greater than 0")
 			}
 			sized := slices.ContainsFunc(f.own.Offline.Commands, func(c string) bool { return strings.Contains(c, "{queues}") })
 			if !sized && len(queues) > 1 {
 				if cmd.Flags().Changed("queues") {
-					return usage(cmd, "--queues needs {queues} in a command of --offline, which it replaces")
+					return term.Usage(cmd, "--queues needs {queues} in a command of --offline, which it replaces")
 				}
 				queues = queues[:1]
 			}
@@ -44,7 +46,7 @@ func (a *app) compareCommand() *cobra.Command {
 			p.NoKFDTrace = !f.kfdTrace
 			p.Name, p.Online, p.Count = "compare", trial.Online{Hold: hold, MaxWait: longestWait}, iterations
 			p.Arrivals = scenario.Arrivals{Kind: scenario.Constant, Rate: 1 / (hold + gap).Seconds()}
-			p.Profile = or(f.profile, noProfile)
+			p.Profile = term.Or(f.profile, noProfile)
 			if p.Repeats == 0 {
 				p.Repeats = 1
 			}
@@ -73,9 +75,9 @@ func (a *app) compareCommand() *cobra.Command {
 				return err
 			}
 			if f.dryRun {
-				return a.showPlan(&p)
+				return showPlan(a, &p)
 			}
-			return a.trialRun(cmd, &p, "compare", f.out, false)
+			return trialRun(a, cmd, &p, "compare", f.out, false)
 		},
 	}
 	flags := cmd.Flags()
@@ -86,7 +88,7 @@ func (a *app) compareCommand() *cobra.Command {
 	flags.DurationVar(&hold, "hold", 10*time.Millisecond, "how long each lease is held")
 	flags.DurationVar(&gap, "gap", 100*time.Millisecond, "time between the end of a lease and the next")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "show the arms without running them")
-	complete(cmd, "profile", evidence.ProfileNames())
+	term.Complete(cmd, "profile", evidence.ProfileNames())
 	return cmd
 }
 
@@ -95,25 +97,25 @@ func (a *app) compareCommand() *cobra.Command {
 const longestWait = 10 * time.Second
 
 // showPlan shows what a plan would run.
-func (a *app) showPlan(p *trial.Plan) error {
-	each := duration(p.Duration)
+func showPlan(a *term.App, p *trial.Plan) error {
+	each := term.Duration(p.Duration)
 	switch {
 	case p.Count > 0 && p.Duration > 0:
-		each = fmt.Sprintf("%s or %s", count(p.Count, "request"), each)
+		each = fmt.Sprintf("%s or %s", term.Count(p.Count, "request"), each)
 	case p.Count > 0:
-		each = count(p.Count, "request")
+		each = term.Count(p.Count, "request")
 	}
-	return a.show(struct {
+	return a.Show(struct {
 		Name    string   `json:"name"`
 		Arms    []string `json:"arms"`
 		Repeats int      `json:"repeats"`
 		// Seconds is about how long it takes.
 		Seconds float64 `json:"seconds"`
 		Plan    string  `json:"plan"`
-	}{p.Name, armNames(p.Arms), p.Repeats, p.Estimate().Seconds(), p.YAML()}, func(out *printer) {
-		out.linef("%s: %s, %s of each with %s, about %s:", p.Name, count(len(p.Arms), "arm"), count(p.Repeats, "repeat"), each, duration(p.Estimate()))
+	}{p.Name, armNames(p.Arms), p.Repeats, p.Estimate().Seconds(), p.YAML()}, func(out *term.Printer) {
+		out.Linef("%s: %s, %s of each with %s, about %s:", p.Name, term.Count(len(p.Arms), "arm"), term.Count(p.Repeats, "repeat"), each, term.Duration(p.Estimate()))
 		for _, name := range armNames(p.Arms) {
-			out.linef("  %s", name)
+			out.Linef("  %s", name)
 		}
 	})
 }

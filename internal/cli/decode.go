@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
@@ -17,11 +19,11 @@ import (
 const maxDump = 256 << 20
 
 // readDump reads the file at path, or standard input for "-".
-func (a *app) readDump(path string) (name string, data []byte, err error) {
-	name, in, err := a.open(path)
+func readDump(a *term.App, path string) (name string, data []byte, err error) {
+	name, in, err := open(a, path)
 	if err != nil {
-		if f, ok := errors.AsType[*failure](err); ok && f.code == ExitFailure && strings.HasPrefix(path, "/sys/kernel/debug/") {
-			f.next = "mount -t debugfs none /sys/kernel/debug; if it is mounted, the driver amdgpu is not loaded"
+		if f, ok := errors.AsType[*term.Failure](err); ok && f.Code == term.ExitFailure && strings.HasPrefix(path, "/sys/kernel/debug/") {
+			f.Next = "mount -t debugfs none /sys/kernel/debug; if it is mounted, the driver amdgpu is not loaded"
 		}
 		return name, nil, err
 	}
@@ -31,7 +33,7 @@ func (a *app) readDump(path string) (name string, data []byte, err error) {
 	case err != nil:
 		return name, nil, unreadable(name, err)
 	case len(data) > maxDump:
-		return name, nil, &failure{code: ExitFailure, message: fmt.Sprintf("%s is too large for a dump: more than %s", name, size(maxDump))}
+		return name, nil, &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("%s is too large for a dump: more than %s", name, term.Size(maxDump))}
 	}
 	return name, data, nil
 }
@@ -51,19 +53,19 @@ func nothingIn(data []byte, warnings []debugfs.Warning) error {
 
 // notADump returns the failure for a text that is not the dump, with advice what it may be.
 func notADump(name, command string, data []byte, err error) error {
-	f := &failure{code: ExitFailure, message: fmt.Sprintf("%s: %v", name, err)}
+	f := &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("%s: %v", name, err)}
 	if at, ok := errors.AsType[*discovery.ParseError](err); ok {
 		placed := *at
 		placed.File = name
-		f.message = placed.Error()
+		f.Message = placed.Error()
 	}
 	switch {
 	case bytes.HasPrefix(data, []byte("\x1f\x8b")):
-		f.next = "the file is compressed: gzip -dc FILE | gpctl " + command + " decode -"
+		f.Next = "the file is compressed: gzip -dc FILE | gpctl " + command + " decode -"
 	case command == "mqd" && bytes.HasPrefix(data, []byte("Node ")):
-		f.next = "this looks like a dump of hqds: gpctl hqd decode"
+		f.Next = "this looks like a dump of hqds: gpctl hqd decode"
 	case command == "hqd" && bytes.HasPrefix(data, []byte("Process ")):
-		f.next = "this looks like a dump of mqds: gpctl mqd decode"
+		f.Next = "this looks like a dump of mqds: gpctl mqd decode"
 	}
 	return f
 }
@@ -75,10 +77,10 @@ type dumpWarning struct {
 }
 
 // warnDump writes a parser's warnings to standard error and returns them for JSON.
-func (a *app) warnDump(name string, list []debugfs.Warning) []dumpWarning {
+func warnDump(a *term.App, name string, list []debugfs.Warning) []dumpWarning {
 	all := make([]dumpWarning, 0, len(list))
 	for _, w := range list {
-		fmt.Fprintf(a.Err, "gpctl: warning: %s\n", printable(fmt.Sprintf("%s:%d: %s", name, w.Line, w.Text)))
+		fmt.Fprintf(a.Err, "gpctl: warning: %s\n", term.Printable(fmt.Sprintf("%s:%d: %s", name, w.Line, w.Text)))
 		all = append(all, dumpWarning(w))
 	}
 	return all
@@ -172,33 +174,9 @@ func sdmaForJSON(s *debugfs.SDMA) *sdmaJSON {
 }
 
 // registerColumns are what computeRegisters and sdmaRegisters return.
-var registerColumns = columns{
+var registerColumns = term.Columns{
 	">ADDRESS", ">RING", ">READ", ">WRITTEN", ">BEHIND", ">VMID", ">DOORBELL", "PACKETS", "+QUANTUM", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT",
 	"+>SAVE AREA",
-}
-
-// inRing returns the positions of a compute queue in dwords from the beginning of its ring, and
-// what is written and not read. Of the registers, the read position of some queues wraps at the
-// end of the ring, and the write position never does.
-func inRing(read, written, ringBytes uint64, aql bool) (r, w uint64, behind string) {
-	const dword, packet = 4, 64
-	if ring := ringBytes / dword; ring > 0 {
-		read, written = read%ring, written%ring
-		distance := (written + ring - read) % ring
-		if aql {
-			return read, written, count(distance*dword/packet, "packet")
-		}
-		return read, written, count(distance, "dword")
-	}
-	return read, written, "-"
-}
-
-// bytesBehind returns what an SDMA queue has written and not read. Its positions never wrap.
-func bytesBehind(read, written uint64) string {
-	if written < read {
-		return "-"
-	}
-	return count(written-read, "byte")
 }
 
 func computeRegisters(c *debugfs.Compute) []any {
@@ -206,20 +184,20 @@ func computeRegisters(c *debugfs.Compute) []any {
 	if c.AQL {
 		packets = "AQL"
 	}
-	read, written, behind := inRing(uint64(c.ReadPosition), c.WritePosition, c.RingBytes, c.AQL)
+	read, written, behind := term.InRing(uint64(c.ReadPosition), c.WritePosition, c.RingBytes, c.AQL)
 	if c.SaveArea != 0 {
-		save = ring(c.SaveArea, c.SaveBytes)
+		save = term.Ring(c.SaveArea, c.SaveBytes)
 	}
 	return []any{
-		address(c.RingBase), ringSize(c.RingBase, c.RingBytes), read, written, behind, c.VMID, doorbellAt(c.Doorbell),
-		packets, c.Quantum, address(c.MQD), address(c.ReadPointer), address(c.WritePointer), save,
+		term.Address(c.RingBase), ringSize(c.RingBase, c.RingBytes), read, written, behind, c.VMID, term.DoorbellAt(c.Doorbell),
+		packets, c.Quantum, term.Address(c.MQD), term.Address(c.ReadPointer), term.Address(c.WritePointer), save,
 	}
 }
 
 func sdmaRegisters(s *debugfs.SDMA) []any {
 	return []any{
-		address(s.RingBase), ringSize(s.RingBase, s.RingBytes), s.ReadPosition, s.WritePosition, bytesBehind(s.ReadPosition, s.WritePosition), s.VMID, doorbellAt(s.Doorbell),
-		"SDMA", "-", address(s.MQD), address(s.ReadPointer), address(s.WritePointer), "-",
+		term.Address(s.RingBase), ringSize(s.RingBase, s.RingBytes), s.ReadPosition, s.WritePosition, term.BytesBehind(s.ReadPosition, s.WritePosition), s.VMID, term.DoorbellAt(s.Doorbell),
+		"SDMA", "-", term.Address(s.MQD), term.Address(s.ReadPointer), term.Address(s.WritePointer), "-",
 	}
 }
 
@@ -228,5 +206,5 @@ func ringSize(at, bytes uint64) string {
 	if at == 0 {
 		return "-"
 	}
-	return size(bytes)
+	return term.Size(bytes)
 }

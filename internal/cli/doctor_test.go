@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -64,8 +66,8 @@ func TestSymbolsNeedATerminalAndUTF8(t *testing.T) {
 		{false, map[string]string{"LANG": "en_GB.UTF-8"}, "ok  "},
 	}
 	for _, tt := range tests {
-		a := &app{IO: IO{Terminal: tt.terminal, Getenv: func(name string) string { return tt.env[name] }}}
-		if got := a.mark(gpreemptv1.CheckStatus_CHECK_STATUS_OK); got != (cell{tt.want, styleGood}) {
+		a := &term.App{IO: term.IO{Terminal: tt.terminal, Getenv: func(name string) string { return tt.env[name] }}}
+		if got := mark(a, gpreemptv1.CheckStatus_CHECK_STATUS_OK); got != (term.Cell{Text: tt.want, Style: term.StyleGood}) {
 			t.Errorf("terminal %v, %v: %q, want %q", tt.terminal, tt.env, got, tt.want)
 		}
 	}
@@ -73,16 +75,16 @@ func TestSymbolsNeedATerminalAndUTF8(t *testing.T) {
 
 func TestEveryVerdictHasItsExitCode(t *testing.T) {
 	want := map[gpreemptv1.Verdict]int{
-		gpreemptv1.Verdict_VERDICT_UNSPECIFIED: ExitOK, gpreemptv1.Verdict_VERDICT_READY: ExitOK, gpreemptv1.Verdict_VERDICT_LIMITED: ExitOK,
-		gpreemptv1.Verdict_VERDICT_SIMULATED: ExitOK, gpreemptv1.Verdict_VERDICT_NOT_READY: 7, gpreemptv1.Verdict_VERDICT_NO_GPU: 8,
+		gpreemptv1.Verdict_VERDICT_UNSPECIFIED: term.ExitOK, gpreemptv1.Verdict_VERDICT_READY: term.ExitOK, gpreemptv1.Verdict_VERDICT_LIMITED: term.ExitOK,
+		gpreemptv1.Verdict_VERDICT_SIMULATED: term.ExitOK, gpreemptv1.Verdict_VERDICT_NOT_READY: 7, gpreemptv1.Verdict_VERDICT_NO_GPU: 8,
 	}
 	for n := range gpreemptv1.Verdict_name {
 		v := gpreemptv1.Verdict(n)
-		code := ExitOK
-		if f, ok := verdictFailure(&gpreemptv1.DiagnoseResponse{Verdict: v}).(*failure); ok { //nolint:errorlint // judge gives it bare
-			code = f.code
+		code := term.ExitOK
+		if f, ok := verdictFailure(&gpreemptv1.DiagnoseResponse{Verdict: v}).(*term.Failure); ok { //nolint:errorlint // judge gives it bare
+			code = f.Code
 			var said bytes.Buffer
-			if f.print(&said); said.Len() > 0 {
+			if f.Print(&said, Program.Name); said.Len() > 0 {
 				t.Errorf("%v: printed %q after the report", v, said.String())
 			}
 		}
@@ -96,10 +98,10 @@ func TestDoctorNeedsADaemonOrItsProgram(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	var stderr bytes.Buffer
 	const socket = "/nonexistent/s"
-	code := Main(t.Context(), []string{"doctor", "--socket", socket}, strings.NewReader(""), &bytes.Buffer{}, &stderr, func(string) string { return "" })
+	code := Program.Main(t.Context(), []string{"doctor", "--socket", socket}, strings.NewReader(""), &bytes.Buffer{}, &stderr, func(string) string { return "" })
 	want := "gpctl: no daemon answers on " + socket + ": gpreemptd not found next to gpctl or in PATH\n  try: use --daemon\n"
-	if got := stderr.String(); code != ExitUnreachable || got != want {
-		t.Errorf("code %d, %q; want %d and %q", code, got, ExitUnreachable, want)
+	if got := stderr.String(); code != term.ExitUnreachable || got != want {
+		t.Errorf("code %d, %q; want %d and %q", code, got, term.ExitUnreachable, want)
 	}
 }
 
@@ -118,11 +120,11 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	}
 	_, after, _ := strings.Cut(string(doc), "## Exit codes of gpctl")
 	documented := rows(after, `(?m)^\| (\d+) \| (.+?) \|`)
-	help := rows(New(IO{Getenv: func(string) string { return "" }}).Long, `(?m)^  (\d+)  (.+)$`)
+	help := rows(Program.New(term.IO{Getenv: func(string) string { return "" }}).Long, `(?m)^  (\d+)  (.+)$`)
 	if diff := cmp.Diff(help, documented); diff != "" {
 		t.Errorf("docs/api.md (-help +documented):\n%s", diff)
 	}
-	if len(help) != ExitCannotTell+1 {
-		t.Errorf("%d exit codes are documented, want %d", len(help), ExitCannotTell+1)
+	if len(help) != term.ExitCannotTell+1 {
+		t.Errorf("%d exit codes are documented, want %d", len(help), term.ExitCannotTell+1)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -18,7 +20,7 @@ func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {
 	serve(t, socket, newMachine())
 	ctx, end := context.WithCancel(t.Context())
 	var out, errs bytes.Buffer
-	streams := IO{In: strings.NewReader(""), Out: &out, Err: &errs, Getenv: func(string) string { return "" }}
+	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &errs, Getenv: func(string) string { return "" }}
 	var sleep func(context.Context, time.Duration) error
 	streams.Now, sleep = clock()
 	shown := 0
@@ -28,7 +30,7 @@ func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {
 		}
 		return sleep(ctx, d)
 	}
-	Run(ctx, []string{"fleet", "top", "--hosts", "gpu1=" + socket, "--every", "5s"}, streams)
+	Program.Run(ctx, []string{"fleet", "top", "--hosts", "gpu1=" + socket, "--every", "5s"}, streams)
 	frame := func(at string) string {
 		return "--- " + at + `
 1 host, 1 answer; 2 GPUs, 1 of 3 offline targets suspended, 2 leases

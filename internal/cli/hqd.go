@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
@@ -16,50 +18,50 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 
-func (a *app) hqdCommand() *cobra.Command {
-	return noun("hqd", "The hardware slots for queues", a.hqdList(), a.hqdWatch(), a.hqdDecode())
+func hqdCommand(a *term.App) *cobra.Command {
+	return term.Noun("hqd", "The hardware slots for queues", hqdList(a), hqdWatch(a), hqdDecode(a))
 }
 
 // slots returns the request for the slots that f selects.
-func (f *filter) slots(ctx context.Context, cmd *cobra.Command, admin adminClient) (*gpreemptv1.ListHqdsRequest, error) {
+func (f *filter) slots(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (*gpreemptv1.ListHqdsRequest, error) {
 	if _, err := f.check(cmd); err != nil {
 		return nil, err
 	}
-	gpu, err := findGPU(ctx, admin, f.gpu)
+	gpu, err := term.FindGPU(ctx, admin, f.gpu)
 	return &gpreemptv1.ListHqdsRequest{GpuId: gpu, TargetId: f.target}, err
 }
 
-func (a *app) hqdList() *cobra.Command {
+func hqdList(a *term.App) *cobra.Command {
 	var (
 		f   filter
 		all bool
 	)
-	cmd := a.watchable(&cobra.Command{
+	cmd := watchable(a, &cobra.Command{
 		Use:   "list",
 		Short: "List the hardware slots that hold queues",
-		Args:  operands(),
-	}, onInterval, func(ctx context.Context, cmd *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		Args:  term.Operands(),
+	}, onInterval, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		req, err := f.slots(ctx, cmd, admin)
 		if err != nil {
 			return nil, nil, err
 		}
 		req.All = all
 		resp, err := admin.ListHqds(ctx, req)
-		names := a.nameGPUs(ctx, admin)
-		return resp, func(p *printer) { a.printSlots(p, resp, names, all) }, err
+		names := a.NameGPUs(ctx, admin)
+		return resp, func(p *term.Printer) { printSlots(a, p, resp, names, all) }, err
 	})
-	a.filterFlags(cmd, &f, "gpu", "target")
+	filterFlags(a, cmd, &f, "gpu", "target")
 	cmd.Flags().BoolVar(&all, "all", false, "include empty and stale slots and the driver's own queues")
 	return cmd
 }
 
-func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, names gpuNames, all bool) {
+func printSlots(a *term.App, p *term.Printer, resp *gpreemptv1.ListHqdsResponse, names term.GPUNames, all bool) {
 	shown := resp.GetHqds()
 	if !all {
 		shown = ofProcesses(shown)
 	}
 	if len(shown) > 0 {
-		t := p.table("", columns{
+		t := p.Table("", term.Columns{
 			">HIP", ">GPU", "+PRODUCT", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "STATE", "TARGET", ">QUEUE", ">VMID", ">PRIO", "PIPE PRIO", ">ADDRESS", ">RING",
 			">READ", ">WRITTEN", ">BEHIND", "+>NODE", "+>QUANTUM", "+>DOORBELL", "+>MQD", "+PACKETS", "+MATCH",
 		})
@@ -80,32 +82,32 @@ func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, names gp
 				quantum = debugfs.DecodeQuantum(h.GetQuantum()).String()
 			}
 			if h.GetRingBytes() > 0 {
-				where = size(h.GetRingBytes())
+				where = term.Size(h.GetRingBytes())
 			}
-			t.row(names.hip(h.GetGpuId()), h.GetGpuId(), names.product(h.GetGpuId()), h.GetKind(), h.GetXcc(), h.GetMec(), h.GetPipe(), h.GetSlot(), slotState(h),
-				or(h.GetTargetId(), "-"), slotQueue(h), h.GetVmid(), h.GetQueuePriority(), pipePriority(h),
-				address(h.GetRingAddress()), where, read, written, behind, h.GetNode(),
-				quantum, doorbellAt(h.GetDoorbellOffset()), address(h.GetMqdAddress()), packets,
-				or(h.GetMatch(), "-"))
+			t.Row(names.HIP(h.GetGpuId()), h.GetGpuId(), names.Product(h.GetGpuId()), h.GetKind(), h.GetXcc(), h.GetMec(), h.GetPipe(), h.GetSlot(), slotState(h),
+				term.Or(h.GetTargetId(), "-"), slotQueue(h), h.GetVmid(), h.GetQueuePriority(), pipePriority(h),
+				term.Address(h.GetRingAddress()), where, read, written, behind, h.GetNode(),
+				quantum, term.DoorbellAt(h.GetDoorbellOffset()), term.Address(h.GetMqdAddress()), packets,
+				term.Or(h.GetMatch(), "-"))
 		}
-		t.flush()
-		p.linef("")
+		t.Flush()
+		p.Linef("")
 	}
 	for _, id := range resp.GetStoppedGpuIds() {
-		p.line(cell{fmt.Sprintf("GPU %d: the scheduler is stopped; its slots cannot be read", id), styleBad})
+		p.Line(term.Cell{Text: fmt.Sprintf("GPU %d: the scheduler is stopped; its slots cannot be read", id), Style: term.StyleBad})
 	}
 	for _, note := range resp.GetNotes() {
-		p.line(cell{"note: " + note, styleNote})
+		p.Line(term.Cell{Text: "note: " + note, Style: term.StyleNote})
 	}
-	p.linef("%s, read %s ago in %s", slotCounts(resp.GetHqds(), all), a.age(resp.GetReadAt()), took(resp.GetTook()))
+	p.Linef("%s, read %s ago in %s", slotCounts(resp.GetHqds(), all), a.Age(resp.GetReadAt()), term.Took(resp.GetTook()))
 }
 
 // positions formats the positions in the ring of a slot's queue, and what is between them.
 func positions(h *gpreemptv1.Hqd) (read, written uint64, behind string) {
 	if h.GetKind() == "sdma" {
-		return h.GetReadPointer(), h.GetWritePointer(), bytesBehind(h.GetReadPointer(), h.GetWritePointer())
+		return h.GetReadPointer(), h.GetWritePointer(), term.BytesBehind(h.GetReadPointer(), h.GetWritePointer())
 	}
-	return inRing(h.GetReadPointer(), h.GetWritePointer(), h.GetRingBytes(), h.GetAql())
+	return term.InRing(h.GetReadPointer(), h.GetWritePointer(), h.GetRingBytes(), h.GetAql())
 }
 
 // ofProcesses returns the slots except the driver's own.
@@ -122,18 +124,18 @@ func slotCounts(list []*gpreemptv1.Hqd, all bool) string {
 	}
 	live := n[gpreemptv1.HqdState_HQD_STATE_LIVE]
 	if !all {
-		return count(live, "slot") + " in use"
+		return term.Count(live, "slot") + " in use"
 	}
-	return fmt.Sprintf("%d of %s in use, %d stale", live, count(len(list), "slot"), n[gpreemptv1.HqdState_HQD_STATE_STALE])
+	return fmt.Sprintf("%d of %s in use, %d stale", live, term.Count(len(list), "slot"), n[gpreemptv1.HqdState_HQD_STATE_STALE])
 }
 
 // slotState formats the state of a slot and highlights queues without a known owner.
-func slotState(h *gpreemptv1.Hqd) cell {
-	c := cell{text: or(api.EnumName(h.GetState()), "-")}
+func slotState(h *gpreemptv1.Hqd) term.Cell {
+	c := term.Cell{Text: term.Or(api.EnumName(h.GetState()), "-")}
 	if h.GetState() == gpreemptv1.HqdState_HQD_STATE_LIVE && h.GetKind() != "hiq" {
-		c.style = styleGood
+		c.Style = term.StyleGood
 		if h.GetTargetId() == "" {
-			c.style = styleNote
+			c.Style = term.StyleNote
 		}
 	}
 	return c
@@ -151,21 +153,14 @@ func pipePriority(h *gpreemptv1.Hqd) string {
 	if h.GetKind() == "sdma" {
 		return "-"
 	}
-	return pipePriorityName(h.GetPipePriority())
-}
-
-func pipePriorityName(n uint32) string {
-	if names := []string{"low", "medium", "high"}; int(n) < len(names) {
-		return names[n]
-	}
-	return strconv.FormatUint(uint64(n), 10)
+	return term.PipePriorityName(h.GetPipePriority())
 }
 
 // leastWatch is the shortest interval for reading the slots, which are thousands of
 // registers.
 const leastWatch = time.Second
 
-func (a *app) hqdWatch() *cobra.Command {
+func hqdWatch(a *term.App) *cobra.Command {
 	var (
 		f        filter
 		interval time.Duration
@@ -173,34 +168,34 @@ func (a *app) hqdWatch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Show how the hardware slots change",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < leastWatch {
-				return usage(cmd, "--interval must be at least %s: each reading takes thousands of registers", duration(leastWatch))
+				return term.Usage(cmd, "--interval must be at least %s: each reading takes thousands of registers", term.Duration(leastWatch))
 			}
-			return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error {
+			return a.Stream(cmd.Context(), func(ctx context.Context, admin term.AdminClient) error {
 				req, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.ListHqdsRequest, error) { return f.slots(ctx, cmd, admin) })
 				if err != nil {
 					return err
 				}
-				t := a.printer().table("", columns{
+				t := a.Printer().Table("", term.Columns{
 					"TIME:12", "CHANGE:8", ">GPU:5", "KIND:4", ">XCC", ">PIPE", ">SLOT", "TARGET:16", ">QUEUE", ">ADDRESS:14", ">READ:10",
 					">WRITTEN:10", ">BEHIND:10", "+MATCH",
 				})
 				var before *gpreemptv1.ListHqdsResponse
-				return a.repeat(ctx, interval, nil, func() error {
+				return repeat(ctx, a, interval, nil, func() error {
 					resp, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.ListHqdsResponse, error) { return admin.ListHqds(ctx, req) })
 					if err != nil {
 						return err
 					}
-					err = a.showLine(resp, func(*printer) { printMoves(t, before, resp) })
+					err = a.ShowLine(resp, func(*term.Printer) { printMoves(t, before, resp) })
 					before = resp
-					return errors.Join(err, t.p.err)
+					return errors.Join(err, t.P.Err)
 				})
 			})
 		},
 	}
-	a.filterFlags(cmd, &f, "gpu", "target")
+	filterFlags(a, cmd, &f, "gpu", "target")
 	cmd.Flags().DurationVar(&interval, "interval", leastWatch, "time between readings, at least 1s")
 	return cmd
 }
@@ -228,29 +223,29 @@ func bySlot(resp *gpreemptv1.ListHqdsResponse) map[slotKey]*gpreemptv1.Hqd {
 }
 
 // printMoves writes the changes of the slots since before, which is nil at first.
-func printMoves(t *table, before, resp *gpreemptv1.ListHqdsResponse) {
+func printMoves(t *term.Table, before, resp *gpreemptv1.ListHqdsResponse) {
 	at := resp.GetReadAt().AsTime().Local().Format("15:04:05.000")
-	line := func(change cell, h *gpreemptv1.Hqd) {
+	line := func(change term.Cell, h *gpreemptv1.Hqd) {
 		read, written, behind := positions(h)
-		t.row(at, change, h.GetGpuId(), h.GetKind(), h.GetXcc(), h.GetPipe(), h.GetSlot(),
-			or(h.GetTargetId(), "-"), slotQueue(h), address(h.GetRingAddress()), read, written, behind, or(h.GetMatch(), "-"))
+		t.Row(at, change, h.GetGpuId(), h.GetKind(), h.GetXcc(), h.GetPipe(), h.GetSlot(),
+			term.Or(h.GetTargetId(), "-"), slotQueue(h), term.Address(h.GetRingAddress()), read, written, behind, term.Or(h.GetMatch(), "-"))
 	}
 	was, now := bySlot(before), bySlot(resp)
 	for _, h := range before.GetHqds() {
 		if key := keyOfSlot(h); was[key] != nil && now[key] == nil {
-			line(cell{"unmapped", styleNote}, h)
+			line(term.Cell{Text: "unmapped", Style: term.StyleNote}, h)
 		}
 	}
 	for _, h := range resp.GetHqds() {
 		switch was, now := was[keyOfSlot(h)], now[keyOfSlot(h)]; {
 		case now == nil:
 		case was == nil:
-			line(cell{"mapped", styleGood}, h)
+			line(term.Cell{Text: "mapped", Style: term.StyleGood}, h)
 		case was.GetTargetId() != h.GetTargetId() || was.GetQueueId() != h.GetQueueId() || was.GetRingAddress() != h.GetRingAddress():
-			line(cell{"replaced", styleNote}, h)
+			line(term.Cell{Text: "replaced", Style: term.StyleNote}, h)
 		case was.GetReadPointer() != h.GetReadPointer() || was.GetWritePointer() != h.GetWritePointer():
-			line(cell{text: "moved"}, h)
+			line(term.Cell{Text: "moved"}, h)
 		}
 	}
-	t.flush()
+	t.Flush()
 }

@@ -4,20 +4,22 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 
-func (a *app) hqdDecode() *cobra.Command {
+func hqdDecode(a *term.App) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:               "decode FILE",
 		Short:             "Decode a dump of hqds from debugfs",
-		Args:              operands("FILE"),
+		Args:              term.Operands("FILE"),
 		ValidArgsFunction: files(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			file, data, err := a.readDump(args[0])
+			file, data, err := readDump(a, args[0])
 			if err != nil {
 				return err
 			}
@@ -29,8 +31,8 @@ func (a *app) hqdDecode() *cobra.Command {
 				return notADump(file, "hqd", data, err)
 			}
 			decoded := decodeHQDs(&dump, all)
-			decoded.Warnings = a.warnDump(file, dump.Warnings)
-			return a.show(decoded, func(p *printer) { printHQDs(p, file, decoded) })
+			decoded.Warnings = warnDump(a, file, dump.Warnings)
+			return a.Show(decoded, func(p *term.Printer) { printHQDs(p, file, decoded) })
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "include empty and stale slots and the driver's own queues")
@@ -115,42 +117,42 @@ func decodeHQDs(dump *debugfs.HQDDump, all bool) *decodedHQDs {
 	return out
 }
 
-func printHQDs(p *printer, file string, d *decodedHQDs) {
+func printHQDs(p *term.Printer, file string, d *decodedHQDs) {
 	if len(d.Nodes) == 0 {
-		p.linef("%s is empty: no GPU", file)
+		p.Linef("%s is empty: no GPU", file)
 		return
 	}
 	if len(d.Slots) > 0 {
-		t := p.table("", slices.Concat(
-			columns{">NODE", ">GPU", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "STATE", ">PRIO", "PIPE PRIO"},
-			registerColumns, columns{"+>DEQUEUE", "+>ERROR", "+>REGISTERS AT"},
+		t := p.Table("", slices.Concat(
+			term.Columns{">NODE", ">GPU", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "STATE", ">PRIO", "PIPE PRIO"},
+			registerColumns, term.Columns{"+>DEQUEUE", "+>ERROR", "+>REGISTERS AT"},
 		))
 		for i := range d.Slots {
 			d.Slots[i].print(t)
 		}
-		t.flush()
-		p.linef("")
+		t.Flush()
+		p.Linef("")
 	}
 	for _, n := range d.Nodes {
 		if n.Stopped {
-			p.line(fmt.Sprintf("node %d, GPU %d: ", n.Node, n.GPU), cell{"the scheduler is stopped", styleBad})
+			p.Line(fmt.Sprintf("node %d, GPU %d: ", n.Node, n.GPU), term.Cell{Text: "the scheduler is stopped", Style: term.StyleBad})
 			continue
 		}
-		p.linef("node %d, GPU %d: %d of %s in use, %d stale", n.Node, n.GPU, n.Live, count(n.Live+n.Stale+n.Empty, "slot"), n.Stale)
+		p.Linef("node %d, GPU %d: %d of %s in use, %d stale", n.Node, n.GPU, n.Live, term.Count(n.Live+n.Stale+n.Empty, "slot"), n.Stale)
 	}
 }
 
-func (d *decodedSlot) print(t *table) {
-	state := cell{text: d.State}
+func (d *decodedSlot) print(t *term.Table) {
+	state := term.Cell{Text: d.State}
 	if d.slot.State == debugfs.Live {
-		state.style = styleGood
+		state.Style = term.StyleGood
 	}
 	row := []any{d.Node, d.GPU, d.Kind, d.XCC, d.MEC, d.Pipe, d.Slot, state}
 	if d.SDMA != nil {
 		row = slices.Concat(row, []any{"-", "-"}, sdmaRegisters(&d.slot.SDMA), []any{"-", "-"})
 	} else {
 		c := &d.slot.Compute
-		row = slices.Concat(row, []any{c.QueuePriority, pipePriorityName(c.PipePriority)}, computeRegisters(c), []any{c.DequeueRequest, c.Error})
+		row = slices.Concat(row, []any{c.QueuePriority, term.PipePriorityName(c.PipePriority)}, computeRegisters(c), []any{c.DequeueRequest, c.Error})
 	}
-	t.row(append(row, address(uint64(d.Address)))...)
+	t.Row(append(row, term.Address(uint64(d.Address)))...)
 }

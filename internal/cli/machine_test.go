@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -371,7 +373,7 @@ func (m *machine) SetPolicy(_ context.Context, req *gpreemptv1.SetPolicyRequest)
 		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadPolicy, "unknown preset "+req.GetPreset(), "choose balanced, strict or shadow")
 	}
 	from, to := req.GetPolicy().ProtoReflect(), next.ProtoReflect()
-	for _, k := range knobs() {
+	for _, k := range term.Knobs() {
 		if slices.Contains(req.GetFields(), string(k.Name())) {
 			to.Set(k, from.Get(k))
 			next.Preset = "custom"

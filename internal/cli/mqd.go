@@ -6,32 +6,34 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func (a *app) mqdCommand() *cobra.Command {
-	return noun("mqd", "The driver's queue descriptors in memory", a.mqdDecode())
+func mqdCommand(a *term.App) *cobra.Command {
+	return term.Noun("mqd", "The driver's queue descriptors in memory", mqdDecode(a))
 }
 
-func (a *app) mqdDecode() *cobra.Command {
+func mqdDecode(a *term.App) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:               "decode FILE",
 		Short:             "Decode a dump of mqds from debugfs",
-		Args:              operands("FILE"),
+		Args:              term.Operands("FILE"),
 		ValidArgsFunction: files(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			gfx := uint32(0)
 			if name != "" {
 				var err error
 				if gfx, err = gpreempt.ParseGFX(strings.ToLower(name)); err != nil {
-					return usage(cmd, "invalid --gfx %q; use a name such as gfx90a, gfx942 or gfx1100", name)
+					return term.Usage(cmd, "invalid --gfx %q; use a name such as gfx90a, gfx942 or gfx1100", name)
 				}
 			}
-			file, data, err := a.readDump(args[0])
+			file, data, err := readDump(a, args[0])
 			if err != nil {
 				return err
 			}
@@ -43,12 +45,12 @@ func (a *app) mqdDecode() *cobra.Command {
 				return notADump(file, "mqd", data, err)
 			}
 			decoded := decodeMQDs(&dump, gfx)
-			decoded.Warnings = a.warnDump(file, dump.Warnings)
-			return a.show(decoded, func(p *printer) { printMQDs(p, file, decoded) })
+			decoded.Warnings = warnDump(a, file, dump.Warnings)
+			return a.Show(decoded, func(p *term.Printer) { printMQDs(p, file, decoded) })
 		},
 	}
 	cmd.Flags().StringVar(&name, "gfx", "", "GPU, such as gfx942, for the layout of SDMA queues")
-	complete(cmd, "gfx", []string{"gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201"})
+	term.Complete(cmd, "gfx", []string{"gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201"})
 	return cmd
 }
 
@@ -129,7 +131,7 @@ func decodeMQD(m *debugfs.MQD, gfx uint32) decodedMQD {
 	return q
 }
 
-func printMQDs(p *printer, file string, d *decodedMQDs) {
+func printMQDs(p *term.Printer, file string, d *decodedMQDs) {
 	queues := 0
 	for i := range d.Processes {
 		process := &d.Processes[i]
@@ -137,50 +139,50 @@ func printMQDs(p *printer, file string, d *decodedMQDs) {
 		if process.PID != 0 {
 			name, pasid = fmt.Sprintf("process %d", process.PID), fmt.Sprintf(", PASID %d", process.PASID)
 		}
-		p.line(cell{name, styleBold}, pasid+": "+count(len(process.Queues), "queue"))
-		t := p.table("  ", slices.Concat(
-			columns{">#", "KIND", ">GPU", ">XCC", ">HWPRIO", "PIPE PRIO"}, registerColumns, columns{"+>LAST GRID", "+LAYOUT", "+>LINE", "NOTE"},
+		p.Line(term.Cell{Text: name, Style: term.StyleBold}, pasid+": "+term.Count(len(process.Queues), "queue"))
+		t := p.Table("  ", slices.Concat(
+			term.Columns{">#", "KIND", ">GPU", ">XCC", ">HWPRIO", "PIPE PRIO"}, registerColumns, term.Columns{"+>LAST GRID", "+LAYOUT", "+>LINE", "NOTE"},
 		))
 		for j := range process.Queues {
 			process.Queues[j].print(t, queues+j+1)
 		}
-		t.flush()
-		p.linef("")
+		t.Flush()
+		p.Linef("")
 		queues += len(process.Queues)
 	}
 	if len(d.Processes) == 0 {
-		p.linef("%s is empty: no process has queues", file)
+		p.Linef("%s is empty: no process has queues", file)
 		return
 	}
-	p.linef("%s of %s", count(queues, "queue"), numberOf(len(d.Processes), "process", "processes"))
+	p.Linef("%s of %s", term.Count(queues, "queue"), term.NumberOf(len(d.Processes), "process", "processes"))
 }
 
 // print writes a row for each image of the queue. n is its number in the dump.
-func (q *decodedMQD) print(t *table, n int) {
+func (q *decodedMQD) print(t *term.Table, n int) {
 	switch {
 	case q.Problem != "":
 		row := append([]any{n, q.Kind, q.GPU}, slices.Repeat([]any{"-"}, 3+len(registerColumns)+2)...)
-		t.row(append(row, q.Line, cell{"not decoded: " + q.Problem, styleBad})...)
+		t.Row(append(row, q.Line, term.Cell{Text: "not decoded: " + q.Problem, Style: term.StyleBad})...)
 	case q.SDMA != nil:
-		layout, note := q.SDMA.Layout.String(), cell{}
+		layout, note := q.SDMA.Layout.String(), term.Cell{}
 		if q.SDMA.Inferred {
 			layout += ", inferred"
 		}
 		if q.SDMA.Layout == debugfs.SDMAUnknown {
-			note = cell{"layout unknown: use --gfx", styleNote}
+			note = term.Cell{Text: "layout unknown: use --gfx", Style: term.StyleNote}
 		}
-		t.row(slices.Concat([]any{n, q.Kind, q.GPU, "-", "-", "-"}, sdmaRegisters(q.SDMA.SDMA), []any{"-", layout, q.Line, note})...)
+		t.Row(slices.Concat([]any{n, q.Kind, q.GPU, "-", "-", "-"}, sdmaRegisters(q.SDMA.SDMA), []any{"-", layout, q.Line, note})...)
 	default:
 		for xcc, c := range q.Compute {
-			number, note := "", cell{}
+			number, note := "", term.Cell{}
 			if xcc == 0 {
 				number = strconv.Itoa(n)
 			}
 			if !c.Valid {
-				note = cell{fmt.Sprintf("not an MQD of gfx9 to gfx12: begins with %08x", c.Words[0]), styleBad}
+				note = term.Cell{Text: fmt.Sprintf("not an MQD of gfx9 to gfx12: begins with %08x", c.Words[0]), Style: term.StyleBad}
 			}
-			t.row(slices.Concat([]any{
-				number, q.Kind, q.GPU, xcc, inexact(c.Priority, c.PriorityExact), pipePriorityName(c.PipePriority),
+			t.Row(slices.Concat([]any{
+				number, q.Kind, q.GPU, xcc, term.Inexact(c.Priority, c.PriorityExact), term.PipePriorityName(c.PipePriority),
 			}, computeRegisters(c.Compute), []any{c.Grid, "-", q.Line, note})...)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -41,16 +43,16 @@ type planned struct {
 	run evidence.Run
 }
 
-func (a *app) planCommand() *cobra.Command {
+func planCommand(a *term.App) *cobra.Command {
 	f := &planFlags{}
 	cmd := &cobra.Command{
 		Use:   "plan [SCENARIO]",
 		Short: "Simulate what policies and share floors do to latency and offline work",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if f.events != "" {
-				return operands()(cmd, args)
+				return term.Operands()(cmd, args)
 			}
-			return operands("SCENARIO")(cmd, args)
+			return term.Operands("SCENARIO")(cmd, args)
 		},
 		ValidArgsFunction: completeScenario,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -76,7 +78,7 @@ func (a *app) planCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(out, func(p *printer) { printPlan(p, out, f.dir) })
+			return a.Show(out, func(p *term.Printer) { printPlan(p, out, f.dir) })
 		},
 	}
 	flags := cmd.Flags()
@@ -91,7 +93,7 @@ func (a *app) planCommand() *cobra.Command {
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of arrivals and kernels; each repeat adds 1")
 	flags.IntVar(&f.repeats, "repeats", 3, "repeats of each policy and floor")
 	flags.StringVar(&f.dir, "run", "", "write the run to this new `DIR`, for gpctl report")
-	complete(cmd, "policy", scheduler.PresetNames())
+	term.Complete(cmd, "policy", scheduler.PresetNames())
 	return cmd
 }
 
@@ -101,28 +103,28 @@ func (f *planFlags) planOptions(cmd *cobra.Command) (sim.PlanOptions, error) {
 	given := cmd.Flags().Changed
 	switch {
 	case f.cost <= 0 || f.cost > time.Minute:
-		return o, usage(cmd, "--cost must be greater than 0 and at most 1m")
+		return o, term.Usage(cmd, "--cost must be greater than 0 and at most 1m")
 	case f.repeats < 1 || f.repeats > 1000:
-		return o, usage(cmd, "--repeats %d is outside 1 to 1000", f.repeats)
+		return o, term.Usage(cmd, "--repeats %d is outside 1 to 1000", f.repeats)
 	case f.duration < 0 || f.slo < 0:
-		return o, usage(cmd, "--duration and --slo must not be negative")
+		return o, term.Usage(cmd, "--duration and --slo must not be negative")
 	case f.events == "" && given("slo"):
-		return o, usage(cmd, "--slo needs --events: a scenario has its own")
+		return o, term.Usage(cmd, "--slo needs --events: a scenario has its own")
 	case f.events != "" && (given("trace") || given("seed") || given("repeats") || given("duration")):
-		return o, usage(cmd, "--trace, --seed, --repeats and --duration do not go with --events: a log is replayed as it is")
+		return o, term.Usage(cmd, "--trace, --seed, --repeats and --duration do not go with --events: a log is replayed as it is")
 	}
 	for _, floor := range f.floors {
 		if !(floor >= 0 && floor <= 0.95) {
-			return o, usage(cmd, "--floor %v is outside 0 to 0.95", floor)
+			return o, term.Usage(cmd, "--floor %v is outside 0 to 0.95", floor)
 		}
 	}
 	for _, preset := range f.presets {
 		p, err := policyOf(preset, f.knobs)
 		switch {
 		case err != nil:
-			return o, usage(cmd, "%v", err)
+			return o, term.Usage(cmd, "%v", err)
 		case p.Shadow:
-			return o, usage(cmd, "the policy %s suspends nothing: choose others", preset)
+			return o, term.Usage(cmd, "the policy %s suspends nothing: choose others", preset)
 		}
 		o.Policies = append(o.Policies, sim.NamedPolicy{Name: preset, Policy: p})
 	}
@@ -145,13 +147,13 @@ func (out *planned) fromScenario(f *planFlags, name string, o sim.PlanOptions) e
 	}
 	out.Name, out.About, out.run.Plan = s.Name, s.About, string(text)
 	if out.Plan, err = sim.PlanScenario(s, o); err != nil {
-		return &failure{code: ExitFailure, message: err.Error()}
+		return &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 	}
 	return nil
 }
 
-func (out *planned) fromEvents(a *app, f *planFlags, o sim.PlanOptions) error {
-	name, in, err := a.open(f.events)
+func (out *planned) fromEvents(a *term.App, f *planFlags, o sim.PlanOptions) error {
+	name, in, err := open(a, f.events)
 	if err != nil {
 		return err
 	}
@@ -161,11 +163,11 @@ func (out *planned) fromEvents(a *app, f *planFlags, o sim.PlanOptions) error {
 		out.Plan, err = sim.PlanRecording(rec.Recording, ms(f.slo), o)
 	}
 	if err != nil {
-		return &failure{code: ExitFailure, message: fmt.Sprintf("%s: %v", name, err), next: "gpctl events export --follow --output-file FILE"}
+		return &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("%s: %v", name, err), Next: "gpctl events export --follow --output-file FILE"}
 	}
 	out.Name, out.Limits = name, rec.limits()
-	out.About = fmt.Sprintf("%s in %s: %s, %s; the policy was %s, the daemon's backend %s", count(rec.Events, "event"), duration(rec.Length),
-		count(len(rec.Leases), "announcement"), count(len(rec.Targets), "offline target"), cmp.Or(rec.Policy, "not recorded"), cmp.Or(rec.Backend, "not recorded"))
+	out.About = fmt.Sprintf("%s in %s: %s, %s; the policy was %s, the daemon's backend %s", term.Count(rec.Events, "event"), term.Duration(rec.Length),
+		term.Count(len(rec.Leases), "announcement"), term.Count(len(rec.Targets), "offline target"), cmp.Or(rec.Policy, "not recorded"), cmp.Or(rec.Backend, "not recorded"))
 	out.run.Plan = "# A replay of the event log " + name + "\n"
 	return nil
 }
@@ -176,19 +178,19 @@ func (out *planned) write(dir string) error {
 	out.run.Origin, out.run.Backend, out.run.Seed = evidence.Simulated, "simulated: a model in virtual time", out.Seed
 	out.run.Environment = map[string]string{"gpctl": api.VersionString(), "cost_ms": fmt.Sprint(out.Cost)}
 	if err := evidence.Write(dir, &out.run); err != nil {
-		return &failure{code: ExitFailure, message: err.Error()}
+		return &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 	}
 	return nil
 }
 
-func printPlan(p *printer, out *planned, dir string) {
-	p.line(cell{simulatedNote, styleNote})
+func printPlan(p *term.Printer, out *planned, dir string) {
+	p.Line(term.Cell{Text: simulatedNote, Style: term.StyleNote})
 	title := out.Name
 	if out.About != "" {
 		title += ": " + out.About
 	}
-	p.linef("%s", title)
-	p.linef("")
+	p.Linef("%s", title)
+	p.Linef("")
 	recorded, llm, many := out.Alone == nil, false, len(out.Points[0].Services) > 1
 	for _, s := range out.Points[0].Services {
 		llm = llm || s.TPOTP99 > 0
@@ -199,7 +201,7 @@ func printPlan(p *printer, out *planned, dir string) {
 		}
 		return "+" + name
 	}
-	t := p.table("", columns{
+	t := p.Table("", term.Columns{
 		"POLICY", ">FLOOR", ">P50", ">P99", only(llm, ">TPOT P99"), only(recorded, ">NOT QUIET"), only(recorded, ">DISTURBED"), ">OFFLINE", ">GPUS SAVED",
 		">PREEMPTIONS", only(many, "SERVICE"), "+>REQUESTS", "SLO", "NOTE",
 	})
@@ -209,7 +211,7 @@ func printPlan(p *printer, out *planned, dir string) {
 		if r := s.Recorded; r != nil {
 			notQuiet, disturbed = fmt.Sprint(r.NotQuiet), fmt.Sprintf("%.1f %%", 100*r.Disturbed)
 		}
-		t.row(policy, floor, milli(s.P50), milli(s.P99), simCell(s.TPOTP99 == 0, "%.2f ms", s.TPOTP99), notQuiet, disturbed,
+		t.Row(policy, floor, milli(s.P50), milli(s.P99), simCell(s.TPOTP99 == 0, "%.2f ms", s.TPOTP99), notQuiet, disturbed,
 			simCell(pt == out.Alone, "%.1f %%", 100*pt.Offline), simCell(pt.Policy == "", "%.2f", pt.Saved), fmt.Sprintf("%.2f", pt.Preemptions), s.Name, s.Requests,
 			verdictCell(pt.Verdict), note)
 	}
@@ -228,33 +230,33 @@ func printPlan(p *printer, out *planned, dir string) {
 		}
 		row(pt.Policy, fmt.Sprintf("%.2f", pt.ShareFloor), note, pt)
 	}
-	t.flush()
-	p.linef("")
+	t.Flush()
+	p.Linef("")
 	printChoice(p, out)
 	explainPlan(p, out, llm, many)
 	if dir != "" {
-		p.linef("The run is in %s; gpctl report shows it.", dir)
+		p.Linef("The run is in %s; gpctl report shows it.", dir)
 	}
 }
 
 // explainPlan prints what the columns are, and what they do not say.
-func explainPlan(p *printer, out *planned, llm, many bool) {
+func explainPlan(p *term.Printer, out *planned, llm, many bool) {
 	recorded := out.Alone == nil
 	switch {
 	case recorded:
-		p.linef("P50 and P99 are times from the announcement to its answer, NOT QUIET the answers before the GPUs were quiet, and DISTURBED the part")
-		p.linef("of the announced work beside offline work that it outranks. The SLO is kept if 99 %% of the announcements have quiet GPUs in time,")
-		p.linef("until their end.")
+		p.Linef("P50 and P99 are times from the announcement to its answer, NOT QUIET the answers before the GPUs were quiet, and DISTURBED the part")
+		p.Linef("of the announced work beside offline work that it outranks. The SLO is kept if 99 %% of the announcements have quiet GPUs in time,")
+		p.Linef("until their end.")
 	case llm:
-		p.linef("P50 and P99 are times to the first token%s.", decisive(many))
+		p.Linef("P50 and P99 are times to the first token%s.", decisive(many))
 	default:
-		p.linef("P50 and P99 are times from arrival to result%s.", decisive(many))
+		p.Linef("P50 and P99 are times from arrival to result%s.", decisive(many))
 	}
-	p.linef("OFFLINE is relative to offline work alone; GPUS SAVED is against GPUs of their own for as much of both. A dominated point is in")
-	p.linef("nothing better than another one, and worse in something.")
-	p.linef("A suspend and a resume take %s each%s.", duration(time.Duration(math.Round(out.Cost*float64(time.Millisecond)))), assumed(recorded))
+	p.Linef("OFFLINE is relative to offline work alone; GPUS SAVED is against GPUs of their own for as much of both. A dominated point is in")
+	p.Linef("nothing better than another one, and worse in something.")
+	p.Linef("A suspend and a resume take %s each%s.", term.Duration(time.Duration(math.Round(out.Cost*float64(time.Millisecond)))), assumed(recorded))
 	for _, l := range out.Limits {
-		p.linef("%s", l)
+		p.Linef("%s", l)
 	}
 }
 
@@ -275,34 +277,34 @@ func assumed(recorded bool) string {
 // milli formats milliseconds; long times in larger units.
 func milli(v float64) string {
 	if v >= 10_000 {
-		return duration(time.Duration(v * float64(time.Millisecond)))
+		return term.Duration(time.Duration(v * float64(time.Millisecond)))
 	}
 	return fmt.Sprintf("%.2f ms", v)
 }
 
-func verdictCell(v sim.Verdict) cell {
+func verdictCell(v sim.Verdict) term.Cell {
 	switch v {
 	case sim.Kept:
-		return cell{"kept", styleGood}
+		return term.Cell{Text: "kept", Style: term.StyleGood}
 	case sim.Missed:
-		return cell{"MISSED", styleBad}
+		return term.Cell{Text: "MISSED", Style: term.StyleBad}
 	default:
-		return cell{text: "-"}
+		return term.Cell{Text: "-"}
 	}
 }
 
 // printChoice prints the highest floors and the best point.
-func printChoice(p *printer, out *planned) {
+func printChoice(p *term.Printer, out *planned) {
 	if out.Points[0].Verdict == sim.NoSLO {
 		hint := "set slo: of a service"
 		if out.Alone == nil {
 			hint = "set --slo"
 		}
-		p.linef("No SLO says which latency is too high: %s to find the highest share floor that keeps it.", hint)
+		p.Linef("No SLO says which latency is too high: %s to find the highest share floor that keeps it.", hint)
 		return
 	}
 	if out.Best < 0 {
-		p.linef("No policy keeps the SLO.")
+		p.Linef("No policy keeps the SLO.")
 		return
 	}
 	var floors []string
@@ -310,6 +312,6 @@ func printChoice(p *printer, out *planned) {
 		floors = append(floors, fmt.Sprintf("%s %.2f", f.Policy, f.ShareFloor))
 	}
 	best := out.Points[out.Best]
-	p.linef("Highest share floor that keeps the SLO: %s.", strings.Join(floors, ", "))
-	p.linef("Most offline work that keeps it: %s with floor %.2f, %.1f %% of offline alone; that saves %.2f GPUs.", best.Policy, best.ShareFloor, 100*best.Offline, best.Saved)
+	p.Linef("Highest share floor that keeps the SLO: %s.", strings.Join(floors, ", "))
+	p.Linef("Most offline work that keeps it: %s with floor %.2f, %.1f %% of offline alone; that saves %.2f GPUs.", best.Policy, best.ShareFloor, 100*best.Offline, best.Saved)
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 	"syscall"
+
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // pythonMagic is the first line of every file that gpctl queue find writes. A file
@@ -24,7 +26,7 @@ func pythonConfig(queues []foundQueue, about []string) string {
 	// of the file.
 	b.WriteString("#\n")
 	for _, line := range about {
-		b.WriteString(strings.TrimRight("# "+printable(line), " ") + "\n")
+		b.WriteString(strings.TrimRight("# "+term.Printable(line), " ") + "\n")
 	}
 	b.WriteString("\nqueues = [\n")
 	for _, q := range queues {
@@ -50,7 +52,7 @@ func writePythonConfig(path, content string) error {
 	if err := mayReplace(path); err != nil {
 		return err
 	}
-	return replaceFile(path, "--python-config=FILE", func(w io.Writer) error {
+	return term.ReplaceFile(path, "--python-config=FILE", func(w io.Writer) error {
 		_, err := io.WriteString(w, content)
 		return err
 	})
@@ -59,8 +61,8 @@ func writePythonConfig(path, content string) error {
 // mayReplace returns an error for a file that gpctl did not write.
 func mayReplace(path string) error {
 	foreign := func(what string) error {
-		return &failure{
-			code: ExitRefused, message: fmt.Sprintf("cannot replace %s: it %s", path, what), next: "choose another file with --python-config=FILE",
+		return &term.Failure{
+			Code: term.ExitRefused, Message: fmt.Sprintf("cannot replace %s: it %s", path, what), Next: "choose another file with --python-config=FILE",
 		}
 	}
 	// Opening must not wait, as for a FIFO, or follow a link.

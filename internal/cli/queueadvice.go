@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -32,7 +34,7 @@ type advice struct {
 	Strategies []strategy `json:"strategies"`
 	Notes      []string   `json:"notes"`
 	Simulated  string     `json:"simulated,omitempty"`
-	names      gpuNames
+	names      term.GPUNames
 }
 
 // advised is a process with its queues.
@@ -54,43 +56,43 @@ type strategy struct {
 	Command string `json:"command,omitempty"`
 }
 
-func (a *app) queueAdvice() *cobra.Command {
+func queueAdvice(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "advice PID...",
 		Short: "Advise how online and offline work of processes should share a GPU",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usage(cmd, "missing argument: PID")
+				return term.Usage(cmd, "missing argument: PID")
 			}
 			return nil
 		},
-		ValidArgsFunction: a.targetNames,
+		ValidArgsFunction: a.TargetNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var keys []gpreempt.ProcessKey
 			for _, arg := range args {
 				key, err := gpreempt.ParseProcessKey(arg)
 				if err != nil {
-					return usage(cmd, "%v", err)
+					return term.Usage(cmd, "%v", err)
 				}
 				keys = append(keys, key)
 			}
-			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
-				found, err := a.advise(ctx, admin, keys)
+			return a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
+				found, err := advise(ctx, a, admin, keys)
 				if err != nil {
 					return err
 				}
-				return a.show(found, func(p *printer) { printAdvice(p, found) })
+				return a.Show(found, func(p *term.Printer) { printAdvice(p, found) })
 			})
 		},
 	}
 }
 
 // advise reads the processes and decides.
-func (a *app) advise(ctx context.Context, admin adminClient, keys []gpreempt.ProcessKey) (*advice, error) {
+func advise(ctx context.Context, a *term.App, admin term.AdminClient, keys []gpreempt.ProcessKey) (*advice, error) {
 	found := &advice{Processes: []advised{}, GPUs: []uint32{}, Notes: []string{}}
 	users := map[uint32]int{} // processes on each GPU
 	for _, key := range keys {
-		target, err := one(ctx, admin, key, "")
+		target, err := term.OneTarget(ctx, admin, key, "")
 		if err != nil {
 			return nil, err
 		}
@@ -127,7 +129,7 @@ func (a *app) advise(ctx context.Context, admin adminClient, keys []gpreempt.Pro
 	if err != nil {
 		return nil, err
 	}
-	found.Simulated, found.names = simulated(st), nodes.GetGpus()
+	found.Simulated, found.names = term.Simulated(st), nodes.GetGpus()
 	for _, g := range nodes.GetGpus() {
 		if users[g.GetGpuId()] > 1 {
 			found.GPUs = append(found.GPUs, g.GetGpuId())
@@ -150,7 +152,7 @@ func (v *advice) decide() {
 		p := v.Processes[0]
 		v.Strategies = []strategy{
 			{Name: "two processes", Text: fmt.Sprintf("All work of a process shares its %s, and a process is suspended as a whole. "+
-				"Run the offline work as a process of its own, then suspend that one.", count(p.QueueCount, "queue"))},
+				"Run the offline work as a process of its own, then suspend that one.", term.Count(p.QueueCount, "queue"))},
 			{Name: "explicit suspend", Text: "The design documents' choice for shared queues. It stops the online work of this process too."},
 			{Name: "time slice", Text: "The program divides its offline work into short pieces and waits between them. gpreempt cannot do that from outside."},
 		}
@@ -207,33 +209,33 @@ func (v *advice) priority() strategy {
 	}
 }
 
-func printAdvice(p *printer, v *advice) {
-	t := p.table("", columns{">PID", "COMMAND", "CLASS", ">QUEUES", "HIP", "GPU", "HWPRIO"})
+func printAdvice(p *term.Printer, v *advice) {
+	t := p.Table("", term.Columns{">PID", "COMMAND", "CLASS", ">QUEUES", "HIP", "GPU", "HWPRIO"})
 	for _, process := range v.Processes {
 		var priorities []string
 		for _, n := range process.Priorities {
 			priorities = append(priorities, strconv.FormatUint(uint64(n), 10))
 		}
-		t.row(process.PID, process.Comm, api.EnumName(gpreemptv1.Class(gpreemptv1.Class_value[process.Class])), process.QueueCount, v.names.hip(process.GPUs...), gpus(process.GPUs, true), or(strings.Join(priorities, ","), "-"))
+		t.Row(process.PID, process.Comm, api.EnumName(gpreemptv1.Class(gpreemptv1.Class_value[process.Class])), process.QueueCount, v.names.HIP(process.GPUs...), term.GPUs(process.GPUs, true), term.Or(strings.Join(priorities, ","), "-"))
 	}
-	t.flush()
+	t.Flush()
 	where := ""
 	if len(v.GPUs) > 0 {
-		where = ", on a common GPU: " + gpus(v.GPUs, true)
+		where = ", on a common GPU: " + term.GPUs(v.GPUs, true)
 	}
-	p.linef("")
-	p.linef("queues  %s%s", v.Queues, where)
+	p.Linef("")
+	p.Linef("queues  %s%s", v.Queues, where)
 	for i, s := range v.Strategies {
-		p.line(fmt.Sprintf("%d. ", i+1), cell{s.Name, styleBold})
+		p.Line(fmt.Sprintf("%d. ", i+1), term.Cell{Text: s.Name, Style: term.StyleBold})
 		for line := range strings.SplitSeq(wrap(s.Text, 90), "\n") {
-			p.linef("   %s", line)
+			p.Linef("   %s", line)
 		}
 		if s.Command != "" {
-			p.linef("   try: %s", s.Command)
+			p.Linef("   try: %s", s.Command)
 		}
 	}
 	for _, note := range v.Notes {
-		p.linef("note   %s", note)
+		p.Linef("note   %s", note)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -69,7 +71,7 @@ total  2 queues, 0 active, 2 unknown
 note   unknown whether active: debugfs is not mounted
 file   queue_config_pid_5001.py
 `
-	if diff := cmp.Diff(want, got); code != ExitOK || stderr != "" || diff != "" {
+	if diff := cmp.Diff(want, got); code != term.ExitOK || stderr != "" || diff != "" {
 		t.Errorf("code %d, stderr %q, stdout (-want +got):\n%s", code, stderr, diff)
 	}
 	if _, err := os.Stat("queue_config_pid_5001.py"); err != nil {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
@@ -14,9 +16,9 @@ import (
 func (l *analyzedLog) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 	known := l.PIDs
 	if len(known) > 0 && !slices.ContainsFunc(known, func(pid int32) bool { return slices.Contains(pids, pid) }) {
-		return nil, &failure{
-			code: ExitFailure, message: fmt.Sprintf("the log %s is of pid %s, not %d", l.File, numbers(known), pids[0]),
-			next: fmt.Sprintf("gpctl queue find %d --amd-log %s", known[0], l.File),
+		return nil, &term.Failure{
+			Code: term.ExitFailure, Message: fmt.Sprintf("the log %s is of pid %s, not %d", l.File, term.Numbers(known), pids[0]),
+			Next: fmt.Sprintf("gpctl queue find %d --amd-log %s", known[0], l.File),
 		}
 	}
 	var queues []*hiplog.Queue
@@ -32,15 +34,15 @@ func (l *analyzedLog) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 		}
 	}
 	if len(queues) == 0 {
-		return nil, &failure{
-			code: ExitNotFound, message: fmt.Sprintf("the log %s contains no address of a queue", l.File), next: hiplog.Hint,
+		return nil, &term.Failure{
+			Code: term.ExitNotFound, Message: fmt.Sprintf("the log %s contains no address of a queue", l.File), Next: hiplog.Hint,
 		}
 	}
 	if len(known) == 0 {
 		f.notes = append(f.notes, "the log has no pids: check that it belongs to this process")
 	}
 	if nowhere > 0 {
-		f.notes = append(f.notes, fmt.Sprintf("%s of the log omitted: the log does not contain their addresses", count(nowhere, "queue")))
+		f.notes = append(f.notes, fmt.Sprintf("%s of the log omitted: the log does not contain their addresses", term.Count(nowhere, "queue")))
 	}
 	if l.Truncated {
 		f.notes = append(f.notes, "the log ends early")
@@ -103,7 +105,7 @@ func (f *finding) join(l *analyzedLog) error {
 		}
 	}
 	if unknown > 0 {
-		f.notes = append(f.notes, fmt.Sprintf("%s not matched with the log: the address of the ring is unknown", count(unknown, "queue")))
+		f.notes = append(f.notes, fmt.Sprintf("%s not matched with the log: the address of the ring is unknown", term.Count(unknown, "queue")))
 	}
 	return nil
 }
@@ -113,7 +115,7 @@ func logIDs(q *hiplog.Queue) string {
 	if q == nil {
 		return "-"
 	}
-	return numbers(q.IDs)
+	return term.Numbers(q.IDs)
 }
 
 func logDispatches(q *hiplog.Queue) string {

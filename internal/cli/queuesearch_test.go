@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
@@ -48,7 +50,7 @@ func TestQueuesAreSearchedInSysfsWithoutADaemon(t *testing.T) {
 				priority = 12
 			}
 			want.Queues = append(want.Queues, &gpreemptv1.Queue{
-				TargetId: numbers([]int32{pid}) + "@500", Pid: pid, Comm: "train", GpuId: 34535, Type: "compute", RingBytes: 4096, Priority: priority,
+				TargetId: term.Numbers([]int32{pid}) + "@500", Pid: pid, Comm: "train", GpuId: 34535, Type: "compute", RingBytes: 4096, Priority: priority,
 			})
 		}
 		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/gpreempt/gpreempt/internal/sim"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -138,8 +140,8 @@ func readRecording(r io.Reader) (*recording, error) {
 
 func (r *recording) add(l logLine) error {
 	switch {
-	case l.Format > exportFormat:
-		return fmt.Errorf("the format is %d and this gpctl reads %d: use the gpctl that wrote it", l.Format, exportFormat)
+	case l.Format > term.ExportFormat:
+		return fmt.Errorf("the format is %d and this gpctl reads %d: use the gpctl that wrote it", l.Format, term.ExportFormat)
 	case l.Status != nil:
 		r.Backend = l.Status.Backend
 	case l.Policy != nil:

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 
@@ -99,7 +101,7 @@ func TestRunOfAPlanIsReadBack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	args := []string{"plan", "mi308x-matmul", "--duration", "2s", "--policy", "strict", "--floor", "0,0.5", "--repeats", "2", "--run", dir}
 	var stdout, stderr bytes.Buffer
-	if code := Main(t.Context(), args, strings.NewReader(""), &stdout, &stderr, func(string) string { return "" }); code != ExitOK {
+	if code := Program.Main(t.Context(), args, strings.NewReader(""), &stdout, &stderr, func(string) string { return "" }); code != term.ExitOK {
 		t.Fatalf("code %d: %s", code, stderr.String())
 	}
 	run, err := evidence.Read(dir)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
@@ -15,17 +17,17 @@ import (
 )
 
 // reportCommand needs no daemon. Its -o names a file: the report has forms of its own.
-func (a *app) reportCommand() *cobra.Command {
+func reportCommand(a *term.App) *cobra.Command {
 	var page, markdown, samples, frontier, profile string
 	cmd := &cobra.Command{
 		Use:   "report DIR...",
 		Short: "Make a report of trials and simulations: HTML, Markdown, CSV",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usage(cmd, "missing argument: DIR, the folder of a run")
+				return term.Usage(cmd, "missing argument: DIR, the folder of a run")
 			}
 			if cmd.Flags().Changed("jq") || cmd.Flags().Changed("template") {
-				return usage(cmd, "--jq and --template do not apply to a report; --csv has the samples")
+				return term.Usage(cmd, "--jq and --template do not apply to a report; --csv has the samples")
 			}
 			return nil
 		},
@@ -35,7 +37,7 @@ func (a *app) reportCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			limits, err := evidence.LoadProfile(profile)
 			if err != nil {
-				return usage(cmd, "invalid --profile: %v", err)
+				return term.Usage(cmd, "invalid --profile: %v", err)
 			}
 			runs, err := readRuns(args)
 			if err != nil {
@@ -47,7 +49,7 @@ func (a *app) reportCommand() *cobra.Command {
 				if unlike, ok := errors.AsType[*evidence.UnlikeError](err); ok {
 					message = "the runs cannot be shown side by side, they differ in " + strings.Join(unlike.Differences, "; ")
 				}
-				return &failure{code: ExitRefused, message: message, next: "a report of each run"}
+				return &term.Failure{Code: term.ExitRefused, Message: message, Next: "a report of each run"}
 			}
 			var forms []reportForm
 			for _, form := range []reportForm{
@@ -68,7 +70,7 @@ func (a *app) reportCommand() *cobra.Command {
 	cmd.Flags().StringVar(&samples, "csv", "", "write all samples, one value a line, to this `FILE`")
 	cmd.Flags().StringVar(&frontier, "frontier", "", "write the chart of p99 against offline work as SVG to this `FILE`")
 	cmd.Flags().StringVar(&profile, "profile", evidence.DefaultProfile, "limits of the verdict: "+strings.Join(evidence.ProfileNames(), ", ")+", or a YAML file")
-	complete(cmd, "profile", evidence.ProfileNames())
+	term.Complete(cmd, "profile", evidence.ProfileNames())
 	return cmd
 }
 
@@ -81,7 +83,7 @@ type reportForm struct {
 // writeForms writes files of a report.
 func writeForms(forms []reportForm) error {
 	for _, form := range forms {
-		if err := replaceFile(form.path, "--"+form.flag, form.write); err != nil {
+		if err := term.ReplaceFile(form.path, "--"+form.flag, form.write); err != nil {
 			return err
 		}
 	}
@@ -94,7 +96,7 @@ func reportIn(dir string, run *evidence.Run) (page string, err error) {
 	limits := evidence.Profile{Name: noProfile, About: "it has no limit, so that there is no verdict."}
 	if name := planProfile(run); name != "" && name != noProfile {
 		if limits, err = evidence.LoadProfile(name); err != nil {
-			return "", &failure{code: ExitUsage, message: err.Error(), next: "gpctl report " + dir + " --profile NAME"}
+			return "", &term.Failure{Code: term.ExitUsage, Message: err.Error(), Next: "gpctl report " + dir + " --profile NAME"}
 		}
 	}
 	r, err := report.New([]evidence.Run{*run}, limits)
@@ -117,9 +119,9 @@ func readRuns(dirs []string) ([]evidence.Run, error) {
 		run, err := evidence.Read(dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("%s is not a folder of a run: %v", dir, err), next: "name the folder that gpctl trial or gpctl sim has written"}
+			return nil, &term.Failure{Code: term.ExitNotFound, Message: fmt.Sprintf("%s is not a folder of a run: %v", dir, err), Next: "name the folder that gpctl trial or gpctl sim has written"}
 		case err != nil:
-			return nil, &failure{code: ExitFailure, message: err.Error(), next: "repeat the run"}
+			return nil, &term.Failure{Code: term.ExitFailure, Message: err.Error(), Next: "repeat the run"}
 		}
 		runs = append(runs, *run)
 	}

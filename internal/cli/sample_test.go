@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -26,14 +28,14 @@ func watchUntil(ctx context.Context, t *testing.T, m *machine, slept func(time.D
 	socket := filepath.Join(t.TempDir(), "s")
 	serve(t, socket, m)
 	var out, err bytes.Buffer
-	streams := IO{In: strings.NewReader(""), Out: &out, Err: &err, Getenv: func(string) string { return "" }}
+	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &err, Getenv: func(string) string { return "" }}
 	now, sleep := clock()
 	streams.Now = now
 	streams.Sleep = func(ctx context.Context, d time.Duration) error {
 		slept(d)
 		return sleep(ctx, d)
 	}
-	code = Run(ctx, append(args, "--socket", socket), streams)
+	code = Program.Run(ctx, append(args, "--socket", socket), streams)
 	return code, out.String(), err.String()
 }
 
@@ -88,7 +90,7 @@ changes         6 created, 4 destroyed
 stability       not stable: 1 to 4 queues
 runs            3 processes of train? with 3 1 3 queues: different numbers; 5 runs are recommended
 `
-	if diff := cmp.Diff(want, stdout); code != ExitOK || stderr != "" || diff != "" {
+	if diff := cmp.Diff(want, stdout); code != term.ExitOK || stderr != "" || diff != "" {
 		t.Errorf("code %d, stderr %q, stdout (-want +got):\n%s", code, stderr, diff)
 	}
 	if diff := cmp.Diff([]time.Duration{5 * time.Second, 5 * time.Second, 5 * time.Second}, pauses); diff != "" {
@@ -107,7 +109,7 @@ func TestRunsWithinOneQueueAreConsistent(t *testing.T) {
 		"stability       stable: the numbers differ by at most one\n",
 		"runs            5 processes of train? with 3 2 3 2 3 queues: the same number, within one\n",
 	} {
-		if code != ExitOK || !strings.Contains(stdout, want) {
+		if code != term.ExitOK || !strings.Contains(stdout, want) {
 			t.Errorf("code %d, stderr %q, no %q in:\n%s", code, stderr, want, stdout)
 		}
 	}
@@ -124,7 +126,7 @@ func TestSamplingWaitsForAProcess(t *testing.T) {
 	var pauses []time.Duration
 	code, stdout, stderr := watchMachine(t, m, func(d time.Duration) { pauses = append(pauses, d) },
 		"queue", "sample", "--all", "--wait", "--duration", "0s")
-	if first, _, _ := strings.Cut(stdout, "\n"); code != ExitOK || first != "1 sample over 0s: 2 queues of 1 process" {
+	if first, _, _ := strings.Cut(stdout, "\n"); code != term.ExitOK || first != "1 sample over 0s: 2 queues of 1 process" {
 		t.Errorf("code %d, stderr %q, stdout:\n%s", code, stderr, stdout)
 	}
 	if diff := cmp.Diff([]time.Duration{waitInterval, waitInterval}, pauses); diff != "" {
@@ -144,7 +146,7 @@ func TestSamplingWaitsForAPID(t *testing.T) {
 			m.targets = append(m.targets, late)
 		}
 	}, "queue", "sample", "--pid", "4242", "--wait", "--duration", "0s")
-	if first, _, _ := strings.Cut(stdout, "\n"); code != ExitOK || first != "1 sample over 0s: 3 queues of 1 process" || waited != 3 {
+	if first, _, _ := strings.Cut(stdout, "\n"); code != term.ExitOK || first != "1 sample over 0s: 3 queues of 1 process" || waited != 3 {
 		t.Errorf("code %d, stderr %q, waited %d times, stdout:\n%s", code, stderr, waited, stdout)
 	}
 }
@@ -157,7 +159,7 @@ func TestInterruptedSamplingIsSummarized(t *testing.T) {
 			cancel()
 		}
 	}, "queue", "sample", "--all", "--duration", "1h")
-	if first, _, _ := strings.Cut(stdout, "\n"); code != ExitOK || first != "2 samples over 5s: 8 queues of 5 processes" {
+	if first, _, _ := strings.Cut(stdout, "\n"); code != term.ExitOK || first != "2 samples over 5s: 8 queues of 5 processes" {
 		t.Errorf("code %d, stderr %q, stdout:\n%s", code, stderr, stdout)
 	}
 }
@@ -165,7 +167,7 @@ func TestInterruptedSamplingIsSummarized(t *testing.T) {
 func TestInterruptedWaitingIsAnError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	code, stdout, stderr := watchUntil(ctx, t, newMachine(), func(time.Duration) { cancel() }, "queue", "sample", "--name", "nobody", "--wait")
-	if want := "gpctl: interrupted before the first sample\n"; code != ExitFailure || stdout != "" || stderr != want {
+	if want := "gpctl: interrupted before the first sample\n"; code != term.ExitFailure || stdout != "" || stderr != want {
 		t.Errorf("code %d, stdout %q, stderr %q, want %q", code, stdout, stderr, want)
 	}
 }
@@ -180,7 +182,7 @@ func TestSamplingEndsWithTheDaemon(t *testing.T) {
 	}
 	code, stdout, stderr := watchMachine(t, m, func(time.Duration) {}, "queue", "sample", "--all")
 	first, _, _ := strings.Cut(stdout, "\n")
-	if code != ExitUnreachable || first != "2 samples over 5s: 1 queue of 1 process" || stderr != "gpctl: the daemon is shutting down\n  try: wait\n" {
+	if code != term.ExitUnreachable || first != "2 samples over 5s: 1 queue of 1 process" || stderr != "gpctl: the daemon is shutting down\n  try: wait\n" {
 		t.Errorf("code %d, stderr %q, stdout:\n%s", code, stderr, stdout)
 	}
 }
@@ -217,7 +219,7 @@ func TestSlotsAreWatchedUntilTheDaemonEnds(t *testing.T) {
 12:00:02.000  unmapped  34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792  12 packets
 12:00:02.000  unmapped  34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192  4096 bytes
 `
-	if diff := cmp.Diff(want, stdout); code != ExitUnreachable || diff != "" {
+	if diff := cmp.Diff(want, stdout); code != term.ExitUnreachable || diff != "" {
 		t.Errorf("code %d, stderr %q, stdout (-want +got):\n%s", code, stderr, diff)
 	}
 	if diff := cmp.Diff([]time.Duration{2 * time.Second, 2 * time.Second, 2 * time.Second}, pauses); diff != "" {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -20,15 +22,15 @@ import (
 // simulatedNote is above every output of the simulator for people.
 const simulatedNote = "SIMULATED: a model in virtual time; no hardware is involved"
 
-func (a *app) simCommand() *cobra.Command {
-	return noun("sim", "Simulate how ways of sharing GPUs treat a scenario", a.simList(), a.simRun(), a.simCompare(), a.simFit(), a.simValidate())
+func simCommand(a *term.App) *cobra.Command {
+	return term.Noun("sim", "Simulate how ways of sharing GPUs treat a scenario", simList(a), simRun(a), simCompare(a), simFit(a), simValidate(a))
 }
 
-func (a *app) simList() *cobra.Command {
+func simList(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "List the scenarios of the library",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(*cobra.Command, []string) error {
 			type listed struct {
 				Name     string `json:"name"`
@@ -39,14 +41,14 @@ func (a *app) simList() *cobra.Command {
 			}
 			var list []listed
 			for _, s := range scenario.Library() {
-				list = append(list, listed{s.Name, s.About, s.Source, s.GPUs, duration(s.Duration)})
+				list = append(list, listed{s.Name, s.About, s.Source, s.GPUs, term.Duration(s.Duration)})
 			}
-			return a.show(map[string]any{"scenarios": list}, func(p *printer) {
-				t := p.table("", columns{"NAME", ">GPUS", ">DURATION", "ABOUT", "+SOURCE"})
+			return a.Show(map[string]any{"scenarios": list}, func(p *term.Printer) {
+				t := p.Table("", term.Columns{"NAME", ">GPUS", ">DURATION", "ABOUT", "+SOURCE"})
 				for _, s := range list {
-					t.row(s.Name, s.GPUs, s.Duration, s.About, s.Source)
+					t.Row(s.Name, s.GPUs, s.Duration, s.About, s.Source)
 				}
-				t.flush()
+				t.Flush()
 			})
 		},
 	}
@@ -101,15 +103,15 @@ func (f *simFlags) scenario(name string) (scenario.Scenario, error) {
 		s, err = scenario.Read(name)
 	}
 	if err != nil {
-		code := ExitFailure
+		code := term.ExitFailure
 		if errors.Is(err, fs.ErrNotExist) || !strings.ContainsAny(name, "./") {
-			code = ExitNotFound
+			code = term.ExitNotFound
 		}
-		return s, &failure{code: code, message: err.Error()}
+		return s, &term.Failure{Code: code, Message: err.Error()}
 	}
 	if f.trace != "" {
 		if err := s.UseTrace(f.trace); err != nil {
-			return s, &failure{code: ExitFailure, message: err.Error()}
+			return s, &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 		}
 	}
 	if f.duration > 0 {
@@ -263,7 +265,7 @@ func (f *simFlags) simulate(s scenario.Scenario, arms []simArm) (*simResult, err
 		a := &arms[i]
 		arm, err := sim.Arm(a.name(), s, a.scheme, f.options(a.cost), f.repeats)
 		if err != nil {
-			return nil, &failure{code: ExitFailure, message: err.Error()}
+			return nil, &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 		}
 		a.Figures = sim.Measure(arm.Repeats...)
 		switch a.Scheme {
@@ -291,40 +293,40 @@ func (f *simFlags) simulate(s scenario.Scenario, arms []simArm) (*simResult, err
 	}
 	if f.dir != "" {
 		if err := evidence.Write(f.dir, &run); err != nil {
-			return nil, &failure{code: ExitFailure, message: err.Error()}
+			return nil, &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 		}
 	}
 	return &simResult{evidence.Simulated, s.Name, f.seed, f.repeats, arms}, nil
 }
 
-func (a *app) simRun() *cobra.Command {
+func simRun(a *term.App) *cobra.Command {
 	f := &simFlags{}
 	var scheme, policy string
 	cmd := &cobra.Command{
 		Use:   "run SCENARIO",
 		Short: "Simulate one way of sharing, beside each work alone",
-		Args:  operands("SCENARIO"),
+		Args:  term.Operands("SCENARIO"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.simulateArms(cmd, f, args[0], []string{scheme}, []string{policy})
+			return simulateArms(a, cmd, f, args[0], []string{scheme}, []string{policy})
 		},
 	}
 	cmd.Flags().StringVar(&scheme, "scheme", string(sim.GPreempt), "way of sharing: "+kindNames())
 	cmd.Flags().StringVar(&policy, "policy", scheduler.DefaultPolicy().Preset, "preset of gpreempt: "+strings.Join(scheduler.PresetNames(), ", "))
-	complete(cmd, "scheme", kinds())
-	complete(cmd, "policy", scheduler.PresetNames())
+	term.Complete(cmd, "scheme", kinds())
+	term.Complete(cmd, "policy", scheduler.PresetNames())
 	f.add(cmd)
 	return cmd
 }
 
-func (a *app) simCompare() *cobra.Command {
+func simCompare(a *term.App) *cobra.Command {
 	f := &simFlags{}
 	var schemes, policies []string
 	cmd := &cobra.Command{
 		Use:   "compare SCENARIO",
 		Short: "Simulate several ways of sharing, policies or costs",
-		Args:  operands("SCENARIO"),
+		Args:  term.Operands("SCENARIO"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.simulateArms(cmd, f, args[0], schemes, policies)
+			return simulateArms(a, cmd, f, args[0], schemes, policies)
 		},
 	}
 	var all []string
@@ -336,8 +338,8 @@ func (a *app) simCompare() *cobra.Command {
 	cmd.Flags().StringSliceVar(&schemes, "scheme", all, "ways of sharing: "+kindNames())
 	cmd.Flags().StringSliceVar(&policies, "policy", []string{"balanced", "strict", "slo", "share"}, "presets of gpreempt: "+strings.Join(scheduler.PresetNames(), ", "))
 	cmd.Flags().StringVar(&f.sweep, "sweep", "", "`KNOB=VALUE,VALUE`: each policy with each of these values")
-	complete(cmd, "scheme", kinds())
-	complete(cmd, "policy", scheduler.PresetNames())
+	term.Complete(cmd, "scheme", kinds())
+	term.Complete(cmd, "policy", scheduler.PresetNames())
 	f.add(cmd)
 	return cmd
 }
@@ -353,25 +355,25 @@ func kinds() []string {
 func kindNames() string { return strings.Join(kinds(), ", ") }
 
 // simulateArms runs the arms of a scenario and shows their figures.
-func (a *app) simulateArms(cmd *cobra.Command, f *simFlags, name string, schemes, policies []string) error {
+func simulateArms(a *term.App, cmd *cobra.Command, f *simFlags, name string, schemes, policies []string) error {
 	var list []sim.Kind
 	for _, s := range schemes {
 		if !slices.Contains(kinds(), s) {
-			return usage(cmd, "unknown --scheme %q; use %s", s, kindNames())
+			return term.Usage(cmd, "unknown --scheme %q; use %s", s, kindNames())
 		}
 		list = append(list, sim.Kind(s))
 	}
 	switch {
 	case f.repeats < 1 || f.repeats > 1000:
-		return usage(cmd, "--repeats %d is outside 1 to 1000", f.repeats)
+		return term.Usage(cmd, "--repeats %d is outside 1 to 1000", f.repeats)
 	case f.duration < 0 || f.quantum < 0 || f.inFlight < 0:
-		return usage(cmd, "--duration, --quantum and --in-flight must not be negative")
+		return term.Usage(cmd, "--duration, --quantum and --in-flight must not be negative")
 	case slices.ContainsFunc(f.costs, func(d time.Duration) bool { return d <= 0 }):
-		return usage(cmd, "--cost must be greater than 0")
+		return term.Usage(cmd, "--cost must be greater than 0")
 	}
 	arms, err := f.arms(list, policies)
 	if err != nil {
-		return usage(cmd, "%v", err)
+		return term.Usage(cmd, "%v", err)
 	}
 	s, err := f.scenario(name)
 	if err != nil {
@@ -381,5 +383,5 @@ func (a *app) simulateArms(cmd *cobra.Command, f *simFlags, name string, schemes
 	if err != nil {
 		return err
 	}
-	return a.show(result, func(p *printer) { printSimulated(p, s, result, f.dir) })
+	return a.Show(result, func(p *term.Printer) { printSimulated(p, s, result, f.dir) })
 }

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
@@ -45,7 +47,7 @@ func TestValidationIsShownInTables(t *testing.T) {
 		},
 	}
 	var out bytes.Buffer
-	p := &printer{w: &out, wide: true}
+	p := &term.Printer{W: &out, Wide: true}
 	printValidation(p, v)
 	const want = `SIMULATED: a model in virtual time; no hardware is involved
 

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -24,7 +26,7 @@ func policyOf(preset string, assignments []string) (scheduler.Policy, error) {
 		if !ok {
 			return p, fmt.Errorf("invalid knob %q; use NAME=VALUE", s)
 		}
-		if err := setKnob(req, name, value); err != nil {
+		if err := term.SetKnob(req, name, value); err != nil {
 			return p, fmt.Errorf("knob %s: %w", name, err)
 		}
 	}

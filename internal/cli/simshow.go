@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
@@ -11,19 +13,19 @@ import (
 	"github.com/gpreempt/gpreempt/internal/sim"
 )
 
-func printSimulated(p *printer, s scenario.Scenario, r *simResult, dir string) {
-	p.line(cell{simulatedNote, styleNote})
-	p.linef("%s: %s", s.Name, s.About)
-	p.linef("")
+func printSimulated(p *term.Printer, s scenario.Scenario, r *simResult, dir string) {
+	p.Line(term.Cell{Text: simulatedNote, Style: term.StyleNote})
+	p.Linef("%s: %s", s.Name, s.About)
+	p.Linef("")
 	llm := false
 	for _, a := range r.Arms {
 		llm = llm || a.TTFT > 0
 	}
-	cols := columns{"SCHEME", ">REQUESTS", ">MEAN", ">P50", "+>P95", ">P99", "+>MAX", ">MEAN/ALONE", ">P99/ALONE", ">OFFLINE", ">SUSPENDS", ">PREEMPTIONS"}
+	cols := term.Columns{"SCHEME", ">REQUESTS", ">MEAN", ">P50", "+>P95", ">P99", "+>MAX", ">MEAN/ALONE", ">P99/ALONE", ">OFFLINE", ">SUSPENDS", ">PREEMPTIONS"}
 	if llm {
-		cols = columns{"SCHEME", ">REQUESTS", ">TTFT", "+>TTFT P99", ">TPOT", "+>TPOT P99", ">TTFT/ALONE", ">TPOT/ALONE", ">P99/ALONE", ">OFFLINE", ">SUSPENDS", ">PREEMPTIONS"}
+		cols = term.Columns{"SCHEME", ">REQUESTS", ">TTFT", "+>TTFT P99", ">TPOT", "+>TPOT P99", ">TTFT/ALONE", ">TPOT/ALONE", ">P99/ALONE", ">OFFLINE", ">SUSPENDS", ">PREEMPTIONS"}
 	}
-	t := p.table("", cols)
+	t := p.Table("", cols)
 	unfinished := 0
 	for _, a := range r.Arms {
 		unfinished += a.Unfinished
@@ -40,16 +42,16 @@ func printSimulated(p *printer, s scenario.Scenario, r *simResult, dir string) {
 		} else {
 			values = append(values, time(a.Mean), time(a.P50), time(a.P95), time(a.P99), time(a.Max), times(a.MeanRatio))
 		}
-		t.row(append(values, times(a.P99Ratio), simCell(a.Scheme == sim.OnlineAlone, "%.1f %%", 100*a.OfflineShare), a.Suspends, a.Preemptions)...)
+		t.Row(append(values, times(a.P99Ratio), simCell(a.Scheme == sim.OnlineAlone, "%.1f %%", 100*a.OfflineShare), a.Suspends, a.Preemptions)...)
 	}
-	t.flush()
-	p.linef("")
-	p.linef("OFFLINE is the offline work relative to offline alone, PREEMPTIONS the most that one request caused.")
+	t.Flush()
+	p.Linef("")
+	p.Linef("OFFLINE is the offline work relative to offline alone, PREEMPTIONS the most that one request caused.")
 	if unfinished > 0 {
-		p.linef("Requests without a result are not in the latencies: the GPUs are overloaded.")
+		p.Linef("Requests without a result are not in the latencies: the GPUs are overloaded.")
 	}
 	if dir != "" {
-		p.linef("The run is in %s; gpctl report shows it.", dir)
+		p.Linef("The run is in %s; gpctl report shows it.", dir)
 	}
 }
 
@@ -61,17 +63,17 @@ func simCell(none bool, format string, v float64) string {
 	return fmt.Sprintf(format, v)
 }
 
-func (a *app) simFit() *cobra.Command {
+func simFit(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "fit",
 		Short: "Fit the model to published figures and show the parameters",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(*cobra.Command, []string) error {
 			parameters, err := sim.Fit()
 			if err != nil {
 				return err
 			}
-			return a.show(map[string]any{"parameters": parameters}, func(p *printer) { printParameters(p, parameters) })
+			return a.Show(map[string]any{"parameters": parameters}, func(p *term.Printer) { printParameters(p, parameters) })
 		},
 	}
 }
@@ -83,7 +85,7 @@ type simValidation struct {
 	Ours []sim.Ours `json:"ours"`
 }
 
-func (a *app) simValidate() *cobra.Command {
+func simValidate(a *term.App) *cobra.Command {
 	var (
 		trace    string
 		markdown bool
@@ -91,10 +93,10 @@ func (a *app) simValidate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate",
 		Short: "Compare the simulator with published figures, and simulate gpreempt beside them",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if markdown && a.forPrograms() {
-				return usage(cmd, "--markdown is a form of output: it does not go with --output")
+			if markdown && a.ForPrograms() {
+				return term.Usage(cmd, "--markdown is a form of output: it does not go with --output")
 			}
 			var points []scenario.Arrival
 			if trace != "" {
@@ -115,7 +117,7 @@ func (a *app) simValidate() *cobra.Command {
 			if markdown {
 				return validationDocument(a.Out, v)
 			}
-			return a.show(v, func(p *printer) { printValidation(p, v) })
+			return a.Show(v, func(p *term.Printer) { printValidation(p, v) })
 		},
 	}
 	cmd.Flags().StringVar(&trace, "trace", "", "CSV `FILE` with the Azure LLM trace, for the rows of LLM serving")
@@ -123,12 +125,12 @@ func (a *app) simValidate() *cobra.Command {
 	return cmd
 }
 
-func printParameters(p *printer, parameters []sim.Parameter) {
-	t := p.table("", columns{"SET", "PARAMETER", ">VALUE", "FITTED TO", "MEANING"})
+func printParameters(p *term.Printer, parameters []sim.Parameter) {
+	t := p.Table("", term.Columns{"SET", "PARAMETER", ">VALUE", "FITTED TO", "MEANING"})
 	for _, q := range parameters {
-		t.row(q.Set, q.Name, simValue(q.Value, q.Unit), q.Row, q.Meaning)
+		t.Row(q.Set, q.Name, simValue(q.Value, q.Unit), q.Row, q.Meaning)
 	}
-	t.flush()
+	t.Flush()
 }
 
 // ourPolicy names the policy of a row, and how much earlier than in the scenario it is announced.
@@ -139,31 +141,31 @@ func ourPolicy(o sim.Ours) string {
 	return fmt.Sprintf("%s, %g ms ahead", o.Policy, o.Ahead)
 }
 
-func printValidation(p *printer, v simValidation) {
-	p.line(cell{simulatedNote, styleNote})
-	p.linef("")
+func printValidation(p *term.Printer, v simValidation) {
+	p.Line(term.Cell{Text: simulatedNote, Style: term.StyleNote})
+	p.Linef("")
 	printParameters(p, v.Parameters)
-	p.linef("")
-	t := p.table("", columns{"SET", "SCENARIO", "SCHEME", "FIGURE", ">PUBLISHED", ">SIMULATED", ">ERROR", "USE", "", "+REASON"})
+	p.Linef("")
+	t := p.Table("", term.Columns{"SET", "SCENARIO", "SCHEME", "FIGURE", ">PUBLISHED", ">SIMULATED", ">ERROR", "USE", "", "+REASON"})
 	for _, r := range v.Rows {
-		t.row(r.Set, r.Scenario, string(r.Scheme), r.Figure, simValue(r.Published, r.Unit), simValue(r.Simulated, r.Unit), simError(r.Error()), string(r.Use), simVerdict(r.Met()), r.Reason)
+		t.Row(r.Set, r.Scenario, string(r.Scheme), r.Figure, simValue(r.Published, r.Unit), simValue(r.Simulated, r.Unit), simError(r.Error()), string(r.Use), simVerdict(r.Met()), r.Reason)
 	}
-	t.flush()
-	p.linef("")
-	p.linef("gpreempt in the same scenarios, by the time that a suspend and a resume take; relative to online work alone:")
-	t = p.table("", columns{"SCENARIO", "POLICY", ">COST", ">MEAN", ">P99", ">TTFT", ">TPOT", ">OFFLINE", ">PREEMPTIONS", "", "+GOAL", "+REASON"})
+	t.Flush()
+	p.Linef("")
+	p.Linef("gpreempt in the same scenarios, by the time that a suspend and a resume take; relative to online work alone:")
+	t = p.Table("", term.Columns{"SCENARIO", "POLICY", ">COST", ">MEAN", ">P99", ">TTFT", ">TPOT", ">OFFLINE", ">PREEMPTIONS", "", "+GOAL", "+REASON"})
 	for _, o := range v.Ours {
-		t.row(o.Scenario, ourPolicy(o), fmt.Sprintf("%g ms", o.Cost), fmt.Sprintf("%.3f", o.Mean), fmt.Sprintf("%.3f", o.P99), simCell(o.TTFT == 0, "%.3f", o.TTFT),
+		t.Row(o.Scenario, ourPolicy(o), fmt.Sprintf("%g ms", o.Cost), fmt.Sprintf("%.3f", o.Mean), fmt.Sprintf("%.3f", o.P99), simCell(o.TTFT == 0, "%.3f", o.TTFT),
 			simCell(o.TTFT == 0, "%.3f", o.TPOT), fmt.Sprintf("%.1f %%", 100*o.Share), o.Preemptions, simVerdict(o.Met), o.Goal, o.Reason)
 	}
-	t.flush()
+	t.Flush()
 }
 
-func simVerdict(met bool) cell {
+func simVerdict(met bool) term.Cell {
 	if met {
-		return cell{"met", styleGood}
+		return term.Cell{Text: "met", Style: term.StyleGood}
 	}
-	return cell{"MISSED", styleBad}
+	return term.Cell{Text: "MISSED", Style: term.StyleBad}
 }
 
 func simValue(v float64, unit string) string {

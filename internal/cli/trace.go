@@ -12,14 +12,16 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/kfdtrace"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
-func (a *app) traceCommand() *cobra.Command {
-	return noun("trace", "Record the driver's work, and export the daemon's history", a.traceExport(), a.traceKFD(thisHost()))
+func traceCommand(a *term.App) *cobra.Command {
+	return term.Noun("trace", "Record the driver's work, and export the daemon's history", traceExport(a), traceKFD(a, thisHost()))
 }
 
 // thisHost is the host on which gpctl runs.
@@ -46,7 +48,7 @@ const (
 // longestTrace bounds --duration: a forgotten recording must not fill the disk.
 const longestTrace = time.Hour
 
-func (a *app) traceKFD(host traceHost) *cobra.Command {
+func traceKFD(a *term.App, host traceHost) *cobra.Command {
 	var (
 		o   kfdtrace.Options
 		dir string
@@ -54,14 +56,14 @@ func (a *app) traceKFD(host traceHost) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kfd",
 		Short: "Record how long the driver's queue operations take",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Duration <= 0 || o.Duration > longestTrace {
-				return usage(cmd, "--duration must be more than 0 and at most %s", duration(longestTrace))
+				return term.Usage(cmd, "--duration must be more than 0 and at most %s", term.Duration(longestTrace))
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 			defer stop()
-			return a.recordKFD(ctx, host, o, dir)
+			return recordKFD(ctx, a, host, o, dir)
 		},
 	}
 	cmd.Flags().DurationVar(&o.Duration, "duration", 10*time.Second, "how long to record")
@@ -94,7 +96,7 @@ func (host traceHost) record(ctx context.Context, o kfdtrace.Options) (*kfdRecor
 	return &kfdRecording{Kernel: firstLine(host.root, "proc/sys/kernel/osrelease"), Driver: firstLine(host.root, "sys/module/amdgpu/version"), Report: report}, err
 }
 
-func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options, dir string) (err error) {
+func recordKFD(ctx context.Context, a *term.App, host traceHost, o kfdtrace.Options, dir string) (err error) {
 	if _, err := fs.Stat(host.root, "sys/class/kfd/kfd/proc"); err == nil {
 		o.Host = discovery.NewFS(host.root)
 	}
@@ -107,7 +109,7 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 		o.Raw = text
 	}
 	o.Started = func() {
-		fmt.Fprintf(a.Err, "Recording for %s; Ctrl-C ends it early.\n", duration(o.Duration))
+		fmt.Fprintf(a.Err, "Recording for %s; Ctrl-C ends it early.\n", term.Duration(o.Duration))
 	}
 	recording, err := host.record(ctx, o)
 	if text != nil {
@@ -122,7 +124,7 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 		}
 		return traceFailure(err)
 	}
-	return errors.Join(traceFailure(err), a.keepRecording(dir, *recording), a.showRecording(*recording, dir))
+	return errors.Join(traceFailure(err), keepRecording(a, dir, *recording), showRecording(a, *recording, dir))
 }
 
 // missingDirs returns the directories on the way to dir that do not exist, the deepest first.
@@ -143,12 +145,12 @@ func newFile(dir, name string) (*os.File, error) {
 	}
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644) //nolint:gosec // G302: readable by everybody
 	if errors.Is(err, fs.ErrExist) {
-		return nil, &failure{code: ExitRefused, message: fmt.Sprintf("%s already contains a recording", dir), next: "name another directory with --output-dir"}
+		return nil, &term.Failure{Code: term.ExitRefused, Message: fmt.Sprintf("%s already contains a recording", dir), Next: "name another directory with --output-dir"}
 	}
 	return f, err
 }
 
-func (a *app) keepRecording(dir string, r kfdRecording) error {
+func keepRecording(a *term.App, dir string, r kfdRecording) error {
 	if dir == "" {
 		return nil
 	}
@@ -156,9 +158,9 @@ func (a *app) keepRecording(dir string, r kfdRecording) error {
 	if err != nil {
 		return err
 	}
-	raw, err := marshal(r)
+	raw, err := term.Marshal(r)
 	if err == nil {
-		err = writeJSON(f, raw)
+		err = term.WriteJSON(f, raw)
 	}
 	return errors.Join(err, f.Close())
 }
@@ -177,113 +179,113 @@ func traceFailure(err error) error {
 	if err == nil {
 		return nil
 	}
-	f := &failure{code: ExitFailure, message: err.Error()}
+	f := &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 	if e, ok := errors.AsType[*kfdtrace.Error](err); ok {
-		f.next = e.Next
+		f.Next = e.Next
 		if e.Request {
-			f.code = ExitUsage
+			f.Code = term.ExitUsage
 		}
 	}
 	switch {
 	case errors.Is(err, kfdtrace.ErrNoDriver):
-		f.code = ExitNoGPU
+		f.Code = term.ExitNoGPU
 	case errors.Is(err, fs.ErrPermission):
-		f.code = ExitDenied
+		f.Code = term.ExitDenied
 	}
 	return f
 }
 
-func (a *app) showRecording(r kfdRecording, dir string) error {
-	return a.show(r, func(p *printer) {
+func showRecording(a *term.App, r kfdRecording, dir string) error {
+	return a.Show(r, func(p *term.Printer) {
 		printRecording(p, r)
 		if dir != "" {
-			p.linef("")
-			p.linef("Written to %s: %s, %s", dir, traceText, traceReport)
+			p.Linef("")
+			p.Linef("Written to %s: %s, %s", dir, traceText, traceReport)
 		}
 	})
 }
 
-func printRecording(p *printer, r kfdRecording) {
+func printRecording(p *term.Printer, r kfdRecording) {
 	early := ""
 	if r.Interrupted {
 		early = ", ended early"
 	}
-	p.linef("Recorded %s on Linux %s%s; %s followed.", duration(r.Duration), or(r.Kernel, "?"), early, count(r.Followed, "function"))
+	p.Linef("Recorded %s on Linux %s%s; %s followed.", term.Duration(r.Duration), term.Or(r.Kernel, "?"), early, term.Count(r.Followed, "function"))
 	printLoss(p, r)
 	for _, w := range r.Warnings {
-		p.line(cell{"warning: " + w, styleNote})
+		p.Line(term.Cell{Text: "warning: " + w, Style: term.StyleNote})
 	}
-	p.linef("")
+	p.Linef("")
 	if len(r.Functions) > 0 {
 		printCalls(p, r.Functions)
 	} else {
-		p.linef("No call of a followed function was recorded.")
+		p.Linef("No call of a followed function was recorded.")
 	}
 	if len(r.Events) > 0 {
-		p.linef("")
-		t := p.table("", columns{"EVENT", ">COUNT"})
+		p.Linef("")
+		t := p.Table("", term.Columns{"EVENT", ">COUNT"})
 		for _, e := range r.Events {
-			t.row(e.Name, e.Count)
+			t.Row(e.Name, e.Count)
 		}
-		t.flush()
+		t.Flush()
 	}
 	if len(r.Queues) > 0 {
-		p.linef("")
+		p.Linef("")
 		printQueueChanges(p, r.Queues)
 	}
-	if p.wide {
+	if p.Wide {
 		for _, name := range r.MissingEvents {
-			p.linef("This kernel has no event %s.", name)
+			p.Linef("This kernel has no event %s.", name)
 		}
 		for _, name := range r.MissingFunctions {
-			p.linef("This kernel has no function %s.", name)
+			p.Linef("This kernel has no function %s.", name)
 		}
 	} else if n := len(r.MissingEvents) + len(r.MissingFunctions); n > 0 {
-		p.linef("")
-		p.linef("This kernel lacks %d of the events and functions (-o wide for their names).", n)
+		p.Linef("")
+		p.Linef("This kernel lacks %d of the events and functions (-o wide for their names).", n)
 	}
 }
 
 // printLoss reports how complete the recording is.
-func printLoss(p *printer, r kfdRecording) {
-	buffer := fmt.Sprintf("the buffer was %s on each of %s", size(uint64(r.Buffer.PerCPUKiB)<<10), count(r.Buffer.CPUs, "CPU"))
+func printLoss(p *term.Printer, r kfdRecording) {
+	buffer := fmt.Sprintf("the buffer was %s on each of %s", term.Size(uint64(r.Buffer.PerCPUKiB)<<10), term.Count(r.Buffer.CPUs, "CPU"))
 	if r.Lost == 0 {
-		p.linef("No events were lost; %s.", buffer)
+		p.Linef("No events were lost; %s.", buffer)
 		return
 	}
 	if r.Buffer.Limited {
 		buffer += " and could not be enlarged further"
 	}
-	p.line(cell{fmt.Sprintf("Events lost: %d; calls are missing below; %s.", r.Lost, buffer), styleNote})
+	p.Line(term.Cell{Text: fmt.Sprintf("Events lost: %d; calls are missing below; %s.", r.Lost, buffer), Style: term.StyleNote})
 }
 
 // createTarget is the longest time that the creation of a queue should take.
 const createTarget = time.Millisecond
 
-func printCalls(p *printer, list []kfdtrace.FunctionCalls) {
-	t := p.table("", columns{"GROUP", "FUNCTION", ">CALLS", ">MIN", ">MEAN", ">P50", ">P95", ">P99", ">MAX", "+>TORN"})
+func printCalls(p *term.Printer, list []kfdtrace.FunctionCalls) {
+	t := p.Table("", term.Columns{"GROUP", "FUNCTION", ">CALLS", ">MIN", ">MEAN", ">P50", ">P95", ">P99", ">MAX", "+>TORN"})
 	for _, f := range list {
-		t.row(f.Group, f.Name, f.Count, duration(f.Min), duration(f.Mean), duration(f.P50),
-			duration(f.P95), duration(f.P99), duration(f.Max), f.Torn)
+		t.Row(f.Group, f.Name, f.Count, term.Duration(f.Min), term.Duration(f.Mean), term.Duration(f.P50),
+			term.Duration(f.P95), term.Duration(f.P99), term.Duration(f.Max), f.Torn)
 	}
-	t.flush()
+	t.Flush()
 	for _, f := range list {
 		if f.Name == "kfd_ioctl_create_queue" && f.Count > 0 {
-			result := cell{"within", styleGood}
+			result := term.Cell{Text: "within", Style: term.StyleGood}
 			if f.P99 >= createTarget {
-				result = cell{"over", styleNote}
+				result = term.Cell{Text: "over", Style: term.StyleNote}
 			}
-			p.linef("")
-			p.line(fmt.Sprintf("Queue creation took %s at p99: ", duration(f.P99)), result, " the target of "+duration(createTarget)+".")
+			p.Linef("")
+			p.Line(fmt.Sprintf("Queue creation took %s at p99: ", term.Duration(f.P99)), result, " the target of "+term.Duration(createTarget)+".")
 		}
 	}
 }
 
-func printQueueChanges(p *printer, list []kfdtrace.QueueChange) {
-	t := p.table("", columns{">AFTER", "CHANGE", ">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", "+CONTAINER", "+PIDS INSIDE"})
+func printQueueChanges(p *term.Printer, list []kfdtrace.QueueChange) {
+	t := p.Table("", term.Columns{">AFTER", "CHANGE", ">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", "+CONTAINER", "+PIDS INSIDE"})
 	for _, q := range list {
-		t.row(duration(q.At), q.Change, q.PID, q.Comm, q.QueueID, q.Type, q.GPU,
-			or(cut(q.ContainerID, 12), "-"), numbers(q.NamespacePIDs))
+		t.Row(term.Duration(q.At), q.Change, q.PID, q.Comm, q.QueueID, q.Type, q.GPU,
+			term.Or(term.Cut(q.ContainerID, 12), "-"), term.Numbers(q.NamespacePIDs))
 	}
-	t.flush()
+	t.Flush()
 }

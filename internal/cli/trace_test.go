@@ -14,6 +14,8 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/kfdtrace"
@@ -90,20 +92,20 @@ type traceRun struct {
 
 func runTrace(ctx context.Context, host traceHost, output string, args ...string) traceRun {
 	var out, complain bytes.Buffer
-	a := &app{IO: IO{Out: &out, Err: &complain, Getenv: func(string) string { return "" }, Now: time.Now}, output: output}
-	cmd := a.traceKFD(host) //nolint:contextcheck // cobra hands ctx to the command, in ExecuteContext
+	a := &term.App{IO: term.IO{Out: &out, Err: &complain, Getenv: func(string) string { return "" }, Now: time.Now}, Output: output}
+	cmd := traceKFD(a, host) //nolint:contextcheck // cobra hands ctx to the command, in ExecuteContext
 	cmd.SetOut(&out)
 	cmd.SetErr(&complain)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetArgs(append([]string{"--duration", "20ms"}, args...))
 	r := traceRun{}
 	if err := cmd.ExecuteContext(ctx); err != nil {
-		f, ok := errors.AsType[*failure](err)
+		f, ok := errors.AsType[*term.Failure](err)
 		if !ok {
-			f = &failure{code: ExitFailure, message: err.Error()}
+			f = &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 		}
-		f.print(&complain)
-		r.code = f.code
+		f.Print(&complain, Program.Name)
+		r.code = f.Code
 	}
 	r.out, r.complain = out.String(), complain.String()
 	return r
@@ -130,7 +132,7 @@ func hostWith(tracing plainTracefs) traceHost {
 
 func TestTraceShowsHowLongQueueOperationsTake(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
-	got := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), formatTable, "--output-dir", dir)
+	got := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), term.FormatTable, "--output-dir", dir)
 	lines := strings.Split(got.out, "\n")
 	want := append([]string{
 		lines[0], // the time it took
@@ -146,7 +148,7 @@ func TestTraceShowsHowLongQueueOperationsTake(t *testing.T) {
 		"amdgpu_iv      1",
 		"",
 	}, lines[12:]...)
-	if diff := cmp.Diff(want, lines); diff != "" || got.code != ExitOK {
+	if diff := cmp.Diff(want, lines); diff != "" || got.code != term.ExitOK {
 		t.Errorf("ended with %d (-want +got):\n%s\n%s", got.code, diff, got.complain)
 	}
 	if !strings.HasPrefix(lines[0], "Recorded ") || !strings.HasSuffix(lines[0], "ms on Linux 6.12.0-test; 2 functions followed.") {
@@ -168,35 +170,35 @@ func TestTraceShowsHowLongQueueOperationsTake(t *testing.T) {
 		t.Errorf("report.json is %s, %v", report, err)
 	}
 
-	again := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), formatTable, "--output-dir", dir)
-	if again.code != ExitRefused || !strings.Contains(again.complain, dir+" already contains a recording") {
+	again := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), term.FormatTable, "--output-dir", dir)
+	if again.code != term.ExitRefused || !strings.Contains(again.complain, dir+" already contains a recording") {
 		t.Errorf("a second recording in the same place: %+v", again)
 	}
 }
 
 func TestTraceForPrograms(t *testing.T) {
-	inJSON := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), formatJSON)
+	inJSON := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), term.FormatJSON)
 	var r kfdRecording
-	if err := json.Unmarshal([]byte(inJSON.out), &r); err != nil || inJSON.code != ExitOK || len(r.Functions) != 2 {
+	if err := json.Unmarshal([]byte(inJSON.out), &r); err != nil || inJSON.code != term.ExitOK || len(r.Functions) != 2 {
 		t.Errorf("%+v, %v", inJSON, err)
 	}
-	inYAML := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), formatYAML)
-	if inYAML.code != ExitOK || !strings.HasPrefix(inYAML.out, "kernel: 6.12.0-test\ndriver_version: 6.12.12\nbegan: ") || !strings.Contains(inYAML.out, "max_ns: 1500000\n") {
+	inYAML := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), term.FormatYAML)
+	if inYAML.code != term.ExitOK || !strings.HasPrefix(inYAML.out, "kernel: 6.12.0-test\ndriver_version: 6.12.12\nbegan: ") || !strings.Contains(inYAML.out, "max_ns: 1500000\n") {
 		t.Errorf("%+v", inYAML)
 	}
-	wide := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), formatWide)
-	if wide.code != ExitOK || !strings.Contains(wide.out, "This kernel has no event amdkfd:kfd_evict_process_worker_start.\n") {
+	wide := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), term.FormatWide)
+	if wide.code != term.ExitOK || !strings.Contains(wide.out, "This kernel has no event amdkfd:kfd_evict_process_worker_start.\n") {
 		t.Errorf("%+v", wide)
 	}
 }
 
 func TestTraceOfWhatIsNamed(t *testing.T) {
-	got := runTrace(t.Context(), hostWith(newPlainTracefs(t, "CPU:0 [LOST 7 EVENTS]\n")), formatTable, "--events", "sched:sched_switch")
+	got := runTrace(t.Context(), hostWith(newPlainTracefs(t, "CPU:0 [LOST 7 EVENTS]\n")), term.FormatTable, "--events", "sched:sched_switch")
 	for _, want := range []string{
 		"0 functions followed.\nEvents lost: 7; calls are missing below; the buffer was 2MiB on each of 1 CPU.\n",
 		"\nNo call of a followed function was recorded.\n",
 	} {
-		if !strings.Contains(got.out, want) || got.code != ExitOK {
+		if !strings.Contains(got.out, want) || got.code != term.ExitOK {
 			t.Errorf("%+v, want %q", got, want)
 		}
 	}
@@ -213,28 +215,28 @@ func TestTraceEndsAsItsErrorsDo(t *testing.T) {
 		want string
 	}{
 		"no driver": {
-			host: hostWith(noDriver), code: ExitNoGPU,
+			host: hostWith(noDriver), code: term.ExitNoGPU,
 			want: "there is nothing to record: the amdgpu driver is not loaded\n  try: gpctl doctor checks this host; --events and --functions select something else\n",
 		},
 		"no tracefs": {
 			host: traceHost{root: fstest.MapFS{}, tracefs: func() (kfdtrace.FS, error) {
 				return nil, &kfdtrace.Error{What: "tracefs is not mounted", Next: "mount it", Err: fs.ErrNotExist}
 			}},
-			code: ExitFailure, want: "gpctl: tracefs is not mounted: file does not exist\n  try: mount it\n",
+			code: term.ExitFailure, want: "gpctl: tracefs is not mounted: file does not exist\n  try: mount it\n",
 		},
 		"no root": {
 			host: traceHost{root: fstest.MapFS{}, tracefs: func() (kfdtrace.FS, error) { return nil, &fs.PathError{Op: "open", Err: syscall.EACCES} }},
-			code: ExitDenied, want: "permission denied",
+			code: term.ExitDenied, want: "permission denied",
 		},
-		"bad event":    {host: hostWith(bare), args: []string{"--events", "a b"}, code: ExitUsage, want: `invalid trace event "a b"`},
-		"bad duration": {host: hostWith(bare), args: []string{"--duration", "2h"}, code: ExitUsage, want: "--duration must be more than 0 and at most 1h"},
+		"bad event":    {host: hostWith(bare), args: []string{"--events", "a b"}, code: term.ExitUsage, want: `invalid trace event "a b"`},
+		"bad duration": {host: hostWith(bare), args: []string{"--duration", "2h"}, code: term.ExitUsage, want: "--duration must be more than 0 and at most 1h"},
 		"not removed": {
-			host: hostWith(plainTracefs{Dir: newPlainTracefs(t, "").Dir, text: createdOne, removal: syscall.EBUSY}), code: ExitFailure,
+			host: hostWith(plainTracefs{Dir: newPlainTracefs(t, "").Dir, text: createdOne, removal: syscall.EBUSY}), code: term.ExitFailure,
 			want: "parts of the recording remain in the kernel's tracing, in instances/gpreempt",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := runTrace(t.Context(), test.host, formatTable, test.args...)
+			got := runTrace(t.Context(), test.host, term.FormatTable, test.args...)
 			if got.code != test.code || !strings.Contains(got.complain, test.want) {
 				t.Errorf("ended with %d: %s\nwant %d: %s", got.code, got.complain, test.code, test.want)
 			}
@@ -258,8 +260,8 @@ func TestRecordingThatCannotBeginWritesNoFiles(t *testing.T) {
 	dir := t.TempDir()
 	tracing := newPlainTracefs(t, "")
 	tracing.removeDriver(t)
-	got := runTrace(t.Context(), hostWith(tracing), formatTable, "--output-dir", dir)
-	if got.code != ExitNoGPU {
+	got := runTrace(t.Context(), hostWith(tracing), term.FormatTable, "--output-dir", dir)
+	if got.code != term.ExitNoGPU {
 		t.Errorf("%+v", got)
 	}
 	files, err := os.ReadDir(dir)
@@ -267,7 +269,7 @@ func TestRecordingThatCannotBeginWritesNoFiles(t *testing.T) {
 		t.Errorf("left %v, %v", files, err)
 	}
 	fresh := filepath.Join(dir, "fresh")
-	if got := runTrace(t.Context(), hostWith(tracing), formatTable, "--output-dir", filepath.Join(fresh, "deep")); got.code != ExitNoGPU {
+	if got := runTrace(t.Context(), hostWith(tracing), term.FormatTable, "--output-dir", filepath.Join(fresh, "deep")); got.code != term.ExitNoGPU {
 		t.Errorf("%+v", got)
 	}
 	if _, err := os.Stat(fresh); !errors.Is(err, fs.ErrNotExist) {

@@ -9,13 +9,15 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 )
 
-func (a *app) traceExport() *cobra.Command {
+func traceExport(a *term.App) *cobra.Command {
 	var (
 		in   traceInput
 		path string
@@ -25,33 +27,33 @@ func (a *app) traceExport() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:         "export",
-		Annotations: map[string]string{noData: noData},
+		Annotations: map[string]string{term.NoData: term.NoData},
 		Short:       "Export leases, suspends and resumes as a trace for Perfetto and Chrome",
-		Args:        operands(),
+		Args:        term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if in.since < 0 || cmd.Flags().Changed("since") && in.since == 0 {
-				return usage(cmd, "--since must be greater than 0")
+				return term.Usage(cmd, "--since must be greater than 0")
 			}
 			switch {
 			case collector == "" && follow:
-				return usage(cmd, "--follow needs --otlp")
+				return term.Usage(cmd, "--follow needs --otlp")
 			case collector != "" && (path != "" || cmd.Flags().Changed("since") || in.lease != ""):
-				return usage(cmd, "--otlp and --output-file, --since or --lease are mutually exclusive")
+				return term.Usage(cmd, "--otlp and --output-file, --since or --lease are mutually exclusive")
 			case collector != "":
-				return a.exportOTLP(cmd, collector, follow)
+				return exportOTLP(a, cmd, collector, follow)
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				trace, err := a.fetchTrace(ctx, admin, in)
+			return a.Call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+				trace, err := fetchTrace(ctx, a, admin, in)
 				switch {
 				case err != nil:
 					return err
 				case path == "":
 					return trace.write(a.Out)
 				}
-				if err := replaceRegular(path, trace.write); err != nil {
+				if err := term.ReplaceRegular(path, trace.write); err != nil {
 					return err
 				}
-				_, err = fmt.Fprintf(a.Out, "Wrote %s; open it in https://ui.perfetto.dev\n", printable(path))
+				_, err = fmt.Fprintf(a.Out, "Wrote %s; open it in https://ui.perfetto.dev\n", term.Printable(path))
 				return err
 			})
 		},
@@ -65,19 +67,19 @@ func (a *app) traceExport() *cobra.Command {
 }
 
 // exportOTLP sends traces to a collector.
-func (a *app) exportOTLP(cmd *cobra.Command, collector string, follow bool) error {
+func exportOTLP(a *term.App, cmd *cobra.Command, collector string, follow bool) error {
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	return a.stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+	return a.Stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
 		e, err := NewExporter(ctx, ExporterConfig{Endpoint: collector, Daemon: admin, Warn: func(err error) {
 			if err == nil {
 				fmt.Fprintln(a.Err, "gpctl: the collector accepts traces again")
 				return
 			}
-			fmt.Fprintf(a.Err, "gpctl: warning: %s\n", printable(err.Error()))
+			fmt.Fprintf(a.Err, "gpctl: warning: %s\n", term.Printable(err.Error()))
 		}})
 		if err != nil {
-			return &failure{code: ExitUsage, message: err.Error()}
+			return &term.Failure{Code: term.ExitUsage, Message: err.Error()}
 		}
 		run := e.Remembered
 		if follow {
@@ -87,14 +89,14 @@ func (a *app) exportOTLP(cmd *cobra.Command, collector string, follow bool) erro
 			return err
 		}
 		if n := e.Lost(); n > 0 {
-			return &failure{code: ExitFailure, message: fmt.Sprintf("%d spans were not accepted by %s", n, collector), next: "check that the collector accepts OTLP over gRPC"}
+			return &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("%d spans were not accepted by %s", n, collector), Next: "check that the collector accepts OTLP over gRPC"}
 		}
 		return nil
 	})
 }
 
 // fetchTrace requests the data of a trace from the daemon.
-func (a *app) fetchTrace(ctx context.Context, admin gpreemptv1.AdminServiceClient, in traceInput) (*chromeTrace, error) {
+func fetchTrace(ctx context.Context, a *term.App, admin gpreemptv1.AdminServiceClient, in traceInput) (*chromeTrace, error) {
 	targets, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 	if err != nil {
 		return nil, err
@@ -107,7 +109,7 @@ func (a *app) fetchTrace(ctx context.Context, admin gpreemptv1.AdminServiceClien
 	if err != nil {
 		return nil, err
 	}
-	err = each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+	err = term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
 		in.events = append(in.events, m.GetEvent())
 		return nil
 	})
@@ -121,7 +123,7 @@ func (a *app) fetchTrace(ctx context.Context, admin gpreemptv1.AdminServiceClien
 	in.now = st.GetClock().AsDuration()
 	known := func(e *gpreemptv1.Event) bool { return e.GetLeaseId() == in.lease }
 	if in.lease != "" && !slices.ContainsFunc(in.events, known) {
-		return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("no kept event of lease %s", in.lease), next: "gpctl events --all"}
+		return nil, &term.Failure{Code: term.ExitNotFound, Message: fmt.Sprintf("no kept event of lease %s", in.lease), Next: "gpctl events --all"}
 	}
 	trace := &chromeTrace{Unit: "ms", Events: traceOf(in), Other: map[string]string{
 		"gpctl": api.VersionString(), "gpreemptd": st.GetVersion(), "backend": st.GetBackend(), "boot_id": st.GetBootId(),

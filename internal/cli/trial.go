@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -32,7 +34,7 @@ type trialFlags struct {
 	own                              trial.Plan // what the other flags set
 }
 
-func (a *app) trialCommand() *cobra.Command {
+func trialCommand(a *term.App) *cobra.Command {
 	var f trialFlags
 	cmd := &cobra.Command{
 		Use:   "trial",
@@ -40,16 +42,16 @@ func (a *app) trialCommand() *cobra.Command {
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return unknownSubcommand(cmd, args[0])
+				return term.UnknownSubcommand(cmd, args[0])
 			}
 			if f.resume == "" && cmd.Flags().NFlag() == 0 {
-				return usage(cmd, "missing work: --online and --offline, or --plan")
+				return term.Usage(cmd, "missing work: --online and --offline, or --plan")
 			}
-			return a.runTrial(cmd, &f)
+			return runTrial(a, cmd, &f)
 		},
 	}
 	f.add(cmd)
-	cmd.AddCommand(a.trialCompare(), a.trialJudge(), a.trialPlans(), a.trialProfiles())
+	cmd.AddCommand(trialCompare(a), trialJudge(a), trialPlans(a), trialProfiles(a))
 	return cmd
 }
 
@@ -69,10 +71,10 @@ func (f *trialFlags) add(cmd *cobra.Command) {
 	flags.IntVar(&f.own.Count, "count", 0, "requests in each repeat")
 	flags.DurationVar(&f.own.Duration, "duration", 0, "duration of each repeat")
 	flags.StringArrayVar(&f.arms, "arm", nil, "arm to run; may be repeated (default: all four)")
-	complete(cmd, "announce", []string{"trial", "command"})
-	complete(cmd, "request", []string{trial.RequestByLine})
-	complete(cmd, "plan", trial.PlanNames())
-	complete(cmd, "profile", evidence.ProfileNames())
+	term.Complete(cmd, "announce", []string{"trial", "command"})
+	term.Complete(cmd, "request", []string{trial.RequestByLine})
+	term.Complete(cmd, "plan", trial.PlanNames())
+	term.Complete(cmd, "profile", evidence.ProfileNames())
 }
 
 // addWork adds the flags that trials and comparisons have.
@@ -84,7 +86,7 @@ func (f *trialFlags) addWork(flags *pflag.FlagSet) {
 	flags.StringVar(&f.own.Offline.Unit, "unit", "", "name of what --progress counts (default: steps)")
 	flags.StringArrayVar(&f.policies, "policy", nil, "preset for a protected arm; may be repeated (default: the daemon's policy)")
 	flags.StringArrayVar(&f.mechanisms, "mechanism", nil, "mechanism that suspends in a protected arm; may be repeated (default: the daemon's choice)")
-	flags.StringArrayVar(&f.gpus, "gpu", nil, "GPU that requests are announced for: "+selectorHelp+"; may be repeated (default: those of the offline jobs)")
+	flags.StringArrayVar(&f.gpus, "gpu", nil, "GPU that requests are announced for: "+term.SelectorHelp+"; may be repeated (default: those of the offline jobs)")
 	flags.IntVar(&f.own.Repeats, "repeats", 0, "repeats of each arm")
 	flags.DurationVar(&f.own.WarmUp, "warm-up", 0, "how long jobs run before a repeat is measured")
 	flags.Uint64Var(&f.own.Seed, "seed", 0, "seed of random arrivals")
@@ -100,10 +102,10 @@ func (f *trialFlags) merge(cmd *cobra.Command) (trial.Plan, error) {
 	if f.plan != "" {
 		file, text, err := trial.ReadPlan(f.plan)
 		if err != nil {
-			return p, &failure{code: ExitUsage, message: err.Error(), next: "gpctl trial plans"}
+			return p, &term.Failure{Code: term.ExitUsage, Message: err.Error(), Next: "gpctl trial plans"}
 		}
 		if p, err = trial.Parse(file, text); err != nil {
-			return p, &failure{code: ExitUsage, message: err.Error()}
+			return p, &term.Failure{Code: term.ExitUsage, Message: err.Error()}
 		}
 		if t := &p.Arrivals; t.Trace != "" && !filepath.IsAbs(t.Trace) {
 			t.Trace = filepath.Join(filepath.Dir(f.plan), t.Trace)
@@ -133,9 +135,9 @@ func (f *trialFlags) merge(cmd *cobra.Command) (trial.Plan, error) {
 	}
 	switch {
 	case f.announce != "" && f.announce != "trial" && f.announce != "command":
-		return p, usage(cmd, "invalid --announce %q; use trial or command", f.announce)
+		return p, term.Usage(cmd, "invalid --announce %q; use trial or command", f.announce)
 	case f.rate != 0 && f.trace != "":
-		return p, usage(cmd, "--rate and --trace cannot be used together")
+		return p, term.Usage(cmd, "--rate and --trace cannot be used together")
 	}
 	if err := f.setArms(cmd, &p); err != nil {
 		return p, err
@@ -158,7 +160,7 @@ func (f *trialFlags) setArms(cmd *cobra.Command, p *trial.Plan) error {
 	for _, name := range f.arms {
 		arm, err := trial.ParseArm(name)
 		if err != nil {
-			return usage(cmd, "--arm: %v", err)
+			return term.Usage(cmd, "--arm: %v", err)
 		}
 		p.Arms = append(p.Arms, arm)
 	}
@@ -193,7 +195,7 @@ func orEmpty(list []string) []string {
 	return list
 }
 
-func (a *app) runTrial(cmd *cobra.Command, f *trialFlags) error {
+func runTrial(a *term.App, cmd *cobra.Command, f *trialFlags) error {
 	if f.resume != "" {
 		cmd.Flags().Visit(func(flag *pflag.Flag) {
 			if flag.Name != "resume" && cmd.LocalNonPersistentFlags().Lookup(flag.Name) != nil {
@@ -201,9 +203,9 @@ func (a *app) runTrial(cmd *cobra.Command, f *trialFlags) error {
 			}
 		})
 		if f.resume == "" {
-			return usage(cmd, "--resume takes the plan of the run: other flags do not apply")
+			return term.Usage(cmd, "--resume takes the plan of the run: other flags do not apply")
 		}
-		return a.trialRun(cmd, nil, "trial", f.resume, false)
+		return trialRun(a, cmd, nil, "trial", f.resume, false)
 	}
 	p, err := f.merge(cmd)
 	if err != nil {
@@ -219,9 +221,9 @@ func (a *app) runTrial(cmd *cobra.Command, f *trialFlags) error {
 		return err
 	}
 	if f.dryRun {
-		return a.showPlan(&p)
+		return showPlan(a, &p)
 	}
-	return a.trialRun(cmd, &p, "trial", f.out, len(f.arms)+len(f.mechanisms) == 0)
+	return trialRun(a, cmd, &p, "trial", f.out, len(f.arms)+len(f.mechanisms) == 0)
 }
 
 // checkPlan returns the errors of a plan.
@@ -230,7 +232,7 @@ func checkPlan(p *trial.Plan) error {
 	if err == nil {
 		return nil
 	}
-	return &failure{code: ExitUsage, message: "the plan is not complete: " + err.Error(), next: "gpctl trial --help"}
+	return &term.Failure{Code: term.ExitUsage, Message: "the plan is not complete: " + err.Error(), Next: "gpctl trial --help"}
 }
 
 // checkProfile returns an error for a profile that does not exist.
@@ -239,20 +241,20 @@ func checkProfile(name string) error {
 		return nil
 	}
 	if _, err := evidence.LoadProfile(name); err != nil {
-		return &failure{code: ExitUsage, message: err.Error(), next: "gpctl trial profiles"}
+		return &term.Failure{Code: term.ExitUsage, Message: err.Error(), Next: "gpctl trial profiles"}
 	}
 	return nil
 }
 
 // findGPUs sets the GPUs by --gpu.
-func (f *trialFlags) findGPUs(a *app, cmd *cobra.Command, p *trial.Plan) error {
+func (f *trialFlags) findGPUs(a *term.App, cmd *cobra.Command, p *trial.Plan) error {
 	if len(f.gpus) == 0 {
 		return nil
 	}
 	p.GPUs = nil
-	return a.call(cmd, func(ctx context.Context, admin adminClient) error {
+	return a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
 		for _, s := range f.gpus {
-			id, err := findGPU(ctx, admin, s)
+			id, err := term.FindGPU(ctx, admin, s)
 			if err != nil {
 				return err
 			}
@@ -264,11 +266,11 @@ func (f *trialFlags) findGPUs(a *app, cmd *cobra.Command, p *trial.Plan) error {
 
 // trialRun runs a plan into a folder, or continues the run in the folder if p is nil, and shows
 // what it measured. With skip, arms with a mechanism that the daemon does not have are left out.
-func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string, skip bool) error {
-	if a.address != "" {
-		return usage(cmd, "--address does not apply: the jobs must run on the host of the daemon")
+func trialRun(a *term.App, cmd *cobra.Command, p *trial.Plan, command, dir string, skip bool) error {
+	if a.Address != "" {
+		return term.Usage(cmd, "--address does not apply: the jobs must run on the host of the daemon")
 	}
-	socket, err := filepath.Abs(a.socket)
+	socket, err := filepath.Abs(a.Socket)
 	if err != nil {
 		return err
 	}
@@ -281,7 +283,7 @@ func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string, s
 	if dir == "" {
 		dir = fmt.Sprintf("%s-%s", folderName(p.Name), a.Now().Format("20060102-150405"))
 	}
-	progress, finish := a.trialProgress()
+	progress, finish := trialProgress(a)
 	cfg := trial.Config{
 		Dir: dir, Client: c, Socket: socket, Version: api.VersionString(), Command: command, SkipMissing: skip,
 		Progress: progress, TraceKFD: recordBeside(thisHost()),
@@ -296,19 +298,19 @@ func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string, s
 	}
 	finish()
 	if err != nil {
-		failed := a.trialFailed(ctx, err)
+		failed := trialFailed(ctx, a, err)
 		if run != nil {
-			failed.next = fmt.Sprintf("%s; its figures are in %s, and gpctl trial --resume %s continues it", or(failed.next, "see "+dir+"/"+evidence.LogsDir), dir, dir)
+			failed.Next = fmt.Sprintf("%s; its figures are in %s, and gpctl trial --resume %s continues it", term.Or(failed.Next, "see "+dir+"/"+evidence.LogsDir), dir, dir)
 			if page, err := reportIn(dir, run); err == nil {
-				failed.next += "; a report of what was run is " + page
+				failed.Next += "; a report of what was run is " + page
 			} else {
-				failed.next += "; its report failed: " + err.Error()
+				failed.Next += "; its report failed: " + err.Error()
 			}
 		}
 		return failed
 	}
 	page, err := reportIn(dir, run)
-	shown := a.showRun(dir, run, "", page)
+	shown := showRun(a, dir, run, "", page)
 	if err != nil {
 		return err
 	}
@@ -316,18 +318,18 @@ func (a *app) trialRun(cmd *cobra.Command, p *trial.Plan, command, dir string, s
 }
 
 // trialFailed returns the failure for the error of a trial.
-func (a *app) trialFailed(ctx context.Context, err error) *failure {
+func trialFailed(ctx context.Context, a *term.App, err error) *term.Failure {
 	if ctx.Err() != nil {
-		return &failure{code: ExitFailure, message: err.Error(), next: "nothing of it is left running"}
+		return &term.Failure{Code: term.ExitFailure, Message: err.Error(), Next: "nothing of it is left running"}
 	}
 	if missing, ok := errors.AsType[*trial.MissingError](err); ok {
-		return &failure{code: ExitRefused, message: missing.Error(), next: "choose another --mechanism, or enable it in the daemon's config file and restart the daemon"}
+		return &term.Failure{Code: term.ExitRefused, Message: missing.Error(), Next: "choose another --mechanism, or enable it in the daemon's config file and restart the daemon"}
 	}
-	err = a.fromDaemon(ctx, err)
-	if f, ok := errors.AsType[*failure](err); ok {
+	err = a.FromDaemon(ctx, err)
+	if f, ok := errors.AsType[*term.Failure](err); ok {
 		return f
 	}
-	return &failure{code: ExitFailure, message: err.Error()}
+	return &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 }
 
 // folderName returns a name with the characters of a file's name.
@@ -342,13 +344,13 @@ func folderName(name string) string {
 
 // trialProgress returns what shows the progress of a trial on standard error: a bar on a terminal,
 // else a line for each step. finish ends it.
-func (a *app) trialProgress() (show func(trial.Progress), finish func()) {
+func trialProgress(a *term.App) (show func(trial.Progress), finish func()) {
 	if !a.ErrTerminal || a.Getenv("TERM") == "dumb" {
 		last := ""
 		return func(p trial.Progress) {
 			if line := fmt.Sprintf("%d of %d repeats done; %s", p.Done, p.Total, p.Text); p.Text != "" && line != last {
 				last = line
-				fmt.Fprintf(a.Err, "%s; about %s left\n", line, duration(p.Left.Round(time.Second)))
+				fmt.Fprintf(a.Err, "%s; about %s left\n", line, term.Duration(p.Left.Round(time.Second)))
 			}
 		}, func() {}
 	}
@@ -363,7 +365,7 @@ func (a *app) trialProgress() (show func(trial.Progress), finish func()) {
 			if p.Expected > 0 {
 				within = min(parts-1, p.Requests*parts/p.Expected)
 			}
-			bar.Describe(fmt.Sprintf("%s, about %s left", p.Text, duration(p.Left.Round(time.Second))))
+			bar.Describe(fmt.Sprintf("%s, about %s left", p.Text, term.Duration(p.Left.Round(time.Second))))
 			_ = bar.Set(min(p.Total*parts, p.Done*parts+within)) // it fails when the terminal is closed
 		}, func() {
 			if bar != nil {

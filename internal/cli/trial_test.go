@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
@@ -103,7 +105,7 @@ func TestShippedPlansAreShownWithoutBeingRun(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, errs bytes.Buffer
-		if code := Main(t.Context(), args, strings.NewReader(""), &out, &errs, func(string) string { return "" }); code != ExitOK {
+		if code := Program.Main(t.Context(), args, strings.NewReader(""), &out, &errs, func(string) string { return "" }); code != term.ExitOK {
 			t.Errorf("%s: exit code %d: %s", name, code, &errs)
 			continue
 		}
@@ -228,7 +230,7 @@ func TestTrialWritesAReportOfEachRun(t *testing.T) {
 				return
 			}
 			var out, errs bytes.Buffer
-			if code := Main(t.Context(), []string{"report", dir, "--profile", tc.profile}, strings.NewReader(""), &out, &errs, func(string) string { return "" }); code != ExitOK {
+			if code := Program.Main(t.Context(), []string{"report", dir, "--profile", tc.profile}, strings.NewReader(""), &out, &errs, func(string) string { return "" }); code != term.ExitOK {
 				t.Fatalf("exit code %d: %s", code, &errs)
 			}
 			if diff := cmp.Diff(out.String(), string(text)); diff != "" {

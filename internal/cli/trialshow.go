@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
@@ -36,7 +38,7 @@ type trialResult struct {
 
 // showRun shows the figures of a run and the verdict by a profile, "" for that of its plan. The exit
 // code is that of the verdict. page is the path of the report, "" without one.
-func (a *app) showRun(dir string, run *evidence.Run, profile, page string) error {
+func showRun(a *term.App, dir string, run *evidence.Run, profile, page string) error {
 	if profile == "" {
 		profile = planProfile(run)
 	}
@@ -47,23 +49,23 @@ func (a *app) showRun(dir string, run *evidence.Run, profile, page string) error
 	if profile != "" && profile != noProfile {
 		limits, err := evidence.LoadProfile(profile)
 		if err != nil {
-			return &failure{code: ExitUsage, message: err.Error(), next: "gpctl trial profiles"}
+			return &term.Failure{Code: term.ExitUsage, Message: err.Error(), Next: "gpctl trial profiles"}
 		}
 		verdict := evidence.Judge(run, limits)
 		result.Verdict = &verdict
 	}
-	if err := a.show(result, func(p *printer) { printRun(p, &result) }); err != nil {
+	if err := a.Show(result, func(p *term.Printer) { printRun(p, &result) }); err != nil {
 		return err
 	}
 	switch {
 	case result.Verdict == nil && len(run.Faults) > 0:
-		return &failure{code: ExitFailure}
+		return &term.Failure{Code: term.ExitFailure}
 	case result.Verdict == nil || result.Verdict.Result == evidence.Pass:
 		return nil
 	case result.Verdict.Result == evidence.Fail:
-		return &failure{code: ExitFailure}
+		return &term.Failure{Code: term.ExitFailure}
 	}
-	return &failure{code: ExitCannotTell}
+	return &term.Failure{Code: term.ExitCannotTell}
 }
 
 // planProfile is the profile of a run's plan, "" if the plan has none.
@@ -78,20 +80,20 @@ func planProfile(run *evidence.Run) string {
 // noProfile as a profile: no verdict.
 const noProfile = "none"
 
-func printRun(p *printer, r *trialResult) {
-	p.linef("%s on %s: %s", r.Name, r.Backend, strings.ToUpper(string(r.Origin)))
-	p.linef("")
-	t := p.table("", columns{
+func printRun(p *term.Printer, r *trialResult) {
+	p.Linef("%s on %s: %s", r.Name, r.Backend, strings.ToUpper(string(r.Origin)))
+	p.Linef("")
+	t := p.Table("", term.Columns{
 		"ARM", ">REPEATS", ">REQUESTS", ">FAILED", ">MEAN", "+>STD", ">P50", "+>P95", ">P99", ">MAX", "+>SPREAD", ">ANNOUNCE", "+>START", "+>SERVICE", ">OFFLINE WORK", ">OF ALONE",
 	})
 	for i := range r.Arms {
 		s := &r.Arms[i]
-		t.row(s.Arm, s.Repeats, s.Latency.N+s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
+		t.Row(s.Arm, s.Repeats, s.Latency.N+s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
 			inMS(s.Latency.N, s.Latency.P95), inMS(s.Latency.N, s.Latency.P99), inMS(s.Latency.N, s.Latency.Max), inMS(s.Latency.N, s.Latency.SpreadP99),
 			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s))
 	}
-	t.flush()
-	durations := p.table("", columns{"ARM", "", ">N", ">MEAN", ">STD", ">P50", ">P95", ">P99", ">MAX"})
+	t.Flush()
+	durations := p.Table("", term.Columns{"ARM", "", ">N", ">MEAN", ">STD", ">P50", ">P95", ">P99", ">MAX"})
 	some := false
 	for i := range r.Arms {
 		s := &r.Arms[i]
@@ -101,29 +103,29 @@ func printRun(p *printer, r *trialResult) {
 		}{{"suspend", s.Suspends}, {"resume", s.Resumes}} {
 			if d.N > 0 {
 				some = true
-				durations.row(s.Arm, d.name, d.N, inMS(d.N, d.Mean), inMS(d.N, d.Std), inMS(d.N, d.P50), inMS(d.N, d.P95), inMS(d.N, d.P99), inMS(d.N, d.Max))
+				durations.Row(s.Arm, d.name, d.N, inMS(d.N, d.Mean), inMS(d.N, d.Std), inMS(d.N, d.P50), inMS(d.N, d.P95), inMS(d.N, d.P99), inMS(d.N, d.Max))
 			}
 		}
 	}
 	if some {
-		p.linef("")
-		durations.flush()
+		p.Linef("")
+		durations.Flush()
 	}
 	printReadings(p, r.Arms)
 	printRatios(p, r.Ratios)
 	printVerdict(p, r)
-	p.linef("")
+	p.Linef("")
 	for _, what := range slices.Sorted(maps.Keys(r.Missing)) {
-		p.linef("no %s: %s", what, r.Missing[what])
+		p.Linef("no %s: %s", what, r.Missing[what])
 	}
-	p.linef("samples: %s", r.Dir)
+	p.Linef("samples: %s", r.Dir)
 	if r.Report != "" {
-		p.linef("report: %s", r.Report)
+		p.Linef("report: %s", r.Report)
 	}
 }
 
 // printReadings prints the means of what was read of the machine.
-func printReadings(p *printer, arms []evidence.Summary) {
+func printReadings(p *term.Printer, arms []evidence.Summary) {
 	names := map[string]bool{}
 	for i := range arms {
 		for name := range arms[i].Readings {
@@ -134,12 +136,12 @@ func printReadings(p *printer, arms []evidence.Summary) {
 		return
 	}
 	sorted := slices.Sorted(maps.Keys(names))
-	cols := columns{"ARM"}
+	cols := term.Columns{"ARM"}
 	for _, name := range sorted {
 		cols = append(cols, ">"+strings.ToUpper(strings.ReplaceAll(name, "_", " ")))
 	}
-	p.linef("")
-	t := p.table("", cols)
+	p.Linef("")
+	t := p.Table("", cols)
 	for i := range arms {
 		row := []any{arms[i].Arm}
 		for _, name := range sorted {
@@ -149,47 +151,47 @@ func printReadings(p *printer, arms []evidence.Summary) {
 				row = append(row, "-")
 			}
 		}
-		t.row(row...)
+		t.Row(row...)
 	}
-	t.flush()
+	t.Flush()
 }
 
 // printRatios prints how much faster arms are than the first of their size: the means, or with -o
 // wide all figures.
-func printRatios(p *printer, ratios []evidence.Ratio) {
-	if !p.wide {
+func printRatios(p *term.Printer, ratios []evidence.Ratio) {
+	if !p.Wide {
 		ratios = slices.DeleteFunc(slices.Clone(ratios), func(r evidence.Ratio) bool { return !strings.HasSuffix(r.Figure, " mean") })
 	}
 	if len(ratios) == 0 {
 		return
 	}
-	p.linef("")
-	t := p.table("", columns{"ARM", "AGAINST", "FIGURE", ">AGAINST IT", ">ARM", "UNIT", ">SPEED-UP", ">FROM", ">TO", ">REDUCTION"})
+	p.Linef("")
+	t := p.Table("", term.Columns{"ARM", "AGAINST", "FIGURE", ">AGAINST IT", ">ARM", "UNIT", ">SPEED-UP", ">FROM", ">TO", ">REDUCTION"})
 	for _, r := range ratios {
 		speedUp, from, to := 1/r.Ratio, 1/r.High, 1/r.Low
 		if r.Unit == "1/s" { // more is better
 			speedUp, from, to = r.Ratio, r.Low, r.High
 		}
-		t.row(r.Arm, r.Base, r.Figure, figure(r.A), figure(r.B), r.Unit, figure(speedUp), figure(from), figure(to), fmt.Sprintf("%.0f%%", 100*(1-r.Ratio)))
+		t.Row(r.Arm, r.Base, r.Figure, figure(r.A), figure(r.B), r.Unit, figure(speedUp), figure(from), figure(to), fmt.Sprintf("%.0f%%", 100*(1-r.Ratio)))
 	}
-	t.flush()
+	t.Flush()
 }
 
-func printVerdict(p *printer, r *trialResult) {
-	p.linef("")
+func printVerdict(p *term.Printer, r *trialResult) {
+	p.Linef("")
 	v := r.Verdict
 	if v == nil {
 		for _, f := range r.Faults {
-			p.line(cell{"fault: ", styleBad}, fmt.Sprintf("%s, repeat %d: %s", f.Arm, f.Repeat+1, f.What))
+			p.Line(term.Cell{Text: "fault: ", Style: term.StyleBad}, fmt.Sprintf("%s, repeat %d: %s", f.Arm, f.Repeat+1, f.What))
 		}
 		for _, alarm := range r.Alarms {
-			p.line(cell{"alarm: ", styleBad}, alarm.From+": "+alarm.Text)
+			p.Line(term.Cell{Text: "alarm: ", Style: term.StyleBad}, alarm.From+": "+alarm.Text)
 		}
-		p.linef("no verdict: --profile chooses the limits for one")
+		p.Linef("no verdict: --profile chooses the limits for one")
 		return
 	}
 	if len(v.Criteria) > 0 {
-		t := p.table("", columns{"CRITERION", "ARM", ">FIGURE", ">LIMIT", "UNIT", ">SPREAD", "RESULT"})
+		t := p.Table("", term.Columns{"CRITERION", "ARM", ">FIGURE", ">LIMIT", "UNIT", ">SPREAD", "RESULT"})
 		for _, c := range v.Criteria {
 			got, limit := "-", "< "
 			if c.Figure != nil {
@@ -198,27 +200,27 @@ func printVerdict(p *printer, r *trialResult) {
 			if c.AtLeast {
 				limit = ">= "
 			}
-			t.row(c.Name, c.Arm, got, limit+figure(c.Limit), c.Unit, figure(c.Spread), resultCell(c.Result))
+			t.Row(c.Name, c.Arm, got, limit+figure(c.Limit), c.Unit, figure(c.Spread), resultCell(c.Result))
 		}
-		t.flush()
-		p.linef("")
+		t.Flush()
+		p.Linef("")
 	}
-	p.line(strings.ToUpper(string(v.Origin))+", profile "+v.Profile+": ", resultCell(v.Result))
+	p.Line(strings.ToUpper(string(v.Origin))+", profile "+v.Profile+": ", resultCell(v.Result))
 	const most = 20
 	for i, reason := range v.Reasons {
 		if i == most {
-			p.linef("  and %d more: -o json has all", len(v.Reasons)-most)
+			p.Linef("  and %d more: -o json has all", len(v.Reasons)-most)
 			break
 		}
-		p.linef("  %s", reason)
+		p.Linef("  %s", reason)
 	}
 	for _, what := range v.Unverified {
-		p.linef("  not verified: %s", what)
+		p.Linef("  not verified: %s", what)
 	}
 }
 
-func resultCell(r evidence.Result) cell {
-	return cell{string(r), map[evidence.Result]style{evidence.Pass: styleGood, evidence.Fail: styleBad, evidence.CannotTell: styleNote}[r]}
+func resultCell(r evidence.Result) term.Cell {
+	return term.Cell{Text: string(r), Style: map[evidence.Result]term.Style{evidence.Pass: term.StyleGood, evidence.Fail: term.StyleBad, evidence.CannotTell: term.StyleNote}[r]}
 }
 
 // inMS formats a duration in milliseconds of n samples.
@@ -260,30 +262,30 @@ func relative(s *evidence.Summary) string {
 func readRun(dir string) (*evidence.Run, error) {
 	run, err := evidence.Read(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("%s has no run: %s does not exist", dir, evidence.RunFile), next: "gpctl trial --output-dir " + dir}
+		return nil, &term.Failure{Code: term.ExitNotFound, Message: fmt.Sprintf("%s has no run: %s does not exist", dir, evidence.RunFile), Next: "gpctl trial --output-dir " + dir}
 	}
 	if err != nil {
-		return nil, &failure{code: ExitFailure, message: err.Error()}
+		return nil, &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 	}
 	return run, nil
 }
 
-func (a *app) trialJudge() *cobra.Command {
+func trialJudge(a *term.App) *cobra.Command {
 	var profile string
 	cmd := &cobra.Command{
 		Use:   "judge DIR",
 		Short: "Show a run, with the verdict by another profile",
-		Args:  operands("DIR"),
+		Args:  term.Operands("DIR"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			run, err := readRun(args[0])
 			if err != nil {
 				return err
 			}
-			return a.showRun(args[0], run, profile, "")
+			return showRun(a, args[0], run, profile, "")
 		},
 	}
 	cmd.Flags().StringVar(&profile, "profile", "", "`NAME` of the profile, or the path of a YAML file (default: that of the plan)")
-	complete(cmd, "profile", evidence.ProfileNames())
+	term.Complete(cmd, "profile", evidence.ProfileNames())
 	return cmd
 }
 
@@ -295,12 +297,12 @@ type runComparison struct {
 	Ratios []evidence.Ratio `json:"ratios"`
 }
 
-func (a *app) trialCompare() *cobra.Command {
+func trialCompare(a *term.App) *cobra.Command {
 	var except []string
 	cmd := &cobra.Command{
 		Use:   "compare A B",
 		Short: "Show the figures of run B as ratios to those of run A",
-		Args:  operands("A", "B"),
+		Args:  term.Operands("A", "B"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			first, err := readRun(args[0])
 			if err != nil {
@@ -312,21 +314,21 @@ func (a *app) trialCompare() *cobra.Command {
 			}
 			ratios, err := evidence.Compare(first, second, except...)
 			if err != nil {
-				return &failure{code: ExitRefused, message: err.Error(), next: cmd.CommandPath() + " --except KEY, for a key of the environment that differs on purpose"}
+				return &term.Failure{Code: term.ExitRefused, Message: err.Error(), Next: cmd.CommandPath() + " --except KEY, for a key of the environment that differs on purpose"}
 			}
 			result := runComparison{A: args[0], B: args[1], Origin: first.Origin, Ratios: ratios}
-			return a.show(result, func(p *printer) {
-				p.linef("%s, B divided by A, with 95 %% intervals", strings.ToUpper(string(first.Origin)))
-				p.linef("")
-				t := p.table("", columns{"ARM", "FIGURE", ">A", ">B", "UNIT", ">RATIO", ">FROM", ">TO", "", "+>N OF A", "+>N OF B"})
+			return a.Show(result, func(p *term.Printer) {
+				p.Linef("%s, B divided by A, with 95 %% intervals", strings.ToUpper(string(first.Origin)))
+				p.Linef("")
+				t := p.Table("", term.Columns{"ARM", "FIGURE", ">A", ">B", "UNIT", ">RATIO", ">FROM", ">TO", "", "+>N OF A", "+>N OF B"})
 				for _, r := range ratios {
 					differs := ""
 					if r.Low > 1 || r.High < 1 {
 						differs = "differs"
 					}
-					t.row(r.Arm, r.Figure, figure(r.A), figure(r.B), r.Unit, figure(r.Ratio), figure(r.Low), figure(r.High), differs, r.NA, r.NB)
+					t.Row(r.Arm, r.Figure, figure(r.A), figure(r.B), r.Unit, figure(r.Ratio), figure(r.Low), figure(r.High), differs, r.NA, r.NB)
 				}
-				t.flush()
+				t.Flush()
 			})
 		},
 	}
@@ -343,11 +345,11 @@ type planSummary struct {
 	Plan    string `json:"plan"`
 }
 
-func (a *app) trialPlans() *cobra.Command {
+func trialPlans(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plans",
 		Short: "List the plans that gpctl brings; -o yaml has their text",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(*cobra.Command, []string) error {
 			var list []planSummary
 			for _, name := range trial.PlanNames() {
@@ -360,16 +362,16 @@ func (a *app) trialPlans() *cobra.Command {
 					return err
 				}
 				p.Normalize()
-				list = append(list, planSummary{Name: name, About: p.About, Profile: p.Profile, Takes: duration(p.Estimate()), Plan: string(text)})
+				list = append(list, planSummary{Name: name, About: p.About, Profile: p.Profile, Takes: term.Duration(p.Estimate()), Plan: string(text)})
 			}
-			return a.show(struct {
+			return a.Show(struct {
 				Plans []planSummary `json:"plans"`
-			}{list}, func(p *printer) {
-				t := p.table("", columns{"PLAN", ">TAKES", "PROFILE", "ABOUT"})
+			}{list}, func(p *term.Printer) {
+				t := p.Table("", term.Columns{"PLAN", ">TAKES", "PROFILE", "ABOUT"})
 				for _, plan := range list {
-					t.row(plan.Name, plan.Takes, plan.Profile, plan.About)
+					t.Row(plan.Name, plan.Takes, plan.Profile, plan.About)
 				}
-				t.flush()
+				t.Flush()
 			})
 		},
 	}
@@ -382,11 +384,11 @@ type profileSummary struct {
 	Limits map[string]float64 `json:"limits"`
 }
 
-func (a *app) trialProfiles() *cobra.Command {
+func trialProfiles(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "profiles",
 		Short: "List the profiles that gpctl brings, and what a profile may limit",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(*cobra.Command, []string) error {
 			var list []profileSummary
 			for _, name := range evidence.ProfileNames() {
@@ -396,22 +398,22 @@ func (a *app) trialProfiles() *cobra.Command {
 				}
 				list = append(list, profileSummary{p.Name, p.About, p.Limits})
 			}
-			return a.show(struct {
+			return a.Show(struct {
 				Profiles []profileSummary `json:"profiles"`
-			}{list}, func(p *printer) {
-				t := p.table("", columns{"PROFILE", "CRITERION", ">LIMIT"})
+			}{list}, func(p *term.Printer) {
+				t := p.Table("", term.Columns{"PROFILE", "CRITERION", ">LIMIT"})
 				for _, profile := range list {
 					for _, name := range slices.SortedFunc(maps.Keys(profile.Limits), cmp.Compare[string]) {
-						t.row(profile.Name, name, figure(profile.Limits[name]))
+						t.Row(profile.Name, name, figure(profile.Limits[name]))
 					}
 				}
-				t.flush()
-				p.linef("")
-				t = p.table("", columns{"CRITERION", "LIMIT IS", "UNIT", "MEANING"})
+				t.Flush()
+				p.Linef("")
+				t = p.Table("", term.Columns{"CRITERION", "LIMIT IS", "UNIT", "MEANING"})
 				for _, c := range evidence.Criteria() {
-					t.row(c.Name, map[bool]string{true: "least", false: "below"}[c.AtLeast], c.Unit, c.Meaning)
+					t.Row(c.Name, map[bool]string{true: "least", false: "below"}[c.AtLeast], c.Unit, c.Meaning)
 				}
-				t.flush()
+				t.Flush()
 			})
 		},
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/gpreempt/gpreempt/internal/evidence"
 	"github.com/gpreempt/gpreempt/internal/kfdtrace"
 )
@@ -39,7 +41,7 @@ func recordBeside(host traceHost) func(context.Context, string, func()) error {
 		}
 		recording.Interrupted = false // a repeat has no duration that is known before
 		if text.cut {
-			err = errors.Join(err, fmt.Errorf("%s ends after %s: its summary has the rest", file.Name(), size(mostTraceText)))
+			err = errors.Join(err, fmt.Errorf("%s ends after %s: its summary has the rest", file.Name(), term.Size(mostTraceText)))
 		}
 		return errors.Join(err, evidence.WriteJSON(filepath.Dir(path), filepath.Base(path)+".json", recording))
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -20,7 +22,7 @@ func TestValidationDocumentIsFresh(t *testing.T) {
 	}
 	var out, stderr bytes.Buffer
 	args := []string{"sim", "validate", "--markdown", "--trace", azureTrace(t)}
-	if code := Run(t.Context(), args, IO{Out: &out, Err: &stderr, Getenv: func(string) string { return "" }}); code != ExitOK {
+	if code := Program.Run(t.Context(), args, term.IO{Out: &out, Err: &stderr, Getenv: func(string) string { return "" }}); code != term.ExitOK {
 		t.Fatalf("exit code %d: %s", code, &stderr)
 	}
 	if strings.Contains(out.String(), "| **missed** |  |") {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/gdamore/tcell/v2"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
@@ -30,7 +32,7 @@ func watchTable(t *testing.T, m *machine, args []string, steps ...func()) (stdou
 	socket := filepath.Join(t.TempDir(), "s")
 	serve(t, socket, m)
 	var out, complaints bytes.Buffer
-	streams := IO{In: strings.NewReader(""), Out: &out, Err: &complaints, Getenv: func(string) string { return "" }}
+	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &complaints, Getenv: func(string) string { return "" }}
 	var mu sync.Mutex // guards at
 	at := noon
 	streams.Now = func() time.Time {
@@ -55,7 +57,7 @@ func watchTable(t *testing.T, m *machine, args []string, steps ...func()) (stdou
 		at = at.Add(defaultWatch)
 		return nil
 	}
-	if code := Run(t.Context(), append(args, "--socket", socket), streams); code != ExitFailure || !strings.Contains(complaints.String(), errEnough.Error()) {
+	if code := Program.Run(t.Context(), append(args, "--socket", socket), streams); code != term.ExitFailure || !strings.Contains(complaints.String(), errEnough.Error()) {
 		t.Fatalf("code %d, stdout %q, stderr %q", code, out.String(), complaints.String())
 	}
 	return out.String(), complaints.String()
@@ -103,19 +105,19 @@ func TestEveryTableCanBeWatched(t *testing.T) {
 		}
 	}
 	m := newMachine()
-	if code, _, stderr := watchMachine(t, m, nil, "gpu", "list", "--watch=500ms"); code != ExitUsage || !strings.Contains(stderr, "at least 1s") {
+	if code, _, stderr := watchMachine(t, m, nil, "gpu", "list", "--watch=500ms"); code != term.ExitUsage || !strings.Contains(stderr, "at least 1s") {
 		t.Errorf("code %d, %q", code, stderr)
 	}
-	if code, _, stderr := watchMachine(t, m, nil, "status", "--watch", "--check"); code != ExitUsage || !strings.Contains(stderr, "mutually exclusive") {
+	if code, _, stderr := watchMachine(t, m, nil, "status", "--watch", "--check"); code != term.ExitUsage || !strings.Contains(stderr, "mutually exclusive") {
 		t.Errorf("code %d, %q", code, stderr)
 	}
 }
 
 func TestChangesWakeAWatch(t *testing.T) {
-	a := &app{IO: IO{Sleep: sleep}}
+	a := &term.App{IO: term.IO{Sleep: term.Sleep}}
 	wake := make(chan struct{}, 1)
 	readings := 0
-	err := a.repeat(t.Context(), 24*time.Hour, wake, func() error {
+	err := repeat(t.Context(), a, 24*time.Hour, wake, func() error {
 		if readings++; readings == 3 {
 			return errEnough
 		}
@@ -132,14 +134,14 @@ func TestQueueChangesWakeAWatch(t *testing.T) {
 	serve(t, socket, newMachine())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	a := &app{IO: IO{Sleep: func(ctx context.Context, _ time.Duration) error {
+	a := &term.App{IO: term.IO{Sleep: func(ctx context.Context, _ time.Duration) error {
 		cancel()
 		<-ctx.Done()
 		return ctx.Err()
-	}}, socket: socket}
+	}}, Socket: socket}
 	changes := 0
-	err := a.stream(ctx, func(ctx context.Context, admin adminClient) error {
-		a.followQueues(ctx, admin, defaultWatch, func() { changes++ })
+	err := a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
+		followQueues(ctx, a, admin, defaultWatch, func() { changes++ })
 		return nil
 	})
 	if err != nil || changes != 4 { // three of the machine, and the end of its stream
@@ -157,12 +159,12 @@ func TestWatchRedrawsInPlace(t *testing.T) {
 	next := make(chan func() ([]string, error))
 	a := topApp()
 	a.Now, a.Sleep = func() time.Time { return noon }, func(ctx context.Context, _ time.Duration) error { return ctx.Err() }
-	a.simulated.Store(new("simulated mi300x"))
+	a.Simulated.Store(new("simulated mi300x"))
 	var last []string
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		last = a.watchOn(t.Context(), screen, "gpctl x", defaultWatch, nil, func(ctx context.Context) (proto.Message, func(*printer), error) {
+		last = watchOn(a, t.Context(), screen, "gpctl x", defaultWatch, nil, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
 			var lines []string
 			err := ctx.Err()
 			select {
@@ -170,9 +172,9 @@ func TestWatchRedrawsInPlace(t *testing.T) {
 				lines, err = read()
 			case <-ctx.Done():
 			}
-			return &gpreemptv1.ListGpusResponse{}, func(p *printer) {
+			return &gpreemptv1.ListGpusResponse{}, func(p *term.Printer) {
 				for _, line := range lines {
-					p.line(cell{line, styleBad})
+					p.Line(term.Cell{Text: line, Style: term.StyleBad})
 				}
 			}, err
 		})
@@ -214,13 +216,13 @@ func TestRunReportsWhatTheDaemonMakesOfTheTree(t *testing.T) {
 		m.targets = append(m.targets, g)
 		code, stdout, stderr := watchMachine(t, m, nil, reportRun, pidText(os.Getppid()), "offline")
 		want := "gpctl: train (PID) " + tt.want
-		if got := strings.ReplaceAll(stderr, pidText(os.Getpid()), "PID"); code != ExitOK || stdout != "" || got != want {
+		if got := strings.ReplaceAll(stderr, pidText(os.Getpid()), "PID"); code != term.ExitOK || stdout != "" || got != want {
 			t.Errorf("code %d, stdout %q, stderr %q, want %q", code, stdout, got, want)
 		}
 	}
 }
 
-func pidText(pid int) string { return numbers([]int{pid}) }
+func pidText(pid int) string { return term.Numbers([]int{pid}) }
 
 func TestRunReportEndsWithTheCommand(t *testing.T) {
 	sleeper := exec.CommandContext(t.Context(), "sleep", "1000")

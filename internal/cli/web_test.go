@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/term"
+
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -257,7 +259,7 @@ func TestWebListensOnLoopbackOnly(t *testing.T) {
 		var errs strings.Builder
 		a := topApp()
 		a.Err = &errs
-		if code := Run(t.Context(), []string{"web", "--listen", listen}, a.IO); code != ExitUsage || !strings.Contains(errs.String(), "use a loopback address") {
+		if code := Program.Run(t.Context(), []string{"web", "--listen", listen}, a.IO); code != term.ExitUsage || !strings.Contains(errs.String(), "use a loopback address") {
 			t.Errorf("--listen %q: exit status %d, %s", listen, code, errs.String())
 		}
 	}

@@ -93,10 +93,11 @@ var table = []struct {
 	{"internal/report", rule{imports: []string{"internal/evidence", "internal/stat"}}},
 	{"internal/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/evidence", "internal/regular", "internal/scenario", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 
-	// The commands of gpctl.
+	// What commands stand on, and the commands of gpctl.
+	{"internal/term", rule{imports: []string{apiV1, "internal/api", "pkg/client", "pkg/gpreempt"}}},
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/fleet", rule{stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/fleet", "internal/kfdtrace", "internal/regular", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/fleet", "internal/kfdtrace", "internal/regular", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/term", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has

@@ -17,6 +17,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/config"
 	daemonpkg "github.com/gpreempt/gpreempt/internal/daemon"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -79,7 +80,7 @@ func inWords(lines []string) (all [][]string) {
 func understood(words []string) error {
 	root := daemonpkg.Command()
 	if words[0] == "gpctl" {
-		root = cli.New(cli.IO{Out: io.Discard, Err: io.Discard, Getenv: func(string) string { return "" }})
+		root = cli.Program.New(term.IO{Out: io.Discard, Err: io.Discard, Getenv: func(string) string { return "" }})
 	}
 	cmd, rest, err := root.Find(words[1:])
 	if err != nil {

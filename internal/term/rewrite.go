@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"bytes"
@@ -114,7 +114,7 @@ func printJSON(w io.Writer, v any) error {
 	switch v := v.(type) {
 	case []member:
 		return separated("{", "}", len(v), func(i int) error {
-			key, err := marshal(v[i].key)
+			key, err := Marshal(v[i].key)
 			if err == nil {
 				_, err = fmt.Fprintf(w, "%s:", key)
 			}
@@ -126,7 +126,7 @@ func printJSON(w io.Writer, v any) error {
 	case []any:
 		return separated("[", "]", len(v), func(i int) error { return printJSON(w, v[i]) })
 	}
-	raw, err := marshal(v)
+	raw, err := Marshal(v)
 	if err == nil {
 		_, err = w.Write(raw)
 	}

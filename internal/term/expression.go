@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"bytes"
@@ -21,11 +21,11 @@ type expression func(w io.Writer, data any) error
 
 // compile prepares --jq and --template, so that an invalid one is found before the daemon is
 // called.
-func (a *app) compile(cmd *cobra.Command) (err error) {
+func (a *App) compile(cmd *cobra.Command) (err error) {
 	flag := "jq"
 	switch {
 	case a.jq != "" && a.template != "":
-		return usage(cmd, "--jq and --template are mutually exclusive")
+		return Usage(cmd, "--jq and --template are mutually exclusive")
 	case a.jq != "":
 		a.expression, err = compileJQ(cmd, a.jq)
 	case a.template != "":
@@ -36,16 +36,16 @@ func (a *app) compile(cmd *cobra.Command) (err error) {
 	}
 	switch {
 	case err != nil:
-		return usage(cmd, "invalid --%s: %v", flag, err)
-	case cmd.Flags().Changed("output") && a.output != formatJSON:
-		return usage(cmd, "--%s needs -o json, not %s", flag, a.output)
+		return Usage(cmd, "invalid --%s: %v", flag, err)
+	case cmd.Flags().Changed("output") && a.Output != FormatJSON:
+		return Usage(cmd, "--%s needs -o json, not %s", flag, a.Output)
 	}
-	a.output = formatJSON
+	a.Output = FormatJSON
 	return nil
 }
 
 // express prints the JSON of an answer as --jq or --template has it.
-func (a *app) express(raw []byte) error {
+func (a *App) express(raw []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber() // as it is written: 64 bits do not fit a float
 	var data any
@@ -58,7 +58,7 @@ func (a *app) express(raw []byte) error {
 	}
 	text := out.String()
 	if a.Terminal { // strings in it have no escapes any more
-		text = plainText.ReplaceAllStringFunc(text, printable)
+		text = plainText.ReplaceAllStringFunc(text, Printable)
 	}
 	_, err := io.WriteString(a.Out, text)
 	return err
@@ -92,7 +92,7 @@ func compileJQ(cmd *cobra.Command, text string) (expression, error) {
 				if halt, ok := errors.AsType[*gojq.HaltError](v); ok && halt.Value() == nil {
 					return nil
 				}
-				return &failure{code: ExitFailure, message: fmt.Sprintf("--jq %s: %v", text, v), next: "see the answer with -o json"}
+				return &Failure{Code: ExitFailure, Message: fmt.Sprintf("--jq %s: %v", text, v), Next: "see the answer with -o json"}
 			case string:
 				fmt.Fprintln(w, v)
 			default:
@@ -108,7 +108,7 @@ func compileJQ(cmd *cobra.Command, text string) (expression, error) {
 
 // compileTemplate compiles a template of text/template, with functions that have the names and
 // the meaning of those of gh.
-func (a *app) compileTemplate(text string) (expression, error) {
+func (a *App) compileTemplate(text string) (expression, error) {
 	var rows bytes.Buffer
 	table := tabwriter.NewWriter(&rows, 0, 0, 2, ' ', 0)
 	parsed, err := template.New("").Option("missingkey=error").Funcs(template.FuncMap{
@@ -116,7 +116,7 @@ func (a *app) compileTemplate(text string) (expression, error) {
 		"pluck":    pluck,
 		"timefmt":  timefmt,
 		"timeago":  a.timeago,
-		"truncate": func(n int, v any) string { return cut(fmt.Sprint(v), max(n, 1)) },
+		"truncate": func(n int, v any) string { return Cut(fmt.Sprint(v), max(n, 1)) },
 		"tablerow": func(cells ...any) string {
 			fmt.Fprintln(table, strings.Join(texts(cells), "\t"))
 			return ""
@@ -137,7 +137,7 @@ func (a *app) compileTemplate(text string) (expression, error) {
 			err = table.Flush() // rows without tablerender
 		}
 		if err != nil {
-			return &failure{code: ExitFailure, message: "--template: " + strings.TrimPrefix(err.Error(), "template: "), next: "see the answer with -o json"}
+			return &Failure{Code: ExitFailure, Message: "--template: " + strings.TrimPrefix(err.Error(), "template: "), Next: "see the answer with -o json"}
 		}
 		_, _ = rows.WriteTo(&out) // a bytes.Buffer accepts everything
 		if out.Len() > 0 && !bytes.HasSuffix(out.Bytes(), []byte("\n")) {
@@ -176,7 +176,7 @@ func timefmt(layout, at string) (string, error) {
 	return t.Local().Format(layout), err
 }
 
-func (a *app) timeago(at string) (string, error) {
+func (a *App) timeago(at string) (string, error) {
 	t, err := time.Parse(time.RFC3339, at)
-	return duration(max(0, a.Now().Sub(t))) + " ago", err
+	return Duration(max(0, a.Now().Sub(t))) + " ago", err
 }

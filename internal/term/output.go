@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"bytes"
@@ -18,47 +18,47 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// forPrograms reports whether the output is JSON or YAML.
-func (a *app) forPrograms() bool { return a.output == formatJSON || a.output == formatYAML }
+// ForPrograms reports whether the output is JSON or YAML.
+func (a *App) ForPrograms() bool { return a.Output == FormatJSON || a.Output == FormatYAML }
 
-// show prints data: all of it for programs, or by calling people. data is a message of the
+// Show prints data: all of it for programs, or by calling people. data is a message of the
 // API, or a value for encoding/json with names like those of messages.
-func (a *app) show(data any, people func(p *printer)) error {
-	if !a.forPrograms() {
-		p := a.printer()
+func (a *App) Show(data any, people func(p *Printer)) error {
+	if !a.ForPrograms() {
+		p := a.Printer()
 		people(p)
-		return p.err
+		return p.Err
 	}
-	raw, err := marshal(data)
+	raw, err := Marshal(data)
 	switch {
 	case err != nil:
 		return err
 	case a.expression != nil:
 		return a.express(raw)
-	case a.output == formatYAML:
+	case a.Output == FormatYAML:
 		return writeYAML(a.Out, raw)
 	}
-	return writeJSON(a.Out, raw)
+	return WriteJSON(a.Out, raw)
 }
 
-// showLine is show for one message of a stream: JSON on one line, YAML as one
+// ShowLine is show for one message of a stream: JSON on one line, YAML as one
 // document.
-func (a *app) showLine(m proto.Message, people func(p *printer)) error {
+func (a *App) ShowLine(m proto.Message, people func(p *Printer)) error {
 	switch {
 	case a.expression != nil:
-	case a.output == formatJSON:
-		return writeLine(a.Out, m)
-	case a.output == formatYAML:
+	case a.Output == FormatJSON:
+		return WriteLine(a.Out, m)
+	case a.Output == FormatYAML:
 		if _, err := io.WriteString(a.Out, "---\n"); err != nil {
 			return err
 		}
 	}
-	return a.show(m, people)
+	return a.Show(m, people)
 }
 
-// marshal returns the JSON of a message, or of another value without escapes for <, > and
+// Marshal returns the JSON of a message, or of another value without escapes for <, > and
 // &, like protojson.
-func marshal(v any) ([]byte, error) {
+func Marshal(v any) ([]byte, error) {
 	if m, ok := v.(proto.Message); ok {
 		raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
 		if err == nil {
@@ -92,22 +92,22 @@ func escaped(text []byte) []byte {
 	return clean
 }
 
-// extend returns the JSON of m followed by the fields of more. Both are objects with at
+// Extend returns the JSON of m followed by the fields of more. Both are objects with at
 // least one field.
-func extend(m proto.Message, more any) (json.RawMessage, error) {
-	data, err := marshal(m)
+func Extend(m proto.Message, more any) (json.RawMessage, error) {
+	data, err := Marshal(m)
 	if err != nil {
 		return nil, err
 	}
-	rest, err := marshal(more)
+	rest, err := Marshal(more)
 	if err != nil {
 		return nil, err
 	}
 	return slices.Concat(bytes.TrimSuffix(bytes.TrimSpace(data), []byte("}")), []byte(","), rest[1:]), nil
 }
 
-// writeJSON writes JSON in one layout: protojson varies its own on purpose.
-func writeJSON(w io.Writer, data []byte) error {
+// WriteJSON writes JSON in one layout: protojson varies its own on purpose.
+func WriteJSON(w io.Writer, data []byte) error {
 	var out bytes.Buffer
 	if err := json.Indent(&out, data, "", "  "); err != nil {
 		return err
@@ -147,22 +147,22 @@ func plain(n *yaml.Node) {
 	}
 }
 
-// replaceRegular is replaceFile with --output-file, and refuses a path that has something else than
+// ReplaceRegular is replaceFile with --output-file, and refuses a path that has something else than
 // a regular file: replacing would remove a device or a pipe, which root may do.
-func replaceRegular(path string, write func(io.Writer) error) error {
+func ReplaceRegular(path string, write func(io.Writer) error) error {
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-		return &failure{code: ExitRefused, message: path + " is not a regular file", next: "choose another path with --output-file, or redirect standard output"}
+		return &Failure{Code: ExitRefused, Message: path + " is not a regular file", Next: "choose another path with --output-file, or redirect standard output"}
 	}
-	return replaceFile(path, "--output-file", write)
+	return ReplaceFile(path, "--output-file", write)
 }
 
-// replaceFile replaces the file at path by what write writes, completely or not at all.
+// ReplaceFile replaces the file at path by what write writes, completely or not at all.
 // flag is the flag that names the path. Every user may read the file: it is of no
 // use without access to the processes.
-func replaceFile(path, flag string, write func(io.Writer) error) (err error) {
+func ReplaceFile(path, flag string, write func(io.Writer) error) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".gpctl-*")
 	if err != nil {
-		return &failure{code: ExitFailure, message: fmt.Sprintf("cannot write %s: %v", path, err), next: "choose another path with " + flag}
+		return &Failure{Code: ExitFailure, Message: fmt.Sprintf("cannot write %s: %v", path, err), Next: "choose another path with " + flag}
 	}
 	defer func() {
 		if err != nil {
@@ -175,3 +175,25 @@ func replaceFile(path, flag string, write func(io.Writer) error) (err error) {
 	}
 	return os.Rename(tmp.Name(), path)
 }
+
+// WriteLine writes a message as JSON on one line.
+func WriteLine(w io.Writer, m proto.Message) error {
+	raw, err := Marshal(m)
+	if err != nil {
+		return err
+	}
+	return WriteCompact(w, raw)
+}
+
+func WriteCompact(w io.Writer, raw []byte) error {
+	var line bytes.Buffer
+	if err := json.Compact(&line, raw); err != nil {
+		return err
+	}
+	line.WriteByte('\n')
+	_, err := w.Write(line.Bytes())
+	return err
+}
+
+// ExportFormat is the version of the format of gpctl events export.
+const ExportFormat = 1

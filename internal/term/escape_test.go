@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"bytes"
@@ -18,16 +18,16 @@ const hostile = "a\x1b]0;PWN\x07\x7f\u0085\u009b31m\u202e\u2066\u200b\u2028\ufef
 
 // JSON and YAML have every character of a daemon, and none that a terminal acts on.
 func TestNoCharacterForATerminalIsInJSONOrYAML(t *testing.T) {
-	raw, err := marshal(&gpreemptv1.Target{Comm: hostile})
+	raw, err := Marshal(&gpreemptv1.Target{Comm: hostile})
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := marshal(map[string]string{"comm": hostile})
+	other, err := Marshal(map[string]string{"comm": hostile})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var indented, line, document bytes.Buffer
-	for _, err := range []error{writeJSON(&indented, raw), writeLine(&line, &gpreemptv1.Target{Comm: hostile}), writeYAML(&document, raw)} {
+	for _, err := range []error{WriteJSON(&indented, raw), WriteLine(&line, &gpreemptv1.Target{Comm: hostile}), writeYAML(&document, raw)} {
 		if err != nil {
 			t.Fatal(err)
 		}

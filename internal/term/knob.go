@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"fmt"
@@ -15,11 +15,11 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 )
 
-// presetKnob is the field of Policy that is the name of the preset, not a knob.
-const presetKnob = "preset"
+// PresetKnob is the field of Policy that is the name of the preset, not a knob.
+const PresetKnob = "preset"
 
-// knobMeaning describes each knob in wide output.
-var knobMeaning = map[string]string{
+// KnobMeaning describes each knob in wide output.
+var KnobMeaning = map[string]string{
 	"preset":       "the preset of the knobs, or custom",
 	"suspend_when": "when offline work is suspended for a lease",
 	"linger":       "how long it stays suspended after the last lease",
@@ -36,9 +36,9 @@ var knobMeaning = map[string]string{
 	"max_ttl":      "longest time to live that a client may request",
 }
 
-// knobs returns the fields of Policy in the API's order. Fields added to the API need no
+// Knobs returns the fields of Policy in the API's order. Fields added to the API need no
 // change here.
-func knobs() []protoreflect.FieldDescriptor {
+func Knobs() []protoreflect.FieldDescriptor {
 	fields := (*gpreemptv1.Policy)(nil).ProtoReflect().Descriptor().Fields()
 	all := make([]protoreflect.FieldDescriptor, fields.Len())
 	for i := range all {
@@ -47,25 +47,25 @@ func knobs() []protoreflect.FieldDescriptor {
 	return all
 }
 
-func knobNames() []string {
+func KnobNames() []string {
 	var names []string
-	for _, k := range knobs() {
-		if k.Name() != presetKnob {
+	for _, k := range Knobs() {
+		if k.Name() != PresetKnob {
 			names = append(names, string(k.Name()))
 		}
 	}
 	return names
 }
 
-// knobText formats the value of a knob as in the configuration file.
-func knobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
+// KnobText formats the value of a knob as in the configuration file.
+func KnobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	v := p.ProtoReflect().Get(k)
 	switch k.Kind() {
 	case protoreflect.EnumKind:
-		return or(api.EnumNumberName(k.Enum(), v.Enum()), "-")
+		return Or(api.EnumNumberName(k.Enum(), v.Enum()), "-")
 	case protoreflect.MessageKind:
 		if d, ok := v.Message().Interface().(*durationpb.Duration); ok {
-			return duration(d.AsDuration())
+			return Duration(d.AsDuration())
 		}
 	case protoreflect.DoubleKind:
 		return strconv.FormatFloat(v.Float(), 'g', -1, 64)
@@ -74,12 +74,12 @@ func knobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	return v.String()
 }
 
-// setKnob sets one knob of a request. The daemon checks its range.
-func setKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
-	all := knobs()
-	i := slices.IndexFunc(all, func(k protoreflect.FieldDescriptor) bool { return string(k.Name()) == name && name != presetKnob })
+// SetKnob sets one knob of a request. The daemon checks its range.
+func SetKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
+	all := Knobs()
+	i := slices.IndexFunc(all, func(k protoreflect.FieldDescriptor) bool { return string(k.Name()) == name && name != PresetKnob })
 	if i < 0 {
-		return fmt.Errorf("unknown knob; use %s", strings.Join(knobNames(), ", "))
+		return fmt.Errorf("unknown knob; use %s", strings.Join(KnobNames(), ", "))
 	}
 	k, m := all[i], req.GetPolicy().ProtoReflect()
 	switch k.Kind() {

@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"bytes"
@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -43,7 +42,7 @@ func TestDurationsHaveTwoOrThreeDigits(t *testing.T) {
 		-20 * time.Millisecond:            "-20ms",
 	}
 	for d, want := range tests {
-		if got := duration(d); got != want {
+		if got := Duration(d); got != want {
 			t.Errorf("duration(%v) = %q, want %q", d, got, want)
 		}
 	}
@@ -51,16 +50,8 @@ func TestDurationsHaveTwoOrThreeDigits(t *testing.T) {
 
 func TestSizesAreInTheLargestExactUnit(t *testing.T) {
 	for n, want := range map[uint64]string{0: "0B", 1000: "1000B", 4096: "4KiB", 1 << 20: "1MiB", 3 << 30: "3GiB", 1<<20 + 1: "1048577B"} {
-		if got := size(n); got != want {
+		if got := Size(n); got != want {
 			t.Errorf("size(%d) = %q, want %q", n, got, want)
-		}
-	}
-}
-
-func TestGraphicsVersionsHaveCompilerNames(t *testing.T) {
-	for v, want := range map[uint32]string{0: "-", 90402: "gfx942", 90010: "gfx90a", 110000: "gfx1100", 90008: "gfx908"} {
-		if got := gfx(v); got != want {
-			t.Errorf("gfx(%d) = %q, want %q", v, got, want)
 		}
 	}
 }
@@ -71,34 +62,21 @@ func TestEveryQuiesceReasonIsDescribed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := quiesce(r); !strings.Contains(s, " ") {
+		if s := Quiesce(r); !strings.Contains(s, " ") {
 			t.Errorf("%s is described as %q", w, s)
 		}
 	}
 }
 
 func TestEveryKnobIsExplained(t *testing.T) {
-	for _, k := range knobs() {
-		if knobMeaning[string(k.Name())] == "" {
+	for _, k := range Knobs() {
+		if KnobMeaning[string(k.Name())] == "" {
 			t.Errorf("%s has no meaning in wide output", k.Name())
 		}
 	}
-	if len(knobMeaning) != len(knobs()) {
-		t.Errorf("%d meanings for %d knobs", len(knobMeaning), len(knobs()))
+	if len(KnobMeaning) != len(Knobs()) {
+		t.Errorf("%d meanings for %d knobs", len(KnobMeaning), len(Knobs()))
 	}
-}
-
-func TestEveryCommandHasADescription(t *testing.T) {
-	var visit func(cmd *cobra.Command)
-	visit = func(cmd *cobra.Command) {
-		if cmd.Short == "" || cmd.Args == nil && cmd.Name() != "help" {
-			t.Errorf("%s: no short description, or any operands accepted", cmd.CommandPath())
-		}
-		for _, c := range cmd.Commands() {
-			visit(c)
-		}
-	}
-	visit(New(IO{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}, Getenv: func(string) string { return "" }}))
 }
 
 func TestDefaultSocketIsThatOfTheDaemon(t *testing.T) {
@@ -115,28 +93,28 @@ func TestUnreachableDaemonsAreExplained(t *testing.T) {
 		name  string
 		err   error
 		group string
-		want  failure
+		want  Failure
 	}{
-		{"no socket", dial(syscall.ENOENT), "gpreempt", failure{
+		{"no socket", dial(syscall.ENOENT), "gpreempt", Failure{
 			ExitUnreachable, "cannot reach the daemon: socket /run/s does not exist", "systemctl status gpreemptd, or use --socket",
 		}},
-		{"no listener", dial(syscall.ECONNREFUSED), "gpreempt", failure{
+		{"no listener", dial(syscall.ECONNREFUSED), "gpreempt", Failure{
 			ExitUnreachable, "cannot reach the daemon: no process listens on /run/s", "systemctl status gpreemptd",
 		}},
-		{"not in the group", dial(syscall.EACCES), "gpreempt", failure{
+		{"not in the group", dial(syscall.EACCES), "gpreempt", Failure{
 			ExitDenied, "permission denied on the daemon's socket /run/s, which needs the group gpreempt",
-			"sudo usermod -aG gpreempt $USER, then log in again; or run gpctl as root",
+			"sudo usermod -aG gpreempt $USER, then log in again; or run this as root",
 		}},
-		{"group root", dial(syscall.EACCES), "root", failure{
-			ExitDenied, "permission denied on the daemon's socket /run/s", "run gpctl as root",
+		{"group root", dial(syscall.EACCES), "root", Failure{
+			ExitDenied, "permission denied on the daemon's socket /run/s", "run this as root",
 		}},
-		{"the connection is closed", nil, "gpreempt", failure{ExitUnreachable, "the daemon at /run/s closed the connection", "systemctl status gpreemptd"}},
-		{"something else", dial(syscall.EMFILE), "gpreempt", failure{
+		{"the connection is closed", nil, "gpreempt", Failure{ExitUnreachable, "the daemon at /run/s closed the connection", "systemctl status gpreemptd"}},
+		{"something else", dial(syscall.EMFILE), "gpreempt", Failure{
 			ExitUnreachable, "cannot reach the daemon at /run/s: dial unix: connect: too many open files", "systemctl status gpreemptd",
 		}},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, *unreachable("/run/s", tt.err, tt.group), cmp.AllowUnexported(failure{})); diff != "" {
+		if diff := cmp.Diff(tt.want, *Unreachable("/run/s", tt.err, tt.group), cmp.AllowUnexported(Failure{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -150,21 +128,21 @@ func TestTheGroupOfAHiddenSocketIsThatOfItsDirectory(t *testing.T) {
 		}
 		t.Fatal(err)
 	}
-	if got := groupOf(filepath.Join(dir, "sub", "s")); got != "424242" {
+	if got := GroupOf(filepath.Join(dir, "sub", "s")); got != "424242" {
 		t.Errorf("groupOf = %q, want 424242", got)
 	}
 }
 
 func TestNamesCannotControlTheTerminal(t *testing.T) {
 	const hostile = "a\x1b[2J\r\n\x07\u202eb\u009b"
-	if got, want := printable(hostile), "a?[2J????b?"; got != want {
+	if got, want := Printable(hostile), "a?[2J????b?"; got != want {
 		t.Errorf("printable = %q, want %q", got, want)
 	}
 }
 
 // gpusOfTest are three GPUs: two of one product, and one whose gpu_id looks like an index.
-func gpusOfTest() gpuNames {
-	return gpuNames{
+func gpusOfTest() GPUNames {
+	return GPUNames{
 		{GpuId: 34535, Node: 2, Name: "AMD Instinct MI300X", Bdf: "0000:c1:00.0", RenderMinor: 128},
 		{GpuId: 41235, Node: 3, Name: "AMD Instinct MI300X", Bdf: "0001:c1:00.0", RenderMinor: 129},
 		{GpuId: 1, Node: 4, Name: "gfx1100", Bdf: "0000:03:00.0"},
@@ -180,7 +158,7 @@ func TestGPUsAreFoundByAnyOfTheirNames(t *testing.T) {
 		"amd instinct mi300x": `"amd instinct mi300x" names 2 GPUs: hip:0 (GPU 34535, AMD Instinct MI300X, 0000:c1:00.0), hip:1 (GPU 41235, AMD Instinct MI300X, 0001:c1:00.0)`,
 		"3":                   unknown, "-1": unknown, "4294967296": unknown, "hip:": unknown, "node:9": unknown, "renderD0": unknown, "c1:00.7": unknown, "mi300a": unknown,
 	} {
-		g, err := gpusOfTest().find(s)
+		g, err := gpusOfTest().Find(s)
 		got := fmt.Sprint(g.GetGpuId())
 		if err != nil {
 			got = err.Error()
@@ -197,30 +175,20 @@ func FuzzFindGPU(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		g, err := gpusOfTest().find(s)
-		if failed, ok := errors.AsType[*failure](err); (g == nil) != (err != nil) || err != nil && (!ok || failed.next == "") {
+		g, err := gpusOfTest().Find(s)
+		if failed, ok := errors.AsType[*Failure](err); (g == nil) != (err != nil) || err != nil && (!ok || failed.Next == "") {
 			t.Errorf("%q: %v, %v", s, g, err)
 		}
 	})
 }
 
-// FuzzReadPolicy checks that a policy on standard input is either an error or a request
-// that sets what it lists.
-func FuzzReadPolicy(f *testing.F) {
-	f.Add([]byte("policy:\n  share_floor: 0.3\n  max_wait: 0.005s\n"))
-	f.Add([]byte(`{"preset": "custom", "linger": "LINGER_NONE", "shadow": true}`))
-	f.Add([]byte("a: &a [*a]\n"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		a := &app{IO: IO{In: bytes.NewReader(data)}}
-		req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}}
-		if err := a.readPolicy(&cobra.Command{Use: "set"}, req); err != nil {
-			if f, ok := errors.AsType[*failure](err); !ok || f.code != ExitUsage {
-				t.Errorf("not a usage error: %v", err)
-			}
-			return
-		}
-		if len(req.GetFields()) == 0 && req.GetPreset() == "" && !bytes.Contains(data, []byte("preset")) {
-			t.Error("accepted without effect")
-		}
-	})
+func TestFilesAreNotTerminals(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if isTerminal(f) || isTerminal(&bytes.Buffer{}) {
+		t.Error("a file or a buffer was accepted as a terminal")
+	}
 }

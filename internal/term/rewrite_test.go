@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"testing"
@@ -39,7 +39,7 @@ func TestUnknownFactsAreNull(t *testing.T) {
 				`"mqd_address":null,"target_id":"","queue_id":0,"match":""}],"stopped_gpu_ids":[1,2],"notes":[]}`,
 		},
 	} {
-		raw, err := marshal(test.message)
+		raw, err := Marshal(test.message)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,32 +49,6 @@ func TestUnknownFactsAreNull(t *testing.T) {
 		back := test.message.ProtoReflect().New().Interface()
 		if err := protojson.Unmarshal(raw, back); err != nil || !proto.Equal(back, test.message) {
 			t.Errorf("%s: read back as %v, %v", name, back, err)
-		}
-	}
-}
-
-// The read position of some queues wraps at the end of the ring, and the write position never
-// does.
-func TestPositionsAreThoseInTheRing(t *testing.T) {
-	const ring = 4096 // bytes: 1024 dwords, 64 packets
-	type row struct {
-		r, w   uint64
-		behind string
-	}
-	for name, test := range map[string]struct {
-		hqd  *gpreemptv1.Hqd
-		want row
-	}{
-		"the write position is a ring ahead": {&gpreemptv1.Hqd{Kind: "cp", Aql: true, RingBytes: ring, ReadPointer: 1008, WritePointer: 2*1024 + 16}, row{1008, 16, "2 packets"}},
-		"both grow":                          {&gpreemptv1.Hqd{Kind: "cp", RingBytes: ring, ReadPointer: 5 * 1024, WritePointer: 5*1024 + 7}, row{0, 7, "7 dwords"}},
-		"nothing behind":                     {&gpreemptv1.Hqd{Kind: "cp", Aql: true, RingBytes: ring, ReadPointer: 16, WritePointer: 1024 + 16}, row{16, 16, "0 packets"}},
-		"no ring":                            {&gpreemptv1.Hqd{Kind: "cp", ReadPointer: 3, WritePointer: 4}, row{3, 4, "-"}},
-		"SDMA counts bytes":                  {&gpreemptv1.Hqd{Kind: "sdma", RingBytes: ring, ReadPointer: 9000, WritePointer: 9064}, row{9000, 9064, "64 bytes"}},
-		"SDMA that was reset":                {&gpreemptv1.Hqd{Kind: "sdma", RingBytes: ring, ReadPointer: 9000, WritePointer: 64}, row{9000, 64, "-"}},
-	} {
-		r, w, behind := positions(test.hqd)
-		if got := (row{r, w, behind}); got != test.want {
-			t.Errorf("%s: %+v, want %+v", name, got, test.want)
 		}
 	}
 }
