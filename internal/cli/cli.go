@@ -4,9 +4,9 @@ package cli
 import (
 	_ "embed"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 //go:embed help.txt
@@ -20,10 +20,7 @@ var Program = &term.Program{
 		term.Group(root, "Look", statusCommand(a), doctorCommand(a), topCommand(a), webCommand(a), statsCommand(a), eventsCommand(a))
 		term.Group(root, "Inventory", gpuCommand(a), targetCommand(a), queueCommand(a))
 		term.Group(root, "Act", leaseCommand(a), policyCommand(a), drainCommand(a), runCommand(a), fleetCommand(a))
-		root.AddCommand(
-			a.CompletionCommand(), a.VersionCommand(), reportRunCommand(a),
-			hqdCommand(a), mqdCommand(a), amdlogCommand(a), traceCommand(a), trialCommand(a), compareCommand(a), simCommand(a), planCommand(a), reportCommand(a),
-		)
+		root.AddCommand(a.CompletionCommand(), a.VersionCommand(), reportRunCommand(a))
 		forHosts(a, root)
 	},
 }

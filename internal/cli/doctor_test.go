@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"regexp"
 	"strings"
@@ -14,42 +13,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
-
-// Diagnose reports that the fake machine is usable, with limits.
-func (m *machine) Diagnose(context.Context, *gpreemptv1.DiagnoseRequest) (*gpreemptv1.DiagnoseResponse, error) {
-	const ok, warn, skip = gpreemptv1.CheckStatus_CHECK_STATUS_OK, gpreemptv1.CheckStatus_CHECK_STATUS_WARN, gpreemptv1.CheckStatus_CHECK_STATUS_SKIP
-	return &gpreemptv1.DiagnoseResponse{
-		Verdict: gpreemptv1.Verdict_VERDICT_LIMITED, Summary: "gpreempt can suspend offline work here; warnings: queue slots.",
-		Remedy: "read the warnings", ByDaemon: true, Backend: "kfd", Version: "v0.3.0",
-		Checks: []*gpreemptv1.Check{
-			{Id: "gpu", Title: "AMD GPU", Status: ok, Found: "2 × mi300x"},
-			{Id: "permission-rule", Title: "permission rule", Status: ok, Found: "process: " + strings.Repeat("a long explanation ", 10)},
-			{Id: "queue-slots", Title: "queue slots", Status: warn, Found: "GPU 34535: 30 compute queues for 24 slots", Remedy: "have fewer"},
-			{Id: "kernel-log", Title: "kernel log", Status: skip, Found: "uid 1000 may not read /dev/kmsg"},
-		},
-		Gpus: []*gpreemptv1.DiagnosedGpu{
-			{
-				GpuId: 34535, Node: 2, Name: "mi300x", GfxTargetVersion: 90402, Bdf: "0000:c1:00.0", XccCount: 8, DebugFirmware: true,
-				DebugSharing: gpreemptv1.DebugSharing_DEBUG_SHARING_SEVERAL, QueueSlots: 24, ComputeQueues: 30, Hazard: gpreemptv1.HazardAction_HAZARD_ACTION_ALLOW,
-			},
-			{
-				GpuId: 41235, Node: 3, Name: "gfx1100", GfxTargetVersion: 110000, Bdf: "0000:c6:00.0", XccCount: 1, Mes: true,
-				ComputeQueues: 4, Hazard: gpreemptv1.HazardAction_HAZARD_ACTION_DENY, HazardReason: "resets (ROCm/rocm#1)",
-			},
-			{
-				GpuId: 41236, Node: 4, Name: "mi50", GfxTargetVersion: 90006, XccCount: 1, DebugFirmware: true, QueueSlots: 24,
-				DebugSharing: gpreemptv1.DebugSharing_DEBUG_SHARING_ONE, Hazard: gpreemptv1.HazardAction_HAZARD_ACTION_LIMIT, HazardReason: "one (ROCm/rocm#2)",
-			},
-		},
-		Processes: []*gpreemptv1.DiagnosedProcess{
-			{TargetId: "4242@1001", Pid: 4242, Comm: "python3", Offline: true, Mechanism: "freezer", Why: "cgroup: version 2", Rejected: []*gpreemptv1.Rejection{
-				{Mechanism: "dbgtrap", Why: "debugger: rocgdb is attached", Remedy: "end it"}, {Mechanism: "criu", Why: "not enabled"},
-			}},
-			{TargetId: "4300@1002", Pid: 4300, Comm: "evil\x1b[31m", Offline: true},
-			{TargetId: "5001@2000", Pid: 5001, Comm: "tritonserver", Why: "it is online"},
-		},
-	}, nil
-}
 
 func TestSymbolsNeedATerminalAndUTF8(t *testing.T) {
 	tests := []struct {
@@ -124,7 +87,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	if diff := cmp.Diff(help, documented); diff != "" {
 		t.Errorf("docs/api.md (-help +documented):\n%s", diff)
 	}
-	if len(help) != term.ExitCannotTell+1 {
-		t.Errorf("%d exit codes are documented, want %d", len(help), term.ExitCannotTell+1)
+	if len(help) != term.ExitNoGPU+1 {
+		t.Errorf("%d exit codes are documented, want %d", len(help), term.ExitNoGPU+1)
 	}
 }

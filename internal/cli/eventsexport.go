@@ -26,7 +26,7 @@ func eventsExport(a *term.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:         "export",
 		Annotations: map[string]string{term.NoData: term.NoData},
-		Short:       "Write the event log with the state of the host, as JSON lines, for gpctl plan",
+		Short:       "Write the event log with the state of the host, as JSON lines, for gplab plan",
 		Args:        term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			export := func(ctx context.Context) func(io.Writer) error {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -17,12 +18,12 @@ import (
 
 func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {
 	socket := filepath.Join(testutil.TempSocketDir(t), "machine.sock")
-	serve(t, socket, newMachine())
+	clitest.Serve(t, socket, clitest.NewMachine())
 	ctx, end := context.WithCancel(t.Context())
 	var out, errs bytes.Buffer
 	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &errs, Getenv: func(string) string { return "" }}
 	var sleep func(context.Context, time.Duration) error
-	streams.Now, sleep = clock()
+	streams.Now, sleep = clitest.Clock()
 	shown := 0
 	streams.Sleep = func(ctx context.Context, d time.Duration) error {
 		if shown++; shown == 2 {

@@ -22,7 +22,7 @@ import (
 // onManyHosts are the commands that --hosts runs on each host: they ask for one answer, or give one order. Those of gpctl
 // fleet use --hosts themselves.
 var onManyHosts = []string{
-	"gpctl status", "gpctl stats", "gpctl gpu list", "gpctl target list", "gpctl queue list", "gpctl hqd list", "gpctl lease list",
+	"gpctl status", "gpctl stats", "gpctl gpu list", "gpctl target list", "gpctl queue list", "gpctl queue slots", "gpctl lease list",
 	"gpctl policy get", "gpctl policy set", "gpctl drain on", "gpctl drain off",
 }
 

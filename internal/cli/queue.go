@@ -16,7 +16,7 @@ import (
 )
 
 func queueCommand(a *term.App) *cobra.Command {
-	return term.Noun("queue", "The KFD queues", queueList(a), queueFind(a, discovery.Host("/")), queueWatch(a), queueSample(a), queueAdvice(a))
+	return term.Noun("queue", "The KFD queues", queueList(a), queueFind(a, discovery.Host("/")), queueWatch(a), queueSample(a), queueSlots(a), queueMoves(a))
 }
 
 func queueList(a *term.App) *cobra.Command {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -14,21 +13,15 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // finding is the result of queue find for one process.
 type finding struct {
-	// pid is that on the host, or the requested one when everything is from a log.
-	pid int32
-	// target is nil when everything is from a log.
 	target *gpreemptv1.Target
 	queues []foundQueue
 	// revision is the inventory's, to watch from.
 	revision uint64
-	// logOnly are the queues of the log without a matching queue of the target.
-	logOnly []hiplog.Address
 	// notes are limits of the result.
 	notes     []string
 	simulated string
@@ -45,18 +38,14 @@ type foundQueue struct {
 	why    string
 	// slots is the number of its slots: one for each XCC.
 	slots int
-	// noID reports that the queue id is unknown: the queue is from a log without ids.
-	noID bool
-	// log is the queue in the log, or nil.
-	log *hiplog.Queue
 }
 
 // queueFind searches below root without a daemon.
 func queueFind(a *term.App, root fs.FS) *cobra.Command {
 	var (
-		pid                    int32
-		container, log, pyfile string
-		by                     search
+		pid               int32
+		container, pyfile string
+		by                search
 	)
 	cmd := &cobra.Command{
 		Use:   "find PID|--tag TAG|--priority RANGE",
@@ -64,8 +53,8 @@ func queueFind(a *term.App, root fs.FS) *cobra.Command {
 		Args: func(cmd *cobra.Command, args []string) error {
 			searched := cmd.Flags().Changed("tag") || cmd.Flags().Changed("priority")
 			switch given := cmd.Flags().Changed("pid"); {
-			case searched && (len(args) > 0 || given || cmd.Flags().Changed("amd-log") || cmd.Flags().Changed("python-config")):
-				return term.Usage(cmd, "--tag and --priority search all processes: no PID, --pid, --amd-log or --python-config")
+			case searched && (len(args) > 0 || given || cmd.Flags().Changed("python-config")):
+				return term.Usage(cmd, "--tag and --priority search all processes: no PID, --pid or --python-config")
 			case searched && by == (search{}):
 				return term.Usage(cmd, "--tag or --priority is empty")
 			case searched:
@@ -100,16 +89,16 @@ func queueFind(a *term.App, root fs.FS) *cobra.Command {
 			case pyfile == "-":
 				return term.Usage(cmd, "invalid --python-config \"-\"; for standard output use -o json")
 			}
-			f, err := find(a, cmd, key, container, log)
+			f, err := find(a, cmd, key, container)
 			if err != nil {
 				return err
 			}
 			if cmd.Flags().Changed("python-config") {
 				f.file = pyfile
-				if pyfile == pythonFile {
-					f.file = strings.ReplaceAll(pythonFile, "PID", strconv.Itoa(int(f.pid)))
+				if pyfile == term.PythonFile {
+					f.file = strings.ReplaceAll(pyfile, "PID", strconv.Itoa(int(f.target.GetPid())))
 				}
-				if err := writePythonConfig(f.file, pythonConfig(f.queues, described(a, f))); err != nil {
+				if err := term.WritePython(f.file, f.forPython(), described(a, f)); err != nil {
 					return err
 				}
 			}
@@ -125,43 +114,28 @@ func queueFind(a *term.App, root fs.FS) *cobra.Command {
 	cmd.Flags().StringVar(&by.priority, "priority", "", "processes of this priority, or of a range such as 10-15")
 	term.CompleteBy(cmd, "tag", completeTags(a))
 	cmd.Flags().StringVar(&container, "container", "", "its container: name, prefix of the id, or NAMESPACE/POD")
-	cmd.Flags().StringVar(&log, "amd-log", "", "a HIP log of the process, - is standard input")
 	cmd.Flags().StringVar(&pyfile, "python-config", "", "write the queues to a Python `FILE`")
-	cmd.Flags().Lookup("python-config").NoOptDefVal = pythonFile
+	cmd.Flags().Lookup("python-config").NoOptDefVal = term.PythonFile
 	term.CompleteBy(cmd, "pid", a.TargetNames)
 	term.CompleteBy(cmd, "container", a.ContainerNames)
 	return cmd
 }
 
-// pythonFile is the default file of --python-config.
-const pythonFile = "queue_config_pid_PID.py"
-
-// find asks the daemon, and reads the log, if any.
-func find(a *term.App, cmd *cobra.Command, key gpreempt.ProcessKey, container, logPath string) (*finding, error) {
-	var logged *analyzedLog
-	if logPath != "" {
-		var err error
-		if logged, err = analyzeLog(a, logPath); err != nil {
-			return nil, err
-		}
-	}
-	f := &finding{pid: key.PID}
-	err := a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
+// find asks the daemon.
+func find(a *term.App, cmd *cobra.Command, key gpreempt.ProcessKey, container string) (*finding, error) {
+	f := &finding{}
+	return f, a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
 		return findInDaemon(ctx, a, admin, key, container, f)
 	})
-	if err != nil {
-		unavailable, ok := errors.AsType[*term.Failure](err)
-		if logged == nil || !ok || !slices.Contains([]int{term.ExitUnreachable, term.ExitDenied, term.ExitNotFound}, unavailable.Code) {
-			return nil, err
-		}
-		return f.fromLog(logged, unavailable.Message)
+}
+
+// forPython returns the queues for a Python file.
+func (f *finding) forPython() (queues []term.PythonQueue) {
+	for _, q := range f.queues {
+		id := q.queue.GetQueueId()
+		queues = append(queues, term.PythonQueue{Address: q.queue.GetRingAddress(), ID: &id, PID: q.queue.GetPid(), Active: q.active})
 	}
-	if logged != nil {
-		if err := f.join(logged); err != nil {
-			return nil, err
-		}
-	}
-	return f, nil
+	return queues
 }
 
 // findInDaemon finds the process, its queues and their hardware slots.
@@ -183,7 +157,7 @@ func findInDaemon(ctx context.Context, a *term.App, admin term.AdminClient, key 
 	if err != nil {
 		return err
 	}
-	f.target, f.pid, f.simulated, f.revision = target, target.GetPid(), term.Simulated(st), list.GetRevision()
+	f.target, f.simulated, f.revision = target, term.Simulated(st), list.GetRevision()
 	f.names = a.NameGPUs(ctx, admin)
 	// Not only those of the target: a slot without a known owner may contain a queue of it.
 	slots, err := admin.ListHqds(ctx, &gpreemptv1.ListHqdsRequest{})

@@ -3,25 +3,20 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/term"
 
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
 // described returns the comments of the Python file.
 func described(a *term.App, f *finding) []string {
 	lines := []string{fmt.Sprintf("written   %s", a.Now().UTC().Format("2006-01-02T15:04:05Z"))}
-	if g := f.target; g != nil {
-		lines = append(lines, fmt.Sprintf("process   %s %s, %s", g.GetTargetId(), g.GetComm(), api.EnumName(g.GetClass())))
-		if g.GetContainer() != nil {
-			lines = append(lines, fmt.Sprintf("container %s, pid %s inside", term.ContainerName(g.GetContainer()), term.OwnPID(g)))
-		}
-	} else {
-		lines = append(lines, fmt.Sprintf("process   %d", f.pid))
+	g := f.target
+	lines = append(lines, fmt.Sprintf("process   %s %s, %s", g.GetTargetId(), g.GetComm(), api.EnumName(g.GetClass())))
+	if g.GetContainer() != nil {
+		lines = append(lines, fmt.Sprintf("container %s, pid %s inside", term.ContainerName(g.GetContainer()), term.OwnPID(g)))
 	}
 	if f.simulated != "" {
 		lines = append(lines, "simulated "+f.simulated+": no hardware is involved")
@@ -40,31 +35,26 @@ func described(a *term.App, f *finding) []string {
 // of each queue.
 func (f *finding) data() (any, error) {
 	type joined struct {
-		Active *bool         `json:"active"`
-		Why    string        `json:"active_note"`
-		Slots  int           `json:"active_slots"`
-		NoID   bool          `json:"queue_id_unknown,omitempty"`
-		Log    *hiplog.Queue `json:"log,omitempty"`
+		Active *bool  `json:"active"`
+		Why    string `json:"active_note"`
+		Slots  int    `json:"active_slots"`
 	}
 	out := struct {
 		PID       int32             `json:"pid"`
-		Target    json.RawMessage   `json:"target,omitempty"`
+		Target    json.RawMessage   `json:"target"`
 		Queues    []json.RawMessage `json:"queues"`
 		Revision  uint64            `json:"revision,string,omitempty"`
-		LogOnly   []hiplog.Address  `json:"log_only_ring_addresses,omitempty"`
 		Notes     []string          `json:"notes"`
 		Simulated string            `json:"simulated,omitempty"`
 		File      string            `json:"python_config,omitempty"`
-	}{PID: f.pid, Revision: f.revision, LogOnly: f.logOnly, Notes: f.notes, Simulated: f.simulated, File: f.file}
-	if f.target != nil {
-		raw, err := term.Marshal(f.target)
-		if err != nil {
-			return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
-		}
-		out.Target = raw
+	}{PID: f.target.GetPid(), Revision: f.revision, Notes: f.notes, Simulated: f.simulated, File: f.file}
+	raw, err := term.Marshal(f.target)
+	if err != nil {
+		return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
 	}
+	out.Target = raw
 	for _, q := range f.queues {
-		raw, err := term.Extend(q.queue, joined{q.active, q.why, q.slots, q.noID, q.log})
+		raw, err := term.Extend(q.queue, joined{q.active, q.why, q.slots})
 		if err != nil {
 			return nil, err
 		}
@@ -83,31 +73,20 @@ func box(p *term.Printer, title string) {
 
 func printFinding(a *term.App, p *term.Printer, f *finding) {
 	box(p, "queue info summary")
-	if f.target != nil {
-		printTarget(a, p, f.target, f.names)
-	} else {
-		p.Linef("  process      %d", f.pid)
-	}
+	printTarget(a, p, f.target, f.names)
 	if f.simulated != "" {
 		p.Line("  simulated    ", term.Cell{Text: f.simulated + ": no hardware is involved", Style: term.StyleNote})
 	}
 	p.Linef("")
 
-	ids, dispatches := "+LOG IDS", "+>DISPATCHES"
-	if slices.ContainsFunc(f.queues, func(q foundQueue) bool { return q.log != nil }) {
-		ids, dispatches = "LOG IDS", ">DISPATCHES"
-	}
 	t := p.Table("", term.Columns{
-		">#", "ADDRESS", ">QUEUE ID", ">PID", "ACTIVE", "TYPE", ">HIP", ">GPU", ">RING", ">HWPRIO", ids, dispatches, ">AGE", "+FIRST SEEN", "+>SLOTS",
+		">#", "ADDRESS", ">QUEUE ID", ">PID", "ACTIVE", "TYPE", ">HIP", ">GPU", ">RING", ">HWPRIO", ">AGE", "+FIRST SEEN", "+>SLOTS",
 		"+>DOORBELL", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+PACKETS", "+SOURCE", "+NOTE",
 	})
 	active := 0
 	for i, found := range f.queues {
 		q := found.queue
-		at, id, gpu, first, ring := "unknown", "unknown", "-", "-", "-"
-		if !found.noID {
-			id = fmt.Sprint(q.GetQueueId())
-		}
+		at, gpu, first, ring := "unknown", "-", "-", "-"
 		if q.GetRingAddress() != 0 {
 			at = fmt.Sprintf("0x%016x", q.GetRingAddress())
 		}
@@ -123,8 +102,8 @@ func printFinding(a *term.App, p *term.Printer, f *finding) {
 		if found.active != nil && *found.active {
 			active++
 		}
-		t.Row(i+1, at, id, q.GetPid(), found.activity(), q.GetType(), f.names.HIP(q.GetGpuId()), gpu, ring,
-			hardwarePriority(q), logIDs(found.log), logDispatches(found.log), a.Age(q.GetFirstSeen()), first,
+		t.Row(i+1, at, q.GetQueueId(), q.GetPid(), found.activity(), q.GetType(), f.names.HIP(q.GetGpuId()), gpu, ring,
+			hardwarePriority(q), a.Age(q.GetFirstSeen()), first,
 			found.slots, doorbell(q), term.Address(q.GetMqdAddress()), term.Address(q.GetReadPointerAddress()),
 			term.Address(q.GetWritePointerAddress()), packets(q), term.Or(q.GetSource(), "-"), term.Or(term.Cut(q.GetSourceNote(), 120), "-"))
 	}
@@ -161,13 +140,6 @@ func printTotals(a *term.App, p *term.Printer, f *finding, active int) {
 	}
 	for _, note := range f.unknowns() {
 		p.Linef("note   %s", note)
-	}
-	if len(f.logOnly) > 0 {
-		var at []string
-		for _, ring := range f.logOnly {
-			at = append(at, ring.String())
-		}
-		p.Linef("note   in the log, without a matching queue of the process: %s", strings.Join(at, ", "))
 	}
 	if f.file != "" {
 		p.Linef("file   %s", f.file)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 
 	"github.com/gdamore/tcell/v2"
 	"github.com/google/go-cmp/cmp"
@@ -27,14 +28,14 @@ var errEnough = errors.New("enough")
 
 // watchTable runs gpctl with --watch. steps are called one after another when the table has been
 // read, each after the shortest pause; then the watch ends.
-func watchTable(t *testing.T, m *machine, args []string, steps ...func()) (stdout, stderr string) {
+func watchTable(t *testing.T, m *clitest.Machine, args []string, steps ...func()) (stdout, stderr string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
-	serve(t, socket, m)
+	clitest.Serve(t, socket, m)
 	var out, complaints bytes.Buffer
 	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &complaints, Getenv: func(string) string { return "" }}
 	var mu sync.Mutex // guards at
-	at := noon
+	at := clitest.Noon
 	streams.Now = func() time.Time {
 		mu.Lock()
 		defer mu.Unlock()
@@ -78,17 +79,17 @@ LEASE  LABEL  STATE  PRIO  HIP  GPUS   OWNER     AGE  EXPIRES IN
 k3-1   llama  held     11  0    34535  pid 5001   4s         1ms
 `},
 	} {
-		m := newMachine()
+		m := clitest.NewMachine()
 		ages := func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			m.leases[0] = proto.CloneOf(m.leases[0])
-			m.leases[0].ExpiresIn = dur(time.Millisecond)
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
+			m.Leases[0] = proto.CloneOf(m.Leases[0])
+			m.Leases[0].ExpiresIn = clitest.Dur(time.Millisecond)
 		}
 		ends := func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			m.leases = m.leases[:1:1]
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
+			m.Leases = m.Leases[:1:1]
 		}
 		got, _ := watchTable(t, m, tt.args, ages, ends)
 		if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -98,13 +99,13 @@ k3-1   llama  held     11  0    34535  pid 5001   4s         1ms
 }
 
 func TestEveryTableCanBeWatched(t *testing.T) {
-	for _, args := range []string{"status", "stats", "gpu list", "target list", "queue list", "lease list", "hqd list"} {
-		got, note := watchTable(t, newMachine(), append(strings.Fields(args), "--watch", "-o", "json", "--jq", "type"), func() {})
+	for _, args := range []string{"status", "stats", "gpu list", "target list", "queue list", "lease list", "queue slots"} {
+		got, note := watchTable(t, clitest.NewMachine(), append(strings.Fields(args), "--watch", "-o", "json", "--jq", "type"), func() {})
 		if got != "object\n" {
 			t.Errorf("%s: %q, %q", args, got, note)
 		}
 	}
-	m := newMachine()
+	m := clitest.NewMachine()
 	if code, _, stderr := watchMachine(t, m, nil, "gpu", "list", "--watch=500ms"); code != term.ExitUsage || !strings.Contains(stderr, "at least 1s") {
 		t.Errorf("code %d, %q", code, stderr)
 	}
@@ -131,7 +132,7 @@ func TestChangesWakeAWatch(t *testing.T) {
 
 func TestQueueChangesWakeAWatch(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	serve(t, socket, newMachine())
+	clitest.Serve(t, socket, clitest.NewMachine())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	a := &term.App{IO: term.IO{Sleep: func(ctx context.Context, _ time.Duration) error {
@@ -158,7 +159,7 @@ func TestWatchRedrawsInPlace(t *testing.T) {
 	screen.SetSize(61, 4)
 	next := make(chan func() ([]string, error))
 	a := topApp()
-	a.Now, a.Sleep = func() time.Time { return noon }, func(ctx context.Context, _ time.Duration) error { return ctx.Err() }
+	a.Now, a.Sleep = func() time.Time { return clitest.Noon }, func(ctx context.Context, _ time.Duration) error { return ctx.Err() }
 	a.Simulated.Store(new("simulated mi300x"))
 	var last []string
 	ended := make(chan struct{})
@@ -210,10 +211,10 @@ func TestRunReportsWhatTheDaemonMakesOfTheTree(t *testing.T) {
 		{&gpreemptv1.Target{Class: offline, DecidedBy: "rule a", AttachError: "no\x1b"}, "is offline, priority 0, by rule a: cannot be suspended: no?\n"},
 		{&gpreemptv1.Target{Class: online, Priority: 11}, "is online, priority 11, by default: never suspended; it has to announce its work itself (the tag says offline: gpctl target explain PID)\n"},
 	} {
-		m := newMachine()
+		m := clitest.NewMachine()
 		g := tt.target
 		g.Pid, g.TargetId, g.Comm, g.QueueCount, g.GpuIds = int32(os.Getpid()), pidText(os.Getpid())+"@7", "train", 1, []uint32{34535}
-		m.targets = append(m.targets, g)
+		m.Targets = append(m.Targets, g)
 		code, stdout, stderr := watchMachine(t, m, nil, reportRun, pidText(os.Getppid()), "offline")
 		want := "gpctl: train (PID) " + tt.want
 		if got := strings.ReplaceAll(stderr, pidText(os.Getpid()), "PID"); code != term.ExitOK || stdout != "" || got != want {

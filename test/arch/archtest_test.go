@@ -25,7 +25,7 @@ var checks = []struct {
 	{"PurePackagesTouchNothing", checkPure},
 	{"SystemCallsStayInTheKernelPackages", checkKernel},
 	{"UnsafeStaysInItsFiles", checkUnsafe},
-	{"GpctlLinksNoKernelPackage", checkLinks},
+	{"ProgramsLinkWhatTheirPurposeNeeds", checkLinks},
 	{"TestsSleepInBubblesOnly", checkTestSleep},
 	{"LogLinesHaveConstantMessagesAndFieldsOfLog", checkLogs},
 	{"FilesThatUsersNameAreReadByRegular", checkReaders},
@@ -170,8 +170,7 @@ func checkUnsafe(t *tree) (problems []string) {
 	return problems
 }
 
-// checkLinks follows the imports of the shipped programs through this module. Other
-// modules cannot import this one, so that is all of its own that they link.
+// checkLinks follows the imports of the shipped programs through the repository.
 func checkLinks(t *tree) (problems []string) {
 	for _, program := range slices.Sorted(maps.Keys(notLinked)) {
 		problems = append(problems, checkProgram(t, program)...)
@@ -279,15 +278,15 @@ var _ = os.DirFS(fmt.Sprint(path))
 var _, _ = os.Open(fmt.Sprintf("%s/x", path))
 var _, _ = os.ReadFile("/proc/self/maps")
 var _, _ = os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))`,
-				"internal/config/c_test.go":      `package config; import "os"; var _, _ = os.ReadFile(path)`,
-				"internal/config/o.go":           `package config; import os "example.com/os"; var _, _ = os.ReadFile(path)`,
-				"internal/mechanism/journal.go":  `package mechanism; import "os"; var _, _ = os.ReadFile(boot)`,
-				"internal/kfdtrace/functions.go": `package kfdtrace`,
-				"internal/regular/regular.go":    `package regular; import "os"; var _, _ = os.Open(path)`,
+				"internal/config/c_test.go":     `package config; import "os"; var _, _ = os.ReadFile(path)`,
+				"internal/config/o.go":          `package config; import os "example.com/os"; var _, _ = os.ReadFile(path)`,
+				"internal/mechanism/journal.go": `package mechanism; import "os"; var _, _ = os.ReadFile(boot)`,
+				"lab/kfdtrace/functions.go":     `package kfdtrace`,
+				"internal/regular/regular.go":   `package regular; import "os"; var _, _ = os.Open(path)`,
 			},
 			want: []string{
 				"internal/config/c.go:2:12: read the path", "internal/config/c.go:3:12: read the path", "internal/config/c.go:4:9: read the path",
-				"internal/config/c.go:5:12: read the path", "internal/kfdtrace/functions.go is in ownPaths", "internal/kfdtrace/tracefs.go is in ownPaths",
+				"internal/config/c.go:5:12: read the path", "lab/kfdtrace/functions.go is in ownPaths", "lab/kfdtrace/tracefs.go is in ownPaths",
 			},
 		},
 		{

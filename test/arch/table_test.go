@@ -47,7 +47,6 @@ var table = []struct {
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"pkg/discovery/hiplog", rule{imports: []string{"internal/stat"}}},
 
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
@@ -86,19 +85,24 @@ var table = []struct {
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "internal/regular", "pkg/gpreempt"}}},
 
-	// Evidence: what gpreempt does to given work, simulated, emulated or on hardware.
-	{"internal/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "pkg/gpreempt"}}},
-	{"internal/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/stat"}}},
-	{"internal/sim", rule{imports: []string{"internal/evidence", "internal/scenario", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
-	{"internal/report", rule{imports: []string{"internal/evidence", "internal/stat"}}},
-	{"internal/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/evidence", "internal/regular", "internal/scenario", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
-
-	// What commands stand on, and the commands of gpctl.
+	// What commands stand on, and gpctl.
 	{"internal/term", rule{imports: []string{apiV1, "internal/api", "pkg/client", "pkg/gpreempt"}}},
-	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"internal/testutil/clitest", rule{imports: []string{apiV1, "internal/api", "internal/term", "pkg/gpreempt"}}},
 	{"internal/fleet", rule{stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/fleet", "internal/kfdtrace", "internal/regular", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/term", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/fleet", "internal/regular", "internal/stat", "internal/term", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
+	{"cmd/gpctl", rule{imports: []string{"internal/cli"}}},
+
+	// The lab, a module of its own: what gpreempt does to given work, simulated, emulated or on
+	// hardware, and what drivers and runtimes wrote.
+	{"lab/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "pkg/gpreempt"}}},
+	{"lab/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/stat"}}},
+	{"lab/sim", rule{imports: []string{"internal/stat", "lab/evidence", "lab/scenario", "pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
+	{"lab/report", rule{imports: []string{"internal/stat", "lab/evidence"}}},
+	{"lab/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/regular", "internal/stat", "lab/evidence", "lab/scenario", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"lab/hiplog", rule{imports: []string{"internal/stat"}}},
+	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/regular", "internal/term", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/cmd/gplab", rule{imports: []string{"lab/cli"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
 	// in process and the emulated machine below real programs. The shipped programs link
@@ -120,27 +124,47 @@ var table = []struct {
 	{"test/fleetscale", rule{imports: []string{"internal/events", "internal/inventory", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 }
 
-// notLinked are the packages that a shipped program must not link, however indirectly. A
-// name stands for the packages below it too. An administrator's laptop needs no kernel
-// interface, and gpctl must not act without the daemon; a root daemon needs no model of
-// what it works on.
+// notLinked are the packages that a shipped program must not link, however indirectly, by its
+// purpose. A name stands for the packages below it too.
 var notLinked = map[string]map[string]string{
+	// gpctl is an administrator's tool, also on a laptop: it asks the daemon, and does not act
+	// without it.
 	"cmd/gpctl": {
-		"emu":                "the kit is not shipped",
-		"test":               "the kit is not shipped",
-		"pkg/nvrm":           "gpctl asks the daemon; it does not call the driver",
-		"pkg/kfd":            "gpctl asks the daemon; it does not call the driver",
-		"internal/proc":      "gpctl never attaches to a process",
-		"internal/mechanism": "only the daemon suspends and resumes",
-		"internal/targets":   "only the daemon suspends and resumes",
-		"internal/daemon":    "gpctl starts the daemon as a process, or not at all",
-		"internal/server":    "gpctl is a client",
+		"emu":                   "the kit is not shipped",
+		"test":                  "the kit is not shipped",
+		"internal/testutil":     "the kit is not shipped",
+		"lab":                   "evidence and forensics are gplab's",
+		"pkg/discovery/debugfs": "what reads dumps is gplab's",
+		"pkg/scheduler":         "the daemon decides",
+		"pkg/nvrm":              "gpctl asks the daemon; it does not call the driver",
+		"pkg/kfd":               "gpctl asks the daemon; it does not call the driver",
+		"internal/proc":         "gpctl never attaches to a process",
+		"internal/mechanism":    "only the daemon suspends and resumes",
+		"internal/targets":      "only the daemon suspends and resumes",
+		"internal/daemon":       "gpctl starts the daemon as a process, or not at all",
+		"internal/server":       "gpctl is a client",
 	},
+	// gpreemptd is root: it has only what a host needs.
 	"cmd/gpreemptd": {
 		"emu":               "the kit is not shipped",
 		"test":              "the kit is not shipped",
-		"internal/cli":      "the exporter of traces is a client",
-		"internal/report":   "its charts are for clients, and link what a root process has no use for",
 		"internal/testutil": "the kit is not shipped",
+		"lab":               "a root process measures nothing",
+		"internal/term":     "the daemon is no client",
+		"internal/cli":      "the daemon is no client",
+	},
+	// gplab measures what a daemon does, and models it: it has the scheduler, and no way to act.
+	"lab/cmd/gplab": {
+		"emu":                "the kit is not shipped",
+		"test":               "the kit is not shipped",
+		"internal/testutil":  "the kit is not shipped",
+		"internal/cli":       "gpctl is a program of its own",
+		"pkg/nvrm":           "gplab asks the daemon; it does not call the driver",
+		"pkg/kfd":            "gplab asks the daemon; it does not call the driver",
+		"internal/proc":      "gplab never attaches to a process",
+		"internal/mechanism": "only the daemon suspends and resumes",
+		"internal/targets":   "only the daemon suspends and resumes",
+		"internal/daemon":    "gplab is a client",
+		"internal/server":    "gplab is a client",
 	},
 }

@@ -23,7 +23,7 @@ import (
 // The paths of the binaries under test, and of the clients of an emulated GPU.
 // trainBinary is kfdemuBinary by the name of an offline job, strangersBinary that of
 // the tests where another user can run it.
-var gpreemptd, gpctl, kfdemuBinary, simBinary, trainBinary, strangersBinary string
+var gpreemptd, gpctl, gplab, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
 // busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes. The emulated driver runs in the
 // process of the test: when a busy host does not run that, it looks like a GPU that hangs.
@@ -86,7 +86,7 @@ func copySelf(path string) error {
 	return os.Chmod(filepath.Dir(path), 0o711)
 }
 
-// racing tells that gpreemptd and gpctl are built with the race detector: when the
+// racing tells that gpreemptd, gpctl and gplab are built with the race detector: when the
 // tests are, or when the environment says so.
 func racing() bool { return raceDetector || os.Getenv("GPREEMPT_E2E_RACE") != "" }
 
@@ -107,6 +107,7 @@ func build(dir string) error {
 	// The programs that stand for others' are built as those are: without the detector.
 	for _, args := range [][]string{
 		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl"),
+		append(slices.Insert(slices.Clone(args), 1, "-C", "../../lab"), "./cmd/gplab"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "busy")+string(filepath.Separator)), "-overlay", busy, "../../cmd/gpreemptd"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "sim")+string(filepath.Separator)), "../../emu/cmd/kfdemu"), // runs the daemon, too
 		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu"},
@@ -120,7 +121,8 @@ func build(dir string) error {
 
 // setBinaries sets the paths of what build has put into dir.
 func setBinaries(dir string) {
-	gpreemptd, gpctl, kfdemuBinary, simBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
+	gpreemptd, gpctl, gplab = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "gplab")
+	kfdemuBinary, simBinary = filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
 	trainBinary, busyHostDaemon = filepath.Join(dir, "train"), filepath.Join(dir, "busy", "gpreemptd")
 }
 
