@@ -34,7 +34,7 @@ func targetExplain(a *term.App) *cobra.Command {
 func printExplanation(a *term.App, p *term.Printer, e *gpreemptv1.ExplainTargetResponse, names term.GPUNames) {
 	p.Line(term.Cell{Text: e.GetVerdict(), Style: term.StyleBold})
 	p.Linef("")
-	printTarget(a, p, e.GetTarget(), names)
+	printTarget(p, e.GetTarget(), names)
 
 	if steps := e.GetClassification(); len(steps) > 0 {
 		p.Linef("")
@@ -79,7 +79,7 @@ func printClassification(p *term.Printer, steps []*gpreemptv1.ClassifyStep) {
 }
 
 // printTarget writes the properties of one target, in groups of a line each.
-func printTarget(a *term.App, p *term.Printer, g *gpreemptv1.Target, names term.GPUNames) {
+func printTarget(p *term.Printer, g *gpreemptv1.Target, names term.GPUNames) {
 	field := func(name string, value ...any) {
 		p.Line(append([]any{fmt.Sprintf("  %-11s  ", name)}, value...)...)
 	}

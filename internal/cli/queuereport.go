@@ -73,7 +73,7 @@ func box(p *term.Printer, title string) {
 
 func printFinding(a *term.App, p *term.Printer, f *finding) {
 	box(p, "queue info summary")
-	printTarget(a, p, f.target, f.names)
+	printTarget(p, f.target, f.names)
 	if f.simulated != "" {
 		p.Line("  simulated    ", term.Cell{Text: f.simulated + ": no hardware is involved", Style: term.StyleNote})
 	}
@@ -109,7 +109,7 @@ func printFinding(a *term.App, p *term.Printer, f *finding) {
 	}
 	t.Flush()
 	p.Linef("")
-	printTotals(a, p, f, active)
+	printTotals(p, f, active)
 }
 
 // activity formats whether the queue is mapped to a slot.
@@ -123,7 +123,7 @@ func (q *foundQueue) activity() term.Cell {
 	return term.Cell{Text: "no"}
 }
 
-func printTotals(a *term.App, p *term.Printer, f *finding, active int) {
+func printTotals(p *term.Printer, f *finding, active int) {
 	unknown := 0
 	for _, q := range f.queues {
 		if q.active == nil {

@@ -80,7 +80,7 @@ func queueSample(a *term.App) *cobra.Command {
 				return failed
 			}
 			report.Simulated = machine
-			if failed := a.Show(report, func(p *term.Printer) { printSamples(a, p, seen, report) }); failed != nil || interrupted {
+			if failed := a.Show(report, func(p *term.Printer) { printSamples(p, seen, report) }); failed != nil || interrupted {
 				return failed
 			}
 			return err

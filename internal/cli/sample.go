@@ -205,7 +205,7 @@ func (s *samples) runs() []runs {
 // enoughRuns is how many runs of a program show that its number of queues is constant.
 const enoughRuns = 5
 
-func printSamples(a *term.App, p *term.Printer, s *samples, r *sampleReport) {
+func printSamples(p *term.Printer, s *samples, r *sampleReport) {
 	p.Line(term.Cell{Text: fmt.Sprintf("%s over %s: %s of %s", term.Count(r.Samples, "sample"), term.Duration(s.times[len(s.times)-1].Sub(s.times[0])),
 		term.Count(len(r.queues), "queue"), term.NumberOf(len(s.processes), "process", "processes")), Style: term.StyleBold})
 	if r.Simulated != "" {

@@ -90,7 +90,7 @@ func topOnce(ctx context.Context, a *term.App, admin term.AdminClient, every tim
 
 // topLive shows the screen in the terminal until the user quits or ctx ends.
 func topLive(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration) error {
-	screen, err := newScreen(a)
+	screen, err := newScreen()
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func topLive(ctx context.Context, a *term.App, admin term.AdminClient, every tim
 }
 
 // newScreen takes the terminal.
-func newScreen(a *term.App) (tcell.Screen, error) {
+func newScreen() (tcell.Screen, error) {
 	screen, err := tcell.NewScreen()
 	if err == nil {
 		err = screen.Init()

@@ -245,22 +245,22 @@ func watchScreen(ctx context.Context, a *term.App, command string, every time.Du
 	if _, _, err := read(ctx); err != nil {
 		return err
 	}
-	screen, err := newScreen(a)
+	screen, err := newScreen()
 	if err != nil {
 		return err
 	}
 	var last []string
 	func() {
 		defer screen.Fini()
-		last = watchOn(a, ctx, screen, command, every, wake, read)
+		last = watchOn(ctx, a, screen, command, every, wake, read)
 	}()
 	_, err = fmt.Fprintln(a.Out, strings.Join(last, "\n"))
 	return err
 }
 
 // watchOn is watchScreen on a screen. It returns the last lines.
-func watchOn(a *term.App,
-	ctx context.Context, screen tcell.Screen, command string, every time.Duration, wake <-chan struct{}, read func(context.Context) (proto.Message, func(*term.Printer), error),
+func watchOn(
+	ctx context.Context, a *term.App, screen tcell.Screen, command string, every time.Duration, wake <-chan struct{}, read func(context.Context) (proto.Message, func(*term.Printer), error),
 ) []string {
 	ctx, cancel := context.WithCancel(ctx)
 	var background sync.WaitGroup

@@ -165,7 +165,7 @@ func TestWatchRedrawsInPlace(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		last = watchOn(a, t.Context(), screen, "gpctl x", defaultWatch, nil, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
+		last = watchOn(t.Context(), a, screen, "gpctl x", defaultWatch, nil, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
 			var lines []string
 			err := ctx.Err()
 			select {

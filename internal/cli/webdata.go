@@ -403,7 +403,7 @@ func (m *webModel) explain(ctx context.Context, target string) *webExplanation {
 	names := term.GPUNames(m.monitor.now.gpus)
 	m.mu.Unlock()
 	var text bytes.Buffer
-	printTarget(m.a, &term.Printer{W: &text}, e.GetTarget(), names)
+	printTarget(&term.Printer{W: &text}, e.GetTarget(), names)
 	out.Verdict, out.Facts = term.Printable(e.GetVerdict()), text.String()
 	for _, c := range e.GetChecks() {
 		out.Checks = append(out.Checks, webCheck{c.GetCheck(), api.EnumName(c.GetResult()), c.GetDecides(), term.Printable(c.GetDetail())})

@@ -57,6 +57,7 @@ func (a *App) Offer(cmd *cobra.Command, list func(context.Context, AdminClient) 
 	return choices, cobra.ShellCompDirectiveNoFileComp
 }
 
+// VersionCommand prints the version of the program.
 func (a *App) VersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
@@ -90,6 +91,7 @@ func (a *App) Named(cmd *cobra.Command, args []string, word string) ([]cobra.Com
 	return a.TargetNames(cmd, args, word)
 }
 
+// TargetNames completes pids of targets.
 func (a *App) TargetNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return a.Offer(cmd, func(ctx context.Context, admin AdminClient) ([]cobra.Completion, error) {
 		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
@@ -102,6 +104,7 @@ func (a *App) TargetNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Com
 	})
 }
 
+// ContainerNames completes containers of targets.
 func (a *App) ContainerNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return a.Offer(cmd, func(ctx context.Context, admin AdminClient) ([]cobra.Completion, error) {
 		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})

@@ -119,6 +119,7 @@ var stateStyles = map[gpreemptv1.TargetState]Style{
 // State formats a target's state and highlights what needs attention.
 func State(s gpreemptv1.TargetState) Cell { return Cell{Or(api.EnumName(s), "-"), stateStyles[s]} }
 
+// Or returns s, or instead if s is empty.
 func Or(s, instead string) string {
 	if s == "" {
 		return instead
@@ -134,6 +135,7 @@ func Cut(s string, n int) string {
 	return s
 }
 
+// Printable returns s without characters that a terminal acts on.
 func Printable(s string) string { return gpreempt.Printable(s) }
 
 var quiesceTexts = map[gpreemptv1.QuiesceReason]string{
@@ -159,6 +161,7 @@ func Quiesce(r gpreemptv1.QuiesceReason) string {
 	return Or(quiesceTexts[r], Or(api.EnumName(r), "the daemon reported no reason"))
 }
 
+// Numbers formats numbers, "-" for an empty list.
 func Numbers[N ~int | ~int32 | ~uint32](list []N) string {
 	var parts []string
 	for _, n := range list {
@@ -207,6 +210,7 @@ func NumberOf(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
+// PipePriorityName formats the priority of a queue on its pipe.
 func PipePriorityName(n uint32) string {
 	if names := []string{"low", "medium", "high"}; int(n) < len(names) {
 		return names[n]

@@ -47,6 +47,7 @@ func Knobs() []protoreflect.FieldDescriptor {
 	return all
 }
 
+// KnobNames returns the names of the knobs, without the preset.
 func KnobNames() []string {
 	var names []string
 	for _, k := range Knobs() {

@@ -68,6 +68,7 @@ func (n GPUNames) Full(ids []uint32) string {
 
 var bdf = regexp.MustCompile(`^([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\.[0-7]$`)
 
+// SelectorHelp describes how a GPU is named.
 const SelectorHelp = "a HIP index, gpu_id, product name, PCI address, node:N or renderDN, as gpctl gpu list shows them"
 
 // matches reports whether s is a name of a GPU with a HIP index.

@@ -185,6 +185,7 @@ func WriteLine(w io.Writer, m proto.Message) error {
 	return WriteCompact(w, raw)
 }
 
+// WriteCompact writes JSON on one line.
 func WriteCompact(w io.Writer, raw []byte) error {
 	var line bytes.Buffer
 	if err := json.Compact(&line, raw); err != nil {

@@ -20,6 +20,7 @@ type Printer struct {
 	rec *Capture
 }
 
+// Printer returns the printer for the output of this run.
 func (a *App) Printer() *Printer {
 	return &Printer{
 		W:    a.Out,
@@ -108,6 +109,7 @@ type Table struct {
 	indent string
 }
 
+// Table begins a table; indent is before each of its lines.
 func (p *Printer) Table(indent string, cols Columns) *Table {
 	t := &Table{P: p, indent: indent}
 	var head []Cell
@@ -128,6 +130,7 @@ func (p *Printer) Table(indent string, cols Columns) *Table {
 	return t
 }
 
+// Row adds a row with a value for each column.
 func (t *Table) Row(values ...any) {
 	var row []Cell
 	for _, i := range t.shown {
@@ -179,6 +182,7 @@ type Block struct {
 	Rows   [][]Cell
 }
 
+// Heading is the name of a column.
 type Heading struct {
 	Name  string
 	Right bool

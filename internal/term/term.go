@@ -84,6 +84,7 @@ func (p *Program) Main(ctx context.Context, args []string, stdin io.Reader, stdo
 	})
 }
 
+// Sleep waits for d. When ctx ends first, it returns the cause.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -106,6 +107,7 @@ func (p *Program) Run(ctx context.Context, args []string, streams IO) int {
 	return f.Code
 }
 
+// AsFailure returns err as a failure, with ExitFailure if it is no other one.
 func AsFailure(err error) *Failure {
 	f, ok := errors.AsType[*Failure](err)
 	if !ok {
@@ -327,6 +329,7 @@ func subcommandNames(cmd *cobra.Command) []string {
 	return names
 }
 
+// UnknownSubcommand returns the failure for a word that is not a subcommand of cmd.
 func UnknownSubcommand(cmd *cobra.Command, word string) error {
 	cmd.SuggestionsMinimumDistance = 1 + min(len(word)/5, 1) // of a short word most names are near
 	next := "one of " + strings.Join(subcommandNames(cmd), ", ")

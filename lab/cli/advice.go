@@ -77,7 +77,7 @@ func adviceCommand(a *term.App) *cobra.Command {
 				keys = append(keys, key)
 			}
 			return a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
-				found, err := advise(ctx, a, admin, keys)
+				found, err := advise(ctx, admin, keys)
 				if err != nil {
 					return err
 				}
@@ -88,7 +88,7 @@ func adviceCommand(a *term.App) *cobra.Command {
 }
 
 // advise reads the processes and decides.
-func advise(ctx context.Context, a *term.App, admin term.AdminClient, keys []gpreempt.ProcessKey) (*advice, error) {
+func advise(ctx context.Context, admin term.AdminClient, keys []gpreempt.ProcessKey) (*advice, error) {
 	found := &advice{Processes: []advised{}, GPUs: []uint32{}, Notes: []string{}}
 	users := map[uint32]int{} // processes on each GPU
 	for _, key := range keys {

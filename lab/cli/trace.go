@@ -124,7 +124,7 @@ func recordKFD(ctx context.Context, a *term.App, host traceHost, o kfdtrace.Opti
 		}
 		return traceFailure(err)
 	}
-	return errors.Join(traceFailure(err), keepRecording(a, dir, *recording), showRecording(a, *recording, dir))
+	return errors.Join(traceFailure(err), keepRecording(dir, *recording), showRecording(a, *recording, dir))
 }
 
 // missingDirs returns the directories on the way to dir that do not exist, the deepest first.
@@ -150,7 +150,7 @@ func newFile(dir, name string) (*os.File, error) {
 	return f, err
 }
 
-func keepRecording(a *term.App, dir string, r kfdRecording) error {
+func keepRecording(dir string, r kfdRecording) error {
 	if dir == "" {
 		return nil
 	}

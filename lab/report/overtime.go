@@ -9,8 +9,8 @@ import (
 
 	"gonum.org/v1/plot/plotter"
 
-	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/lab/evidence"
 )
 
 // timelineSpans bounds the spans of one timeline.

@@ -4,9 +4,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/stat"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/scenario"
-	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
 // Figures are what most comparisons need of one run. Times are in milliseconds; percentiles are

@@ -7,9 +7,9 @@ import (
 	"math"
 	"slices"
 
+	"github.com/gpreempt/gpreempt/internal/stat"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/scenario"
-	"github.com/gpreempt/gpreempt/internal/stat"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 

@@ -13,8 +13,8 @@ import (
 	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/internal/regular"
+	"github.com/gpreempt/gpreempt/lab/evidence"
 )
 
 // What the folder of a run may lack.

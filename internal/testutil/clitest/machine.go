@@ -53,6 +53,7 @@ type Machine struct {
 	looks    int
 }
 
+// NewMachine returns a machine with warnings, leases and events.
 func NewMachine() *Machine {
 	offline, online, unmanaged := gpreemptv1.Class_CLASS_OFFLINE, gpreemptv1.Class_CLASS_ONLINE, gpreemptv1.Class_CLASS_UNMANAGED
 	running, suspended := gpreemptv1.TargetState_TARGET_STATE_RUNNING, gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
@@ -182,6 +183,7 @@ func Serve(t testing.TB, socket string, m gpreemptv1.AdminServiceServer, opts ..
 	})
 }
 
+// Refuse returns the error of a request as the daemon sends it.
 func Refuse(code gpreempt.Code, reason gpreempt.Reason, message, next string) error {
 	return api.ToStatus(&gpreempt.Error{Code: code, Reason: reason, Message: message, Next: next})
 }
