@@ -99,9 +99,12 @@ race: ## Run the concurrent packages COUNT times with the race detector
 KIT := emu test internal/testutil
 count: ## Count lines of product, lab and kit, packages and import cycles
 	@lines() { git ls-files -- "$$@" | grep '\.go$$' | grep -v '_test\.go$$' | xargs cat | wc -l; }; \
+	linked() { $(GO) list -C "$$1" -deps -f '{{if not .Standard}}{{$$d := .Dir}}{{range .GoFiles}}{{$$d}}/{{.}}{{"\n"}}{{end}}{{end}}' "$$2" | grep "^$$PWD/" | grep -v /api/gen/ | xargs cat | wc -l; }; \
 	total=$$(lines cmd internal pkg emu test); kit=$$(lines $(KIT)); \
 	printf '%-28s %7d\n' 'product, lines' $$((total - kit)) 'kit and benchmarks, lines' "$$kit" \
-		'lab, lines' "$$(lines lab)" 'packages, without the lab' "$$($(GO) list ./... | wc -l)" \
+		'lab, lines' "$$(lines lab)" \
+		'linked into gpreemptd' "$$(linked . ./cmd/gpreemptd)" 'linked into gpctl' "$$(linked . ./cmd/gpctl)" 'linked into gplab' "$$(linked lab ./cmd/gplab)" \
+		'packages, without the lab' "$$($(GO) list ./... | wc -l)" \
 		'import cycles' "$$({ $(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./...; $(GO) list -C lab -f '{{with .Error}}{{.}}{{end}}' -e ./...; } | grep -c 'import cycle' || true)"
 
 build: ## Build gpreemptd, gpctl, gplab and kfdemu into build/

@@ -179,11 +179,8 @@ func checkLinks(t *tree) (problems []string) {
 }
 
 func checkProgram(t *tree, program string) (problems []string) {
-	via := map[string]string{program: ""}
-	queue := []string{program}
-	for len(queue) > 0 {
-		dir := queue[0]
-		queue = queue[1:]
+	dirs, via := t.linked(program)
+	for _, dir := range dirs {
 		for root, why := range notLinked[program] {
 			if within(dir, root) {
 				chain := dir
@@ -193,7 +190,16 @@ func checkProgram(t *tree, program string) (problems []string) {
 				problems = append(problems, fmt.Sprintf("%s links %s, but %s: %s", path.Base(program), dir, why, chain))
 			}
 		}
-		p := t.packages[dir]
+	}
+	return problems
+}
+
+// linked returns the packages of the tree that a program links, the nearest first, each with the one
+// that imports it.
+func (t *tree) linked(program string) (dirs []string, via map[string]string) {
+	dirs, via = []string{program}, map[string]string{program: ""}
+	for i := 0; i < len(dirs); i++ {
+		p := t.packages[dirs[i]]
 		if p == nil {
 			continue
 		}
@@ -201,14 +207,14 @@ func checkProgram(t *tree, program string) (problems []string) {
 			for _, imported := range slices.Sorted(maps.Keys(f.imports)) {
 				if own, ok := t.own(imported); ok {
 					if _, seen := via[own]; !seen {
-						via[own] = dir
-						queue = append(queue, own)
+						via[own] = dirs[i]
+						dirs = append(dirs, own)
 					}
 				}
 			}
 		}
 	}
-	return problems
+	return dirs, via
 }
 
 // checkTestSleep: a test that sleeps waits for luck. In a bubble of

@@ -16,6 +16,30 @@ const (
 	maxPackages = 57
 )
 
+// maxLinked bounds the lines by hand that a program links.
+var maxLinked = map[string]int{"cmd/gpctl": 18_000}
+
+func TestProgramsLinkFewLines(t *testing.T) {
+	module, err := loadModule()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for program, most := range maxLinked {
+		lines := 0
+		dirs, _ := module.linked(program)
+		for _, dir := range dirs {
+			if p := module.packages[dir]; p != nil && !generated(dir) {
+				for _, f := range p.code() {
+					lines += f.fset.File(f.syntax.FileStart).LineCount() - 1
+				}
+			}
+		}
+		if t.Logf("%s links %d lines", program, lines); lines > most {
+			t.Errorf("%s links %d lines, more than %d", program, lines, most)
+		}
+	}
+}
+
 func TestNoFileIsTooLong(t *testing.T) {
 	root := os.DirFS("../..")
 	for _, name := range readable(t, root) {
