@@ -16,6 +16,10 @@ var help string
 var Program = &term.Program{
 	Name: "gpctl", Short: "Inspects and controls gpreemptd, which pauses offline GPU work for online work",
 	Help: help, ManyHosts: true, Check: checkHosts,
+	Elsewhere: map[string]string{
+		"config": "gpreemptd config", "trial": "gplab trial", "compare": "gplab compare", "sim": "gplab sim", "plan": "gplab plan",
+		"report": "gplab report", "trace": "gplab trace", "amdlog": "gplab amdlog",
+	},
 	Add: func(a *term.App, root *cobra.Command) {
 		term.Group(root, "Look", statusCommand(a), doctorCommand(a), topCommand(a), webCommand(a), statsCommand(a), eventsCommand(a))
 		term.Group(root, "Inventory", gpuCommand(a), targetCommand(a), queueCommand(a))

@@ -66,6 +66,8 @@ type Program struct {
 	// Help has the long descriptions and the examples of the commands: a section for each, after a
 	// line "# " with the words that run it.
 	Help string
+	// Elsewhere has commands of other programs that people look for in this one, by the word.
+	Elsewhere map[string]string
 	// ManyHosts adds the flag --hosts.
 	ManyHosts bool
 	// Add adds the commands to root.
@@ -187,6 +189,7 @@ func (p *Program) New(streams IO) *cobra.Command {
 	root := &cobra.Command{
 		Use:           p.Name,
 		Short:         p.Short,
+		Annotations:   p.Elsewhere,
 		Version:       api.VersionString(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -222,7 +225,12 @@ func (p *Program) New(streams IO) *cobra.Command {
 	root.SetIn(streams.In)
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return Usage(cmd, "%v", err) })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if words := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(words) > 0 {
+			return UnknownSubcommand(cmd, words[0]) // which would have the flag
+		}
+		return Usage(cmd, "%v", err)
+	})
 
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.Socket, "socket", socket, "socket of the daemon (env "+SocketEnv+")")
@@ -335,6 +343,9 @@ func UnknownSubcommand(cmd *cobra.Command, word string) error {
 	next := "one of " + strings.Join(subcommandNames(cmd), ", ")
 	if near := cmd.SuggestionsFor(word); len(near) > 0 {
 		next = cmd.CommandPath() + " " + strings.Join(near, ", "+cmd.CommandPath()+" ")
+	}
+	if other := cmd.Annotations[word]; other != "" {
+		next = other
 	}
 	return &Failure{Code: ExitUsage, Message: fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+word), Next: next}
 }
