@@ -10,14 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
-
 	"github.com/rogpeppe/go-internal/testscript"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 var update = flag.Bool("update", false, "write the output of gpctl to the scripts of testdata")

@@ -5,12 +5,11 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
-
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 // elsewhere are the commands whose output is compared by other tests than the scripts.

@@ -7,11 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 func TestSymbolsNeedATerminalAndUTF8(t *testing.T) {

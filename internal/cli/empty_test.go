@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // runnable calls do with the words of each command that does something.

@@ -9,13 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/fleet"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 func fleetCommand(a *term.App) *cobra.Command {

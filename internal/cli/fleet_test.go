@@ -8,12 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {

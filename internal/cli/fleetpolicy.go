@@ -11,13 +11,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/fleet"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // rolloutEvery is the time between two readings of all hosts during a rollout.

@@ -11,12 +11,11 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/fleet"
 	"github.com/gpreempt/gpreempt/internal/regular"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // onManyHosts are the commands that --hosts runs on each host: they ask for one answer, or give one order. Those of gpctl

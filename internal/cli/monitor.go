@@ -8,11 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // rateWindow is the time over which shares and rates are measured.

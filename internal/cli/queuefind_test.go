@@ -6,12 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
-
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 

@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // described returns the comments of the Python file.

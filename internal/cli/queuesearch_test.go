@@ -5,12 +5,11 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 func TestQueuesAreSearchedInSysfsWithoutADaemon(t *testing.T) {

@@ -11,10 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // samples accumulates several listings of the queues.

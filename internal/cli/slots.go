@@ -8,14 +8,13 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
-
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 // slots returns the request for the slots that f selects.

@@ -12,12 +12,11 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/gdamore/tcell/v2"
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 func topCommand(a *term.App) *cobra.Command {

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/gdamore/tcell/v2"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -26,6 +24,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // topApp is gpctl in a terminal at noon.

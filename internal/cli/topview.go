@@ -9,11 +9,10 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // topScreen is the content of gpctl top: the last reading, what the daemon's events add, and

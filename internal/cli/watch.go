@@ -8,14 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/gdamore/tcell/v2"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // reader asks the daemon for what a command shows, and returns the function that prints it for

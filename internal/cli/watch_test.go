@@ -13,14 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
-
 	"github.com/gdamore/tcell/v2"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 // errEnough ends a watch that a test has seen enough of.

@@ -18,12 +18,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 	"golang.org/x/net/netutil"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // Bounds of the page's server.

@@ -9,14 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 const webToken = "TOKEN"

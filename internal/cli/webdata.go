@@ -11,11 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // Bounds of the page.

@@ -9,11 +9,10 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/hiplog"
 )
 

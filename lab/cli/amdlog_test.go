@@ -8,11 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/klauspost/compress/gzip"
-
 	"github.com/schollz/progressbar/v3"
+
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // writeLog makes a file of n bytes of log, compressed or not.

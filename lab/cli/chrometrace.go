@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/lab/spans"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -110,8 +110,8 @@ func traceOf(in traceInput) []traceEvent {
 	m := traceMaker{
 		traceInput: in, numbers: map[string]scheduler.LeaseID{}, lanes: map[scheduler.LeaseID]int{}, rows: map[gpreempt.ProcessKey]int{},
 	}
-	var builder Builder
-	var all []Span
+	var builder spans.Builder
+	var all []spans.Span
 	var records []scheduler.Record
 	for _, e := range in.events {
 		r := m.record(e)
@@ -119,8 +119,8 @@ func traceOf(in traceInput) []traceEvent {
 		all = builder.Add(r, all)
 	}
 	all = builder.Open(m.now, all)
-	all = slices.DeleteFunc(all, func(s Span) bool { return !m.wanted(s.End, s.Lease) })
-	slices.SortFunc(all, func(a, b Span) int { return cmp.Or(cmp.Compare(a.Begin, b.Begin), cmp.Compare(a.Seq, b.Seq)) })
+	all = slices.DeleteFunc(all, func(s spans.Span) bool { return !m.wanted(s.End, s.Lease) })
+	slices.SortFunc(all, func(a, b spans.Span) int { return cmp.Or(cmp.Compare(a.Begin, b.Begin), cmp.Compare(a.Seq, b.Seq)) })
 	m.layOut(all)
 	for _, s := range all {
 		m.span(s)
@@ -152,7 +152,7 @@ func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
 		m.leases = append(m.leases, id)
 		m.numbers[id] = scheduler.LeaseID(len(m.leases))
 	}
-	r := RecordOf(e, m.numbers[id])
+	r := spans.RecordOf(e, m.numbers[id])
 	if r.Kind == scheduler.RecordLease && r.ToLease == scheduler.LeaseEnded {
 		delete(m.numbers, id) // the same id would be another lease, which needs a track of its own
 	}
@@ -161,13 +161,13 @@ func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
 
 // layOut assigns a track to each target, and to each lease the first free one: leases
 // overlap, and the spans of a track must not.
-func (m *traceMaker) layOut(all []Span) {
+func (m *traceMaker) layOut(all []spans.Span) {
 	var free []time.Duration // when the last lease ends, by lane
 	for _, s := range all {
 		if _, known := m.rows[s.Target]; !known && !s.Target.IsZero() {
 			m.rows[s.Target] = len(m.rows) + 1
 		}
-		if s.Kind != Lease {
+		if s.Kind != spans.Lease {
 			continue
 		}
 		lane := slices.IndexFunc(free, func(end time.Duration) bool { return end <= s.Begin })
@@ -188,7 +188,7 @@ func (m *traceMaker) emit(e traceEvent, t time.Duration) {
 }
 
 // span writes a span with its arrow or answer.
-func (m *traceMaker) span(s Span) {
+func (m *traceMaker) span(s spans.Span) {
 	args := map[string]any{}
 	note := func(key, value string) {
 		if value != "" {
@@ -209,7 +209,7 @@ func (m *traceMaker) span(s Span) {
 	}
 	e := traceEvent{Name: s.Kind.String(), Phase: "X", Dur: at(s.End - s.Begin), Args: args}
 	switch {
-	case s.Kind == Announce: // overlaps others
+	case s.Kind == spans.Announce: // overlaps others
 		if !s.Open {
 			m.emit(traceEvent{
 				Name: "answered", Phase: "i", Cat: "lease", PID: groupLeases, TID: m.lanes[s.Lease], Scope: "t",
@@ -217,10 +217,10 @@ func (m *traceMaker) span(s Span) {
 			}, s.End)
 		}
 		return
-	case s.Kind == BreakerOpen:
+	case s.Kind == spans.BreakerOpen:
 		e.Cat, e.PID, e.TID = "breaker", groupGPUs, int(s.GPU)
 		args["gpu_id"] = uint32(s.GPU)
-	case s.Kind < Running:
+	case s.Kind < spans.Running:
 		e.Cat, e.PID, e.TID = "lease", groupLeases, m.lanes[s.Lease]
 	default:
 		e.Cat, e.PID, e.TID = "target", groupTargets, m.rows[s.Target]
@@ -228,7 +228,7 @@ func (m *traceMaker) span(s Span) {
 	}
 	m.emit(e, s.Begin)
 	// An arrow from the lease to the target that it suspends.
-	if lane := m.lanes[s.Lease]; s.Kind == Suspending && !s.Clipped && lane != 0 {
+	if lane := m.lanes[s.Lease]; s.Kind == spans.Suspending && !s.Clipped && lane != 0 {
 		arrow := traceEvent{Name: "decided", Cat: "lease", ID: s.Seq}
 		from, to := arrow, arrow
 		from.Phase, from.PID, from.TID = "s", groupLeases, lane

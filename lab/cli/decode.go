@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )

@@ -4,10 +4,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/gpreempt/gpreempt/lab/sim"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )

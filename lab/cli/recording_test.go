@@ -9,11 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/sim"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"

@@ -8,11 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/scenario"
 	"github.com/gpreempt/gpreempt/lab/sim"

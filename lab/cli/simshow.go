@@ -4,10 +4,9 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/scenario"
 	"github.com/gpreempt/gpreempt/lab/sim"

@@ -12,10 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/kfdtrace"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )

@@ -14,10 +14,9 @@ import (
 	"testing/fstest"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/kfdtrace"
 )
 

@@ -9,12 +9,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/lab/spans"
 )
 
 func traceExport(a *term.App) *cobra.Command {
@@ -71,7 +71,7 @@ func exportOTLP(a *term.App, cmd *cobra.Command, collector string, follow bool) 
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	return a.Stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-		e, err := NewExporter(ctx, ExporterConfig{Endpoint: collector, Daemon: admin, Warn: func(err error) {
+		e, err := spans.NewExporter(ctx, spans.ExporterConfig{Endpoint: collector, Daemon: admin, Warn: func(err error) {
 			if err == nil {
 				fmt.Fprintln(a.Err, "gplab: the collector accepts traces again")
 				return

@@ -11,13 +11,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/scenario"
 	"github.com/gpreempt/gpreempt/lab/trial"

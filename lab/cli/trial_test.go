@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/kfdtrace"
 	"github.com/gpreempt/gpreempt/lab/trial"

@@ -9,10 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/spf13/cobra"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/trial"
 )

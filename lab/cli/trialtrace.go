@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/kfdtrace"
 )

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpreempt/gpreempt/internal/term"
-
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // TestValidationDocumentIsFresh compares docs/validation.md with what the simulator says now.

@@ -1,4 +1,4 @@
-package cli_test
+package spans_test
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
-	"github.com/gpreempt/gpreempt/lab/cli"
+	"github.com/gpreempt/gpreempt/lab/spans"
 )
 
 const (
@@ -48,7 +48,7 @@ func await(t *testing.T, c *testutil.Collector, n int) map[string][]*tracepb.Spa
 // exportRemembered exports all events of a daemon to a collector.
 func exportRemembered(t *testing.T, d *daemon, endpoint string) {
 	t.Helper()
-	e, err := cli.NewExporter(t.Context(), cli.ExporterConfig{Endpoint: endpoint, Daemon: d, Warn: func(err error) { t.Errorf("warned of %v", err) }})
+	e, err := spans.NewExporter(t.Context(), spans.ExporterConfig{Endpoint: endpoint, Daemon: d, Warn: func(err error) { t.Errorf("warned of %v", err) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestOverwrittenEventsAreCountedAndTheRestIsSent(t *testing.T) {
 
 func TestCollectorsThatAreNoAddressAreRejected(t *testing.T) {
 	for _, endpoint := range []string{"", "4317", "localhost", "unix:", "ftp://h:1", "https://h", "h:1:2"} {
-		if _, err := cli.NewExporter(t.Context(), cli.ExporterConfig{Endpoint: endpoint}); err == nil || !strings.Contains(err.Error(), "invalid collector") {
+		if _, err := spans.NewExporter(t.Context(), spans.ExporterConfig{Endpoint: endpoint}); err == nil || !strings.Contains(err.Error(), "invalid collector") {
 			t.Errorf("%q: %v", endpoint, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package cli_test
+package spans_test
 
 import (
 	"fmt"
@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/lab/cli"
+	"github.com/gpreempt/gpreempt/lab/spans"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -33,7 +33,7 @@ func breaker(at int, on bool) scheduler.Record {
 }
 
 // text writes a span in a line.
-func text(s cli.Span) string {
+func text(s spans.Span) string {
 	line := fmt.Sprintf("%v %v-%v", s.Kind, s.Begin, s.End)
 	if s.Lease != 0 {
 		line += fmt.Sprintf(" lease=%d", s.Lease)
@@ -115,8 +115,8 @@ func TestSpansOfRecords(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var b cli.Builder
-			var all []cli.Span
+			var b spans.Builder
+			var all []spans.Span
 			for _, r := range tc.records {
 				all = b.Add(r, all)
 			}

@@ -1,4 +1,4 @@
-package cli_test
+package spans_test
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/lab/cli"
+	"github.com/gpreempt/gpreempt/lab/spans"
 )
 
 // daemon is the part of a daemon that an exporter follows. It keeps the last kept events.
@@ -167,7 +167,7 @@ func (d *daemon) preempt(lease int, parent string) {
 
 // follower is an exporter that follows a daemon.
 type follower struct {
-	*cli.Exporter
+	*spans.Exporter
 	warnings chan error
 	stop     func() // waits for its end, and returns once it has ended
 }
@@ -177,7 +177,7 @@ func follow(t *testing.T, d *daemon, endpoint string) *follower {
 	f := &follower{warnings: make(chan error, 64)}
 	defer func() { <-d.watched }() // what happens from now on is followed
 	var err error
-	f.Exporter, err = cli.NewExporter(t.Context(), cli.ExporterConfig{Endpoint: endpoint, Daemon: d, Warn: func(err error) { f.warnings <- err }})
+	f.Exporter, err = spans.NewExporter(t.Context(), spans.ExporterConfig{Endpoint: endpoint, Daemon: d, Warn: func(err error) { f.warnings <- err }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
-package cli
-
-// Spans of time made from the events of a daemon: the stages of a lease and the states of
-// its targets.
+// Package spans makes spans of time from the events of a daemon, the stages of a lease and the states
+// of its targets, and sends them to a collector of OpenTelemetry.
+package spans
 
 import (
 	"cmp"

@@ -1,4 +1,4 @@
-package cli
+package spans
 
 import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
