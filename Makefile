@@ -7,13 +7,13 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 
 # The tools are pinned in a module of their own.
 TOOL      := $(GO) tool -modfile=tools/go.mod
-LDFLAGS   := -X github.com/gpreempt/gpreempt/internal/api.Version=$(VERSION)
+LDFLAGS   := -s -w -X github.com/gpreempt/gpreempt/internal/api.Version=$(VERSION)
 # The version is ours to say, so the build does not depend on what git allows.
 BUILDFLAGS = -trimpath -buildvcs=false
 
 COUNT    ?= 20
 FUZZTIME ?= 20s
-FUZZ_PACKAGES ?= accept cmd emu internal pkg
+FUZZ_PACKAGES ?= accept cmd emu internal lab pkg
 SOAK     ?= 1h
 BENCH    ?=
 # Where goroutines, locks and timers meet.
@@ -36,16 +36,17 @@ help: ## List the targets
 DESCRIPTORS = bindings/python/gpreempt/api.binpb
 API_REFERENCE = $(TOOL) buf build --as-file-descriptor-set -o - | (cd tools && $(GO) run ./reference)
 # Their tests write pages of docs/reference, and lists of documents, with -update.
-REFERENCES := ./internal/safety ./internal/server ./internal/events ./internal/log ./internal/scenario ./pkg/gpreempt ./test/arch
+REFERENCES := ./internal/safety ./internal/server ./internal/events ./internal/log ./pkg/gpreempt ./test/arch
 gen: ## Generate api/gen, the descriptors of the Python client, docs/reference and the lists of docs/architecture.md
 	$(TOOL) buf generate
 	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
 	$(API_REFERENCE) > docs/reference/api.md
 	$(GO) test -count=1 -run '^TestReference|^TestListsOfTheDocuments$$' $(REFERENCES) -update
+	$(GO) test -C lab -count=1 -run '^TestReference' ./scenario -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
 policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
-	$(GO) test -count=1 -run '^TestPolicyDocumentIsFresh$$' ./internal/report -update
+	$(GO) test -C lab -count=1 -run '^TestPolicyDocumentIsFresh$$' ./report -update
 
 check-gen: ## Fail when generated code or the reference are not what their generators write
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
@@ -55,7 +56,8 @@ check-gen: ## Fail when generated code or the reference are not what their gener
 	cmp "$$tmp/api.binpb" $(DESCRIPTORS) || { echo '$(DESCRIPTORS) is stale: run make gen' >&2; exit 1; }; \
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
-	$(GO) test -run '^TestReference|^TestListsOfTheDocuments$$|^Test(Validation|Policy)DocumentIsFresh$$' $(REFERENCES) ./internal/cli ./internal/report; \
+	$(GO) test -run '^TestReference|^TestListsOfTheDocuments$$' $(REFERENCES); \
+	$(GO) test -C lab -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./cli ./report ./scenario; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
@@ -68,9 +70,11 @@ lint-go:
 	$(GO) vet ./...
 	$(TOOL) golangci-lint run
 	$(TOOL) golangci-lint fmt --diff
+	cd lab && $(GO) vet ./... && $(GO) tool -modfile=../tools/go.mod golangci-lint run
 
 lint-mod:
 	$(GO) mod tidy -diff
+	cd lab && $(GO) mod tidy -diff
 	cd tools && $(GO) mod tidy -diff
 	cd examples/go && $(GO) mod tidy -diff && $(GO) vet .
 
@@ -91,6 +95,7 @@ fmt: ## Format Go and protos in place
 TEST_PACKAGES = $$($(GO) list ./... | grep -v /test/e2e)
 test: ## Run the tests of all packages, with the race detector (RACE= without)
 	$(GO) test $(RACE) -timeout 10m $(TEST_PACKAGES)
+	$(GO) test -C lab $(RACE) -timeout 10m ./...
 
 race: ## Run the concurrent packages COUNT times with the race detector
 	$(GO) test -race -count=$(COUNT) -timeout 30m $(RACE_PACKAGES)
@@ -99,17 +104,19 @@ race: ## Run the concurrent packages COUNT times with the race detector
 PROGRAMS := ./cmd/gpreemptd ./cmd/gpctl ./accept/cmd/gpaccept ./emu/cmd/kfdemu
 # Markdown that no program writes and that is no translation.
 BY_HAND = git ls-files -- '*.md' | grep -vE '^(CHANGELOG|README\.zh-CN)\.md$$|^docs/(reference|zh-CN)/|/testdata/|/simdoc\.md$$'
-count: ## Count lines of product and kit and of what each program links, packages, import cycles, and words of the documents
+count: ## Count lines of product, lab and kit and of what each program links, packages, import cycles, and words of the documents
 	@lines() { git ls-files -- "$$@" | grep '\.go$$' | grep -v '_test\.go$$' | xargs cat | wc -l; }; \
-	linked() { $(GO) list -deps -f '{{if and .Module .Module.Main}}{{range .GoFiles}}{{$$.Dir}}/{{.}}{{"\n"}}{{end}}{{end}}' "$$1" | grep -v /api/gen/ | xargs cat | wc -l; }; \
+	linked() { $(GO) list -C "$$1" -deps -f '{{if not .Standard}}{{$$d := .Dir}}{{range .GoFiles}}{{$$d}}/{{.}}{{"\n"}}{{end}}{{end}}' "$$2" | grep "^$$PWD/" | grep -v /api/gen/ | xargs cat | wc -l; }; \
 	printf '%-28s %7d\n' 'product, lines' $$(($$(lines cmd internal pkg) - $$(lines internal/testutil))) \
-		'kit and benchmarks, lines' "$$(lines emu test internal/testutil)" 'acceptance, lines' "$$(lines accept)"; \
-	for program in $(PROGRAMS); do printf '%-28s %7d\n' "linked into $${program##*/}, lines" "$$(linked $$program)"; done; \
-	printf '%-28s %7d\n' 'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)" \
+		'kit and benchmarks, lines' "$$(lines emu test internal/testutil)" 'acceptance, lines' "$$(lines accept)" 'lab, lines' "$$(lines lab)"; \
+	for program in $(PROGRAMS); do printf '%-28s %7d\n' "linked into $${program##*/}, lines" "$$(linked . $$program)"; done; \
+	printf '%-28s %7d\n' 'linked into gplab, lines' "$$(linked lab ./cmd/gplab)" 'packages, without the lab' "$$($(GO) list ./... | wc -l)" \
+		'import cycles' "$$({ $(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./...; $(GO) list -C lab -f '{{with .Error}}{{.}}{{end}}' -e ./...; } | grep -c 'import cycle' || true)" \
 		'words of Markdown by hand' "$$($(BY_HAND) | xargs cat | wc -w)" 'pages in docs' "$$(git ls-files -- 'docs/*.md' | grep -cv '^docs/.*/')"
 
-build: ## Build gpreemptd, gpctl, gpaccept and kfdemu into build/
+build: ## Build gpreemptd, gpctl, gplab, gpaccept and kfdemu into build/
 	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/... ./accept/cmd/... ./emu/cmd/...
+	CGO_ENABLED=0 $(GO) build -C lab $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o ../build/ ./cmd/...
 
 demo: build ## Measure what gpreempt does for inference, on an emulated GPU or a simulated one (DEMO=--sim): bars, and build/demo.svg
 	build/kfdemu demo --json build/demo.json --svg build/demo.svg $(DEMO)
@@ -135,7 +142,8 @@ bench-quick: ## Measure the guarded ratios, in under a minute, and fail when one
 # real finding is in testdata after the first run, and fails the second at once.
 define fuzz_one
 file=$${1%%:*}; func=$${1##*func }; \
-set -- -run "^$$" -fuzz "^$$func\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s -parallel 1 "./$$(dirname "$$file")"; \
+dir=$$(dirname "$$file"); case $$dir in lab/*) module=lab dir=$${dir#lab/};; *) module=.;; esac; \
+set -- -C "$$module" -run "^$$" -fuzz "^$$func\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s -parallel 1 "./$$dir"; \
 out=$$($(GO) test "$$@" 2>&1) || out=$$($(GO) test "$$@" 2>&1) || { echo "$(GO) test $$*"; echo "$$out"; exit 255; }; \
 echo "$$func: $$(echo "$$out" | grep "^fuzz:" | tail -n 1)"
 endef
@@ -172,7 +180,7 @@ e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is
 
 # Package, package=pattern of its tests, or package=pattern!pattern of tests to leave out.
 VM_PACKAGES ?= ./accept/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
-	./internal/kfdtrace=TestRealTracefs
+	./lab/kfdtrace=TestRealTracefs
 # A series of Debian's kernels, such as 7.3, or the path of a built kernel with a slash.
 KERNEL ?= 6.12
 # Since 7.2 the driver refuses to open /dev/kfd without a GPU node.
@@ -291,7 +299,7 @@ cluster: ## Test the chart on a Kubernetes cluster of one node with an EMULATED 
 # Exit status 3: vulnerabilities that the code reaches. Without the database nothing was checked.
 VULNDB ?= https://vuln.go.dev
 vulncheck: ## Look for known vulnerabilities that the shipped programs reach; skips without the database (VULNDB=URL)
-	@for dir in . deploy/kubernetes/csi deploy/kubernetes/llmd; do \
+	@for dir in . lab deploy/kubernetes/csi deploy/kubernetes/llmd; do \
 		out=$$($(GO) tool -modfile=$(CURDIR)/tools/go.mod govulncheck -C $$dir -db '$(VULNDB)' ./... 2>&1); code=$$?; \
 		case "$$code $$out" in \
 		0*) echo "$$dir: $$out" ;; \

@@ -4,13 +4,17 @@ module github.com/gpreempt/gpreempt/deploy/packaging
 
 go 1.26.0
 
-replace github.com/gpreempt/gpreempt => ../..
+replace (
+	github.com/gpreempt/gpreempt => ../..
+	github.com/gpreempt/gpreempt/lab => ../../lab
+)
 
 require (
 	github.com/cpuguy83/go-md2man/v2 v2.0.6
 	github.com/google/go-cmp v0.7.0
 	github.com/goreleaser/nfpm/v2 v2.45.1
-	github.com/gpreempt/gpreempt v0.0.0-00010101000000-000000000000
+	github.com/gpreempt/gpreempt v0.0.0
+	github.com/gpreempt/gpreempt/lab v0.0.0-00010101000000-000000000000
 	github.com/spf13/cobra v1.10.2
 )
 

@@ -32,7 +32,7 @@ import (
 const repository = "../.."
 
 // programs are in the tar.gz.
-var programs = []string{"gpreemptd", "gpctl", "gpaccept", "kfdemu"}
+var programs = []string{"gpreemptd", "gpctl", "gplab", "gpaccept", "kfdemu"}
 
 // units are the files for systemd and udev.
 var units = []string{
@@ -114,16 +114,18 @@ func (r *release) make(ctx context.Context, commits int, archs []string) (err er
 func (r *release) build(ctx context.Context, dir, arch string) error {
 	name := fmt.Sprintf("gpreempt-%s-linux-%s", r.version, arch)
 	bin := filepath.Join(dir, name)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/",
-		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.Version="+r.version, "./cmd/...", "./accept/cmd/gpaccept", "./emu/cmd/kfdemu")
-	cmd.Dir = repository
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
-	cmd.Stderr = os.Stderr
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return err
 	}
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("go build: %w", err)
+	for module, packages := range map[string][]string{".": {"./cmd/...", "./accept/cmd/gpaccept", "./emu/cmd/kfdemu"}, "lab": {"./cmd/..."}} {
+		args := []string{"build", "-trimpath", "-buildvcs=false", "-o", bin + "/", "-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.Version=" + r.version}
+		cmd := exec.CommandContext(ctx, "go", append(args, packages...)...)
+		cmd.Dir = filepath.Join(repository, module)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+		cmd.Stderr = os.Stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("go build in %s: %w", module, err)
+		}
 	}
 	var binaries []string
 	for _, program := range programs {

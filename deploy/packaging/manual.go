@@ -17,32 +17,34 @@ import (
 	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/daemon"
+	"github.com/gpreempt/gpreempt/internal/term"
+	lab "github.com/gpreempt/gpreempt/lab/cli"
 )
 
-// command is a program and its section of the manual.
-type command struct {
+// manual is a program with its section of the manual.
+type manual struct {
 	section string
-	*cobra.Command
+	root    *cobra.Command
 }
 
-func commands() []command {
-	return []command{
-		{"1", cli.New(cli.IO{Getenv: func(string) string { return "" }})}, {"8", daemon.Command()}, {"8", accept.Command()},
-	}
+// commands returns the programs that have pages.
+func commands() []manual {
+	streams := term.IO{Getenv: func(string) string { return "" }}
+	return []manual{{"1", cli.Program.New(streams)}, {"1", lab.Program.New(streams)}, {"8", daemon.Command()}, {"8", accept.Command()}}
 }
 
 // writeManual writes the manual below dir, compressed as in distributions: a page for each
 // command, and gpreemptd.yaml(5).
 func writeManual(dir, version string, date time.Time) error {
 	pages := filepath.Join(dir, "pages")
-	for _, root := range commands() {
-		section := filepath.Join(pages, "man"+root.section)
+	for _, m := range commands() {
+		section := filepath.Join(pages, "man"+m.section)
 		if err := os.MkdirAll(section, 0o755); err != nil {
 			return err
 		}
-		untagged(root.Command)
-		header := &doc.GenManHeader{Section: root.section, Source: "gpreempt " + version, Manual: "gpreempt", Date: &date}
-		if err := doc.GenManTree(root.Command, header, section); err != nil {
+		untagged(m.root)
+		header := &doc.GenManHeader{Section: m.section, Source: "gpreempt " + version, Manual: "gpreempt", Date: &date}
+		if err := doc.GenManTree(m.root, header, section); err != nil {
 			return err
 		}
 	}
@@ -81,7 +83,7 @@ func configManual() string {
 		"One YAML file. Every key is optional. This is the default file, as **gpreemptd config default** prints it; " +
 		"**gpreemptd config check** lists every error in a file.\n\n    " +
 		strings.ReplaceAll(strings.TrimSpace(string(config.DefaultYAML())), "\n", "\n    ") +
-		"\n\n# SEE ALSO\n**gpreemptd(8)**, **gpreemptd-config-default(8)**, **gpctl(1)**, /usr/share/doc/gpreempt\n"
+		"\n\n# SEE ALSO\n**gpreemptd(8)**, **gpreemptd-config-default(8)**, **gpctl(1)**, **gplab(1)**, /usr/share/doc/gpreempt\n"
 }
 
 // untagged removes a remark of the generator from the pages.
@@ -106,8 +108,8 @@ func packed(text []byte) []byte {
 
 // writeCompletions writes the completion scripts of the shells.
 func writeCompletions(dir string) error {
-	for _, root := range commands() {
-		name := root.Name()
+	for _, m := range commands() {
+		root, name := m.root, m.root.Name()
 		var bash, zsh, fish bytes.Buffer
 		if err := root.GenBashCompletionV2(&bash, true); err != nil {
 			return err

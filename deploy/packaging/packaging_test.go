@@ -113,8 +113,8 @@ func TestStagedFilesAreReproducible(t *testing.T) {
 		t.Error(diff)
 	}
 	for _, name := range []string{
-		"man/man8/gpreemptd.8.gz", "man/man8/gpaccept.8.gz", "man/man8/gpreemptd-config-default.8.gz", "man/man1/gpctl.1.gz", "man/man1/gpctl-status.1.gz", "man/man5/gpreemptd.yaml.5.gz",
-		"completions/bash/gpctl", "completions/zsh/_gpctl", "completions/fish/gpctl.fish", "completions/bash/gpreemptd", "completions/bash/gpaccept", "changelog.gz",
+		"man/man8/gpreemptd.8.gz", "man/man8/gpaccept.8.gz", "man/man8/gpreemptd-config-default.8.gz", "man/man1/gpctl.1.gz", "man/man1/gpctl-status.1.gz", "man/man1/gplab-trial.1.gz", "man/man5/gpreemptd.yaml.5.gz",
+		"completions/bash/gpctl", "completions/bash/gplab", "completions/zsh/_gpctl", "completions/fish/gpctl.fish", "completions/bash/gpreemptd", "completions/bash/gpaccept", "changelog.gz",
 	} {
 		if trees[0][name] == "" {
 			t.Errorf("no %s", name)

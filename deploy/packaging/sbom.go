@@ -79,6 +79,9 @@ func billOfMaterials(version string, date time.Time, binaries []string) ([]byte,
 		}
 		add("std", strings.TrimPrefix(info.GoVersion, "go"))
 		for _, m := range info.Deps {
+			if m.Replace != nil && m.Replace.Version == "" {
+				continue // of this repository
+			}
 			if m.Replace != nil {
 				m = m.Replace
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -233,7 +234,7 @@ type computeImage struct {
 	Doorbell                            uint32
 	SaveArea, SaveBytes                 uint64
 	ControlStackBytes, WaveStateOffset  uint32
-	Quantum                             debugfs.Quantum
+	Quantum                             discovery.Quantum
 	Backlog                             uint64
 	ReportsReadPosition, DoorbellEnable bool
 }
@@ -289,7 +290,7 @@ func (l *life) wantMQDs(truth gpumodel.Truth) []block {
 					Read:  uint32(at.Read * packetDwords % (q.RingBytes / 4)), Write: at.Write * packetDwords,
 					ReadPointer: q.Info.ReadPointer, WritePointer: q.Info.WritePointer, Doorbell: q.Doorbell,
 					SaveArea: q.SaveAreas[xcc], SaveBytes: uint64(q.SaveBytes), ControlStackBytes: q.StackBytes, WaveStateOffset: q.StackBytes,
-					Quantum:             debugfs.Quantum{Enabled: true, Scale: 1, Duration: 1},
+					Quantum:             discovery.Quantum{Enabled: true, Scale: 1, Duration: 1},
 					Backlog:             (at.Write - at.Read) % (q.RingBytes / packetBytes),
 					ReportsReadPosition: l.Spec().XCCs > 1 && xcc == 0,
 					DoorbellEnable:      q.Saved != nil,

@@ -311,7 +311,8 @@ func (o options) test(ctx context.Context, a *Archive, bin, spec string) (Progra
 	if err := build(ctx, "test", bin, pkg); err != nil {
 		return Program{}, err
 	}
-	source, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", pkg).Output() //nolint:gosec // the packages the caller named
+	module, within := moduleOf(pkg)
+	source, err := exec.CommandContext(ctx, "go", "list", "-C", module, "-f", "{{.Dir}}", within).Output() //nolint:gosec // the packages the caller named
 	if err != nil {
 		return Program{}, fmt.Errorf("go list %s: %w", pkg, err)
 	}
@@ -348,13 +349,27 @@ func (o options) test(ctx context.Context, a *Archive, bin, spec string) (Progra
 	return p, a.Tree(above+home+"/testdata", os.DirFS(data))
 }
 
+// moduleOf returns the directory of the module that has a package such as ./lab/kfdtrace, and the
+// package's path there.
+func moduleOf(pkg string) (dir, within string) {
+	if strings.HasPrefix(pkg, "./") {
+		for dir = filepath.Dir(filepath.Join(pkg, "x")); dir != "."; dir = filepath.Dir(dir) {
+			if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+				return dir, "./" + strings.TrimPrefix(filepath.Clean(pkg), dir+"/")
+			}
+		}
+	}
+	return ".", pkg
+}
+
 // build builds a static binary: the guest has no shared libraries.
 func build(ctx context.Context, verb, out, pkg string) error {
-	args := []string{verb, "-o", out, "-trimpath", "-ldflags=-s -w"}
+	module, within := moduleOf(pkg)
+	args := []string{verb, "-C", module, "-o", out, "-trimpath", "-ldflags=-s -w"}
 	if verb == "test" {
 		args = append(args, "-c", "-vet=off")
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...) //nolint:gosec // the packages the caller named
+	cmd := exec.CommandContext(ctx, "go", append(args, within)...) //nolint:gosec // the packages the caller named
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go %s %s: %w\n%s", verb, pkg, err, text)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,20 +18,21 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func (a *app) doctorCommand() *cobra.Command {
+func doctorCommand(a *term.App) *cobra.Command {
 	var daemon string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether this host is supported",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report, err := a.examine(cmd, daemon)
+			report, err := examine(a, cmd, daemon)
 			if err != nil {
 				return err
 			}
-			if err := a.show(report, func(p *printer) { a.printReport(p, report) }); err != nil {
+			if err := a.Show(report, func(p *term.Printer) { printReport(a, p, report) }); err != nil {
 				return err
 			}
 			return verdictFailure(report)
@@ -43,40 +43,30 @@ func (a *app) doctorCommand() *cobra.Command {
 }
 
 // examine asks the daemon, or a process of its program when none runs on this host.
-func (a *app) examine(cmd *cobra.Command, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
+func examine(a *term.App, cmd *cobra.Command, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), a.Timeout)
 	defer cancel()
-	if err := a.probe(ctx); a.address == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
-		return a.runDiagnosis(ctx, daemon)
+	if err := a.Probe(ctx); a.Address == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
+		return runDiagnosis(ctx, a, daemon)
 	}
 	var report *gpreemptv1.DiagnoseResponse
-	err := a.stream(ctx, func(ctx context.Context, admin adminClient) (err error) {
+	err := a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) (err error) {
 		report, err = admin.Diagnose(ctx, &gpreemptv1.DiagnoseRequest{})
 		return err
 	})
 	return report, err
 }
 
-// probe connects to the daemon's socket and returns the error.
-func (a *app) probe(ctx context.Context) error {
-	d := net.Dialer{Timeout: time.Second}
-	conn, err := d.DialContext(ctx, "unix", a.socket)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
-}
-
 // runDiagnosis runs gpreemptd diagnose: gpctl itself does not open the driver.
-func (a *app) runDiagnosis(ctx context.Context, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
+func runDiagnosis(ctx context.Context, a *term.App, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
 	path, err := findDaemon(daemon)
 	if err != nil {
-		f, ok := errors.AsType[*failure](err)
+		f, ok := errors.AsType[*term.Failure](err)
 		if !ok {
 			return nil, err
 		}
-		return nil, &failure{
-			code: ExitUnreachable, message: fmt.Sprintf("no daemon answers on %s: %s", a.socket, f.message), next: f.next,
+		return nil, &term.Failure{
+			Code: term.ExitUnreachable, Message: fmt.Sprintf("no daemon answers on %s: %s", a.Socket, f.Message), Next: f.Next,
 		}
 	}
 	var stdout, stderr bytes.Buffer
@@ -87,17 +77,17 @@ func (a *app) runDiagnosis(ctx context.Context, daemon string) (*gpreemptv1.Diag
 	var why string
 	switch err := diagnose.Run(); {
 	case ctx.Err() != nil:
-		why = "no result within " + duration(a.timeout)
+		why = "no result within " + term.Duration(a.Timeout)
 	case err != nil:
-		why = or(strings.Join(strings.Fields(stderr.String()), " "), err.Error())
+		why = term.Or(strings.Join(strings.Fields(stderr.String()), " "), err.Error())
 	case protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(stdout.Bytes(), report) != nil:
 		why = "invalid output"
 	default:
 		return report, nil
 	}
-	return nil, &failure{
-		code: ExitFailure, message: fmt.Sprintf("no daemon answers on %s; %s diagnose failed: %s", a.socket, path, why),
-		next: "compare gpreemptd version with gpctl version; --daemon selects another program",
+	return nil, &term.Failure{
+		Code: term.ExitFailure, Message: fmt.Sprintf("no daemon answers on %s; %s diagnose failed: %s", a.Socket, path, why),
+		Next: "compare gpreemptd version with gpctl version; --daemon selects another program",
 	}
 }
 
@@ -115,7 +105,7 @@ func findDaemon(given string) (string, error) {
 	}
 	path, err := exec.LookPath("gpreemptd")
 	if errors.Is(err, exec.ErrNotFound) {
-		return "", &failure{code: ExitFailure, message: "gpreemptd not found next to gpctl or in PATH", next: "use --daemon"}
+		return "", &term.Failure{Code: term.ExitFailure, Message: "gpreemptd not found next to gpctl or in PATH", Next: "use --daemon"}
 	}
 	return path, err
 }
@@ -124,82 +114,82 @@ func findDaemon(given string) (string, error) {
 func verdictFailure(r *gpreemptv1.DiagnoseResponse) error {
 	switch r.GetVerdict() {
 	case gpreemptv1.Verdict_VERDICT_NO_GPU:
-		return &failure{code: ExitNoGPU}
+		return &term.Failure{Code: term.ExitNoGPU}
 	case gpreemptv1.Verdict_VERDICT_NOT_READY:
-		return &failure{code: ExitNotReady}
+		return &term.Failure{Code: term.ExitNotReady}
 	default:
 		return nil
 	}
 }
 
-func (a *app) printReport(p *printer, r *gpreemptv1.DiagnoseResponse) {
-	verdict := styleBad
+func printReport(a *term.App, p *term.Printer, r *gpreemptv1.DiagnoseResponse) {
+	verdict := term.StyleBad
 	switch r.GetVerdict() {
 	case gpreemptv1.Verdict_VERDICT_READY:
-		verdict = styleGood
+		verdict = term.StyleGood
 	case gpreemptv1.Verdict_VERDICT_LIMITED, gpreemptv1.Verdict_VERDICT_SIMULATED:
-		verdict = styleNote
+		verdict = term.StyleNote
 	default:
 	}
-	p.line(cell{r.GetSummary(), verdict})
+	p.Line(term.Cell{Text: r.GetSummary(), Style: verdict})
 	if r.GetRemedy() != "" {
-		p.linef("  try: %s", r.GetRemedy())
+		p.Linef("  try: %s", r.GetRemedy())
 	}
 	if !r.GetByDaemon() {
-		p.linef("No daemon answers on %s; the results are from gpreemptd diagnose.", a.socket)
+		p.Linef("No daemon answers on %s; the results are from gpreemptd diagnose.", a.Socket)
 	}
 	// Without a GPU all other checks are skipped.
-	if r.GetVerdict() != gpreemptv1.Verdict_VERDICT_NO_GPU || p.wide {
-		a.printChecks(p, r.GetChecks())
+	if r.GetVerdict() != gpreemptv1.Verdict_VERDICT_NO_GPU || p.Wide {
+		printChecks(a, p, r.GetChecks())
 	}
 	if len(r.GetGpus()) > 0 {
-		p.linef("")
+		p.Linef("")
 		printDiagnosedGPUs(p, r.GetGpus())
 	}
 	if len(r.GetProcesses()) > 0 {
-		p.linef("")
+		p.Linef("")
 		printDiagnosedProcesses(p, r.GetProcesses())
 	}
 }
 
 // printChecks lists the checks; skipped ones in wide output only.
-func (a *app) printChecks(p *printer, checks []*gpreemptv1.Check) {
+func printChecks(a *term.App, p *term.Printer, checks []*gpreemptv1.Check) {
 	width := 0
 	for _, c := range checks {
-		width = max(width, len(printable(c.GetTitle())))
+		width = max(width, len(term.Printable(c.GetTitle())))
 	}
-	p.linef("")
+	p.Linef("")
 	skipped := 0
 	for _, c := range checks {
-		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP && !p.wide {
+		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP && !p.Wide {
 			skipped++
 			continue
 		}
 		found := c.GetFound()
-		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_OK && !p.wide {
-			found = cut(found, 100)
+		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_OK && !p.Wide {
+			found = term.Cut(found, 100)
 		}
-		p.line(a.mark(c.GetStatus()), fmt.Sprintf("  %-*s  ", width, c.GetTitle()), found)
+		p.Line(mark(a, c.GetStatus()), fmt.Sprintf("  %-*s  ", width, c.GetTitle()), found)
 		if c.GetRemedy() != "" {
-			p.linef("  try: %s", c.GetRemedy())
+			p.Linef("  try: %s", c.GetRemedy())
 		}
 	}
 	if skipped > 0 {
-		p.linef("%s skipped (-o wide for reasons)", count(skipped, "check"))
+		p.Linef("%s skipped (-o wide for reasons)", term.Count(skipped, "check"))
 	}
 }
 
 // marks are the styles of statuses, and their symbols on a terminal with UTF-8.
-var marks = map[gpreemptv1.CheckStatus]cell{
-	gpreemptv1.CheckStatus_CHECK_STATUS_OK: {"✓", styleGood}, gpreemptv1.CheckStatus_CHECK_STATUS_WARN: {"!", styleNote},
-	gpreemptv1.CheckStatus_CHECK_STATUS_FAIL: {"✗", styleBad}, gpreemptv1.CheckStatus_CHECK_STATUS_SKIP: {"-", styleNone},
+var marks = map[gpreemptv1.CheckStatus]term.Cell{
+	gpreemptv1.CheckStatus_CHECK_STATUS_OK: {Text: "✓", Style: term.StyleGood}, gpreemptv1.CheckStatus_CHECK_STATUS_WARN: {Text: "!", Style: term.StyleNote},
+	gpreemptv1.CheckStatus_CHECK_STATUS_FAIL: {Text: "✗", Style: term.StyleBad}, gpreemptv1.CheckStatus_CHECK_STATUS_SKIP: {Text: "-", Style: term.StyleNone},
 }
 
 // mark returns the mark of a status: a word, or its symbol.
-func (a *app) mark(s gpreemptv1.CheckStatus) cell {
+func mark(a *term.App, s gpreemptv1.CheckStatus) term.Cell {
 	c := marks[s]
-	if c.text == "" || !a.Terminal || a.Getenv("TERM") == "dumb" || !unicodeLocale(a.Getenv) {
-		c.text = fmt.Sprintf("%-4s", or(api.EnumName(s), "?"))
+	if c.Text == "" || !a.Terminal || a.Getenv("TERM") == "dumb" || !unicodeLocale(a.Getenv) {
+		c.Text = fmt.Sprintf("%-4s", term.Or(api.EnumName(s), "?"))
 	}
 	return c
 }
@@ -215,49 +205,49 @@ func unicodeLocale(getenv func(string) string) bool {
 	return false
 }
 
-var hazardStyles = map[gpreemptv1.HazardAction]style{
-	gpreemptv1.HazardAction_HAZARD_ACTION_DENY: styleBad, gpreemptv1.HazardAction_HAZARD_ACTION_LIMIT: styleNote,
+var hazardStyles = map[gpreemptv1.HazardAction]term.Style{
+	gpreemptv1.HazardAction_HAZARD_ACTION_DENY: term.StyleBad, gpreemptv1.HazardAction_HAZARD_ACTION_LIMIT: term.StyleNote,
 }
 
-func printDiagnosedGPUs(p *printer, list []*gpreemptv1.DiagnosedGpu) {
-	t := p.table("", columns{">GPU", "NAME", "GFX", "BDF", "SCHEDULER", ">XCC", "DEBUG", "DEBUGGED", ">QUEUES", "HAZARD", "+REASON"})
+func printDiagnosedGPUs(p *term.Printer, list []*gpreemptv1.DiagnosedGpu) {
+	t := p.Table("", term.Columns{">GPU", "NAME", "GFX", "BDF", "SCHEDULER", ">XCC", "DEBUG", "DEBUGGED", ">QUEUES", "HAZARD", "+REASON"})
 	for _, g := range list {
-		scheduler, debug := "HWS", cell{text: "yes"}
+		scheduler, debug := "HWS", term.Cell{Text: "yes"}
 		if g.GetMes() {
 			scheduler = "MES"
 		}
 		if !g.GetDebugFirmware() {
-			debug = cell{"no", styleBad}
+			debug = term.Cell{Text: "no", Style: term.StyleBad}
 		}
-		queues := cell{text: fmt.Sprint(g.GetComputeQueues())}
+		queues := term.Cell{Text: fmt.Sprint(g.GetComputeQueues())}
 		if slots := g.GetQueueSlots(); slots > 0 {
-			queues.text += fmt.Sprintf("/%d", slots)
+			queues.Text += fmt.Sprintf("/%d", slots)
 			if g.GetComputeQueues() > slots {
-				queues.style = styleNote
+				queues.Style = term.StyleNote
 			}
 		}
-		hazard := cell{or(api.EnumName(g.GetHazard()), "-"), hazardStyles[g.GetHazard()]}
-		t.row(g.GetGpuId(), g.GetName(), gfx(g.GetGfxTargetVersion()), or(g.GetBdf(), "-"), scheduler,
-			g.GetXccCount(), debug, or(api.EnumName(g.GetDebugSharing()), "?"), queues, hazard, or(g.GetHazardReason(), "-"))
+		hazard := term.Cell{Text: term.Or(api.EnumName(g.GetHazard()), "-"), Style: hazardStyles[g.GetHazard()]}
+		t.Row(g.GetGpuId(), g.GetName(), gfx(g.GetGfxTargetVersion()), term.Or(g.GetBdf(), "-"), scheduler,
+			g.GetXccCount(), debug, term.Or(api.EnumName(g.GetDebugSharing()), "?"), queues, hazard, term.Or(g.GetHazardReason(), "-"))
 	}
-	t.flush()
+	t.Flush()
 }
 
-func printDiagnosedProcesses(p *printer, list []*gpreemptv1.DiagnosedProcess) {
-	t := p.table("", columns{">PID", "COMMAND", "MECHANISM", "REASON"})
+func printDiagnosedProcesses(p *term.Printer, list []*gpreemptv1.DiagnosedProcess) {
+	t := p.Table("", term.Columns{">PID", "COMMAND", "MECHANISM", "REASON"})
 	for _, g := range list {
-		mechanism := cell{text: or(g.GetMechanism(), "none")}
+		mechanism := term.Cell{Text: term.Or(g.GetMechanism(), "none")}
 		if g.GetMechanism() == "" && g.GetOffline() {
-			mechanism.style = styleNote
+			mechanism.Style = term.StyleNote
 		}
-		t.row(g.GetPid(), g.GetComm(), mechanism, or(g.GetWhy(), "-"))
+		t.Row(g.GetPid(), g.GetComm(), mechanism, term.Or(g.GetWhy(), "-"))
 		for _, no := range g.GetRejected() {
 			why := no.GetWhy()
 			if no.GetRemedy() != "" {
 				why += " (" + no.GetRemedy() + ")"
 			}
-			t.row("", "", "not "+no.GetMechanism(), why)
+			t.Row("", "", "not "+no.GetMechanism(), why)
 		}
 	}
-	t.flush()
+	t.Flush()
 }

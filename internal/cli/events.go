@@ -9,12 +9,13 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // lastEvents is how many events are shown by default.
 const lastEvents = 20
 
-func (a *app) eventsCommand() *cobra.Command {
+func eventsCommand(a *term.App) *cobra.Command {
 	var (
 		follow, all bool
 		since       uint64
@@ -22,17 +23,17 @@ func (a *app) eventsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show state changes: suspends, resumes, leases, breakers, admin commands",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all && cmd.Flags().Changed("since") {
-				return usage(cmd, "--all and --since are mutually exclusive")
+				return term.Usage(cmd, "--all and --since are mutually exclusive")
 			}
 			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
 			if !follow {
-				ctx, cancel = context.WithTimeout(ctx, a.timeout)
+				ctx, cancel = context.WithTimeout(ctx, a.Timeout)
 			}
 			defer cancel()
-			return a.stream(ctx, func(ctx context.Context, admin adminClient) error {
+			return a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
 				if !all && !cmd.Flags().Changed("since") {
 					st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 					if err != nil {
@@ -47,14 +48,14 @@ func (a *app) eventsCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				t := a.printer().table("", columns{"TIME:15", ">REVISION", "KIND:7", "OBJECT:20", "CHANGE:25", "REASON"})
+				t := a.Printer().Table("", term.Columns{"TIME:15", ">REVISION", "KIND:7", "OBJECT:20", "CHANGE:25", "REASON"})
 				none := true
-				err = each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+				err = term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
 					none = false
-					return a.showLine(m, func(*printer) { printEvent(t, m.GetEvent()) })
+					return a.ShowLine(m, func(*term.Printer) { printEvent(t, m.GetEvent()) })
 				})
-				if err == nil && none && !a.forPrograms() {
-					t.p.linef("No events.")
+				if err == nil && none && !a.ForPrograms() {
+					t.P.Linef("No events.")
 				}
 				return err
 			})
@@ -63,28 +64,28 @@ func (a *app) eventsCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
 	cmd.Flags().Uint64Var(&since, "since", 0, "only events after this revision")
 	cmd.Flags().BoolVar(&all, "all", false, "all events that the daemon keeps")
-	cmd.AddCommand(a.eventsExport())
+	cmd.AddCommand(eventsExport(a))
 	return cmd
 }
 
-func printEvent(t *table, e *gpreemptv1.Event) {
+func printEvent(t *term.Table, e *gpreemptv1.Event) {
 	var which string
-	var change cell
+	var change term.Cell
 	switch e.GetKind() {
 	case gpreemptv1.EventKind_EVENT_KIND_TARGET, gpreemptv1.EventKind_EVENT_KIND_SHADOW:
 		which = e.GetTargetId()
-		change = state(e.GetToTarget())
+		change = term.State(e.GetToTarget())
 		if from := api.EnumName(e.GetFromTarget()); from != "" && e.GetFromTarget() != e.GetToTarget() {
-			change.text = from + " > " + change.text
+			change.Text = from + " > " + change.Text
 		}
 	case gpreemptv1.EventKind_EVENT_KIND_LEASE:
 		which = e.GetLeaseId()
-		change.text = api.EnumName(e.GetToLease())
+		change.Text = api.EnumName(e.GetToLease())
 		if from := api.EnumName(e.GetFromLease()); from != "" && e.GetFromLease() != e.GetToLease() {
-			change.text = from + " > " + change.text
+			change.Text = from + " > " + change.Text
 		}
 		if end := api.EnumName(e.GetEnd()); end != "" {
-			change.text += ": " + end
+			change.Text += ": " + end
 		}
 	case gpreemptv1.EventKind_EVENT_KIND_BREAKER, gpreemptv1.EventKind_EVENT_KIND_RESET:
 		which = fmt.Sprintf("GPU %d", e.GetGpuId())
@@ -101,12 +102,12 @@ func printEvent(t *table, e *gpreemptv1.Event) {
 		why = append(why, "lease "+e.GetLeaseId())
 	}
 	if e.GetTook() != nil {
-		why = append(why, "took "+took(e.GetTook()))
+		why = append(why, "took "+term.Took(e.GetTook()))
 	}
 	if e.GetMessage() != "" {
 		why = append(why, e.GetMessage())
 	}
-	t.row(e.GetAt().AsTime().Local().Format("15:04:05.000000"), e.GetRevision(), api.EnumName(e.GetKind()), which, change,
+	t.Row(e.GetAt().AsTime().Local().Format("15:04:05.000000"), e.GetRevision(), api.EnumName(e.GetKind()), which, change,
 		strings.Join(why, ", "))
-	t.flush()
+	t.Flush()
 }

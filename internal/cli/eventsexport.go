@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,28 +12,25 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-// exportFormat is the version of the format of gpctl events export.
-const exportFormat = 1
-
-func (a *app) eventsExport() *cobra.Command {
+func eventsExport(a *term.App) *cobra.Command {
 	var (
 		path   string
 		follow bool
 	)
 	cmd := &cobra.Command{
 		Use:         "export",
-		Annotations: map[string]string{noData: noData},
-		Short:       "Write the event log with the state of the host, as JSON lines, for gpctl plan",
-		Args:        operands(),
+		Annotations: map[string]string{term.NoData: term.NoData},
+		Short:       "Write the event log with the state of the host, as JSON lines, for gplab plan",
+		Args:        term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			export := func(ctx context.Context) func(io.Writer) error {
 				return func(w io.Writer) error {
-					return a.stream(ctx, func(ctx context.Context, admin adminClient) error {
+					return a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
 						return (&exporting{admin: admin, w: w, follow: follow}).run(ctx, a.Now())
 					})
 				}
@@ -47,10 +43,10 @@ func (a *app) eventsExport() *cobra.Command {
 			case follow:
 				return recordTo(path, export(ctx))
 			}
-			if err := replaceRegular(path, export(ctx)); err != nil {
+			if err := term.ReplaceRegular(path, export(ctx)); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(a.Out, "Wrote %s\n", printable(path))
+			_, err := fmt.Fprintf(a.Out, "Wrote %s\n", term.Printable(path))
 			return err
 		},
 	}
@@ -63,7 +59,7 @@ func (a *app) eventsExport() *cobra.Command {
 func recordTo(path string, write func(io.Writer) error) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // G302: as other exports, every user may read it
 	if err != nil {
-		return &failure{code: ExitFailure, message: fmt.Sprintf("cannot write %s: %v", path, err), next: "choose another path with --output-file"}
+		return &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("cannot write %s: %v", path, err), Next: "choose another path with --output-file"}
 	}
 	err = write(f)
 	if closed := f.Close(); err == nil {
@@ -74,7 +70,7 @@ func recordTo(path string, write func(io.Writer) error) error {
 
 // exporting is one export.
 type exporting struct {
-	admin  adminClient
+	admin  term.AdminClient
 	w      io.Writer
 	follow bool
 	known  map[string]bool // targets that have a line
@@ -125,14 +121,14 @@ func (e *exporting) run(ctx context.Context, now time.Time) error {
 		return err
 	}
 	last := status.GetEventRevision()
-	err = each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+	err = term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
 		// Events before the list of targets are of targets that it has, or that have left.
 		if ev := m.GetEvent(); ev.GetRevision() > last && e.changesTarget(ev) {
 			if err := e.targets(ctx, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == ev.GetTargetId() }); err != nil {
 				return err
 			}
 		}
-		return writeLine(e.w, m)
+		return term.WriteLine(e.w, m)
 	})
 	if e.follow && ctx.Err() != nil {
 		return nil //nolint:nilerr // the user has ended it
@@ -149,19 +145,19 @@ func (e *exporting) changesTarget(ev *gpreemptv1.Event) bool {
 
 // head writes the first line.
 func (e *exporting) head(status *gpreemptv1.GetStatusResponse, now time.Time) error {
-	raw, err := marshal(status)
+	raw, err := term.Marshal(status)
 	if err != nil {
 		return err
 	}
-	first, err := marshal(struct {
+	first, err := term.Marshal(struct {
 		Format     int             `json:"format"`
 		ExportedAt time.Time       `json:"exported_at"`
 		Status     json.RawMessage `json:"status"`
-	}{exportFormat, now.UTC(), raw})
+	}{term.ExportFormat, now.UTC(), raw})
 	if err != nil {
 		return err
 	}
-	return writeCompact(e.w, first)
+	return term.WriteCompact(e.w, first)
 }
 
 // targets writes lines for some of the targets, without what a replay does not need: a command
@@ -215,28 +211,9 @@ type exportedJob struct {
 
 // line writes {"KEY":VALUE}; v is what marshal takes.
 func (e *exporting) line(key string, v any) error {
-	raw, err := marshal(v)
+	raw, err := term.Marshal(v)
 	if err != nil {
 		return err
 	}
-	return writeCompact(e.w, slices.Concat([]byte(`{"`+key+`":`), raw, []byte("}")))
-}
-
-// writeLine writes a message as JSON on one line.
-func writeLine(w io.Writer, m proto.Message) error {
-	raw, err := marshal(m)
-	if err != nil {
-		return err
-	}
-	return writeCompact(w, raw)
-}
-
-func writeCompact(w io.Writer, raw []byte) error {
-	var line bytes.Buffer
-	if err := json.Compact(&line, raw); err != nil {
-		return err
-	}
-	line.WriteByte('\n')
-	_, err := w.Write(line.Bytes())
-	return err
+	return term.WriteCompact(e.w, slices.Concat([]byte(`{"`+key+`":`), raw, []byte("}")))
 }

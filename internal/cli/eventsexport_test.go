@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 // exportedHost is a daemon whose target 2@1 appears while it is followed. Each list of targets has
@@ -85,7 +86,7 @@ func TestRecordingHasALineForEachTargetBeforeItsEvents(t *testing.T) {
 		event(5, "3@1", running, gpreemptv1.TargetState_TARGET_STATE_GONE),
 	}}
 	var out bytes.Buffer
-	if err := (&exporting{admin: host, w: &out, follow: true}).run(ctx, noon); err != nil {
+	if err := (&exporting{admin: host, w: &out, follow: true}).run(ctx, clitest.Noon); err != nil {
 		t.Fatal(err)
 	}
 	if strings.Contains(out.String(), "secret") {

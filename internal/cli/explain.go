@@ -11,138 +11,139 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func (a *app) targetExplain() *cobra.Command {
-	return a.ofTarget(&cobra.Command{
+func targetExplain(a *term.App) *cobra.Command {
+	return ofTarget(a, &cobra.Command{
 		Use:   "explain TARGET",
 		Short: "Show why a process is suspended or runs",
 	}, func(cmd *cobra.Command, target string) error {
-		return a.call(cmd, func(ctx context.Context, admin adminClient) error {
+		return a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
 			resp, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
 			if err != nil {
 				return err
 			}
-			names := a.nameGPUs(ctx, admin)
-			return a.show(resp, func(p *printer) { a.printExplanation(p, resp, names) })
+			names := a.NameGPUs(ctx, admin)
+			return a.Show(resp, func(p *term.Printer) { printExplanation(a, p, resp, names) })
 		})
 	})
 }
 
-func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse, names gpuNames) {
-	p.line(cell{e.GetVerdict(), styleBold})
-	p.linef("")
-	a.printTarget(p, e.GetTarget(), names)
+func printExplanation(a *term.App, p *term.Printer, e *gpreemptv1.ExplainTargetResponse, names term.GPUNames) {
+	p.Line(term.Cell{Text: e.GetVerdict(), Style: term.StyleBold})
+	p.Linef("")
+	printTarget(p, e.GetTarget(), names)
 
 	if steps := e.GetClassification(); len(steps) > 0 {
-		p.linef("")
+		p.Linef("")
 		printClassification(p, steps)
 	}
 	if checks := e.GetChecks(); len(checks) > 0 {
-		p.linef("")
-		t := p.table("", columns{">#", "CHECK", "RESULT", "DETAIL"})
+		p.Linef("")
+		t := p.Table("", term.Columns{">#", "CHECK", "RESULT", "DETAIL"})
 		for i, c := range checks {
-			result := cell{text: api.EnumName(c.GetResult())}
+			result := term.Cell{Text: api.EnumName(c.GetResult())}
 			if c.GetDecides() {
-				result = cell{result.text + " (decides)", styleNote}
+				result = term.Cell{Text: result.Text + " (decides)", Style: term.StyleNote}
 			}
-			t.row(i+1, c.GetCheck(), result, c.GetDetail())
+			t.Row(i+1, c.GetCheck(), result, c.GetDetail())
 		}
-		t.flush()
+		t.Flush()
 	}
 
-	p.linef("")
+	p.Linef("")
 	if len(e.GetLeases()) == 0 {
-		p.linef("No lease covers its GPUs.")
+		p.Linef("No lease covers its GPUs.")
 		return
 	}
-	a.printLeases(p, e.GetLeases(), names)
+	printLeases(a, p, e.GetLeases(), names)
 }
 
 // printClassification lists the sources of a target's class. The first that matches
 // decides.
-func printClassification(p *printer, steps []*gpreemptv1.ClassifyStep) {
-	t := p.table("", columns{">#", "MATCHES", "BY", "CLASS", "DETAIL"})
+func printClassification(p *term.Printer, steps []*gpreemptv1.ClassifyStep) {
+	t := p.Table("", term.Columns{">#", "MATCHES", "BY", "CLASS", "DETAIL"})
 	for i, s := range steps {
-		matches := cell{text: "no"}
+		matches := term.Cell{Text: "no"}
 		switch {
 		case s.GetDecides():
-			matches = cell{"decides", styleGood}
+			matches = term.Cell{Text: "decides", Style: term.StyleGood}
 		case s.GetMatches():
-			matches = cell{"yes", styleNote}
+			matches = term.Cell{Text: "yes", Style: term.StyleNote}
 		}
-		t.row(i+1, matches, s.GetBy(), or(api.EnumName(s.GetClass()), "-"), s.GetDetail())
+		t.Row(i+1, matches, s.GetBy(), term.Or(api.EnumName(s.GetClass()), "-"), s.GetDetail())
 	}
-	t.flush()
+	t.Flush()
 }
 
 // printTarget writes the properties of one target, in groups of a line each.
-func (a *app) printTarget(p *printer, g *gpreemptv1.Target, names gpuNames) {
+func printTarget(p *term.Printer, g *gpreemptv1.Target, names term.GPUNames) {
 	field := func(name string, value ...any) {
-		p.line(append([]any{fmt.Sprintf("  %-11s  ", name)}, value...)...)
+		p.Line(append([]any{fmt.Sprintf("  %-11s  ", name)}, value...)...)
 	}
 	user := fmt.Sprintf("uid %d", g.GetUid())
-	if p.wide {
+	if p.Wide {
 		user += fmt.Sprintf(", gid %d", g.GetGid())
 	}
 	field("process", fmt.Sprintf("%d %s, %s", g.GetPid(), g.GetComm(), user))
 	if g.GetCmdline() != "" {
 		length := 100
-		if p.wide {
+		if p.Wide {
 			length = 4096
 		}
-		field("command", cut(g.GetCmdline(), length))
+		field("command", term.Cut(g.GetCmdline(), length))
 	}
 	if g.GetExe() != "" {
 		field("program", g.GetExe())
 	}
-	if p.wide {
+	if p.Wide {
 		field("target", g.GetTargetId())
-		field("cgroup", or(g.GetCgroup(), "-"))
+		field("cgroup", term.Or(g.GetCgroup(), "-"))
 	}
-	if g.GetUnit() != "" || p.wide && g.GetSlice() != "" {
-		field("unit", or(g.GetUnit(), "-")+in(g.GetSlice()))
+	if g.GetUnit() != "" || p.Wide && g.GetSlice() != "" {
+		field("unit", term.Or(g.GetUnit(), "-")+in(g.GetSlice()))
 	}
 	if g.GetUserUnit() != "" {
 		field("user unit", g.GetUserUnit())
 	}
 	if g.GetIdConflict() != "" {
-		field("ids refused", cell{g.GetIdConflict(), styleBad})
+		field("ids refused", term.Cell{Text: g.GetIdConflict(), Style: term.StyleBad})
 	}
-	printContainer(field, g, p.wide)
-	if p.wide {
+	printContainer(field, g, p.Wide)
+	if p.Wide {
 		printMap(field, "variable", g.GetEnvironment())
 	}
-	field("class", fmt.Sprintf("%s, priority %d, by %s", api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default")))
+	field("class", fmt.Sprintf("%s, priority %d, by %s", api.EnumName(g.GetClass()), g.GetPriority(), term.Or(g.GetDecidedBy(), "default")))
 
 	printJob(field, g.GetJob())
-	since := " for " + took(g.GetInState())
+	since := " for " + term.Took(g.GetInState())
 	if g.GetRunsWithin() != nil {
-		since += ", resumes within " + took(g.GetRunsWithin())
+		since += ", resumes within " + term.Took(g.GetRunsWithin())
 	}
-	field("state", state(g.GetState()), since)
-	field("queues", fmt.Sprintf("%d on GPU %s", g.GetQueueCount(), names.full(g.GetGpuIds())))
+	field("state", term.State(g.GetState()), since)
+	field("queues", fmt.Sprintf("%d on GPU %s", g.GetQueueCount(), names.Full(g.GetGpuIds())))
 	if g.GetSuspends() > 0 {
-		field("suspensions", fmt.Sprintf("%d (%s total)", g.GetSuspends(), took(g.GetSuspendedTotal())))
+		field("suspensions", fmt.Sprintf("%d (%s total)", g.GetSuspends(), term.Took(g.GetSuspendedTotal())))
 	}
 	switch {
 	case g.GetAttachError() != "":
-		field("mechanism", cell{"none: " + g.GetAttachError(), styleBad})
+		field("mechanism", term.Cell{Text: "none: " + g.GetAttachError(), Style: term.StyleBad})
 	case g.GetMechanism() == "":
 		field("mechanism", "not attached")
 	case g.GetLearnedSuspend() != nil:
 		field("mechanism", fmt.Sprintf("%s (suspend about %s, resume about %s)", g.GetMechanism(),
-			took(g.GetLearnedSuspend()), took(g.GetLearnedResume())))
+			term.Took(g.GetLearnedSuspend()), term.Took(g.GetLearnedResume())))
 	default:
 		field("mechanism", g.GetMechanism())
 	}
 	if g.GetOnResist() != "" || g.GetRefusedSuspensions() > 0 {
-		field("on_resist", or(g.GetOnResist(), "report")+refusals(g))
+		field("on_resist", term.Or(g.GetOnResist(), "report")+refusals(g))
 	}
 	if n := g.GetAttachCycles(); n > 0 {
 		field("attach cycles", fmt.Sprintf("%d runlist cycles on GPUs that it does not use", n))
 	}
-	if p.wide && g.GetMechanismWhy() != "" {
+	if p.Wide && g.GetMechanismWhy() != "" {
 		field("", g.GetMechanismWhy())
 	}
 }
@@ -160,7 +161,7 @@ func printJob(field func(string, ...any), j *gpreemptv1.Job) {
 		text += fmt.Sprintf(": %d processes", n)
 	}
 	if j.RunningRatio != nil {
-		text += fmt.Sprintf(", all running %s of the last %s", jobRan(j), took(j.GetMeasuredOver()))
+		text += fmt.Sprintf(", all running %s of the last %s", jobRan(j), term.Took(j.GetMeasuredOver()))
 	}
 	field("job", text)
 	if j.GetWhy() != "" {
@@ -171,7 +172,7 @@ func printJob(field func(string, ...any), j *gpreemptv1.Job) {
 // printContainer writes the container and the pod of a process, and its pid there.
 func printContainer(field func(string, ...any), g *gpreemptv1.Target, wide bool) {
 	if c := g.GetContainer(); c != nil {
-		name := containerName(c)
+		name := term.ContainerName(c)
 		if wide {
 			name = strings.TrimSpace(c.GetName() + " " + c.GetContainerId())
 		}
@@ -194,7 +195,7 @@ func printContainer(field func(string, ...any), g *gpreemptv1.Target, wide bool)
 		}
 	}
 	if len(g.GetNamespacePids()) > 0 {
-		field("own pid", ownPID(g)+" in its pid namespace")
+		field("own pid", term.OwnPID(g)+" in its pid namespace")
 	}
 }
 

@@ -14,55 +14,56 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/fleet"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func (a *app) fleetCommand() *cobra.Command {
+func fleetCommand(a *term.App) *cobra.Command {
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "Show the hosts of --hosts, and their sums",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			hosts, err := a.hostList(cmd)
+			hosts, err := hostList(a, cmd)
 			if err != nil {
 				return err
 			}
-			f := a.readFleet(cmd.Context(), hosts, nil)
-			if err := a.show(f, func(p *printer) { printFleet(p, f) }); err != nil {
+			f := readFleet(cmd.Context(), a, hosts, nil)
+			if err := a.Show(f, func(p *term.Printer) { printFleet(p, f) }); err != nil {
 				return err
 			}
-			return a.fleetFailure(f)
+			return fleetFailure(a, f)
 		},
 	}
 	var every time.Duration
 	top := &cobra.Command{
 		Use:         "top",
 		Short:       "Show the hosts of --hosts again and again",
-		Args:        operands(),
-		Annotations: map[string]string{noData: noData},
+		Args:        term.Operands(),
+		Annotations: map[string]string{term.NoData: term.NoData},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			hosts, err := a.hostList(cmd)
+			hosts, err := hostList(a, cmd)
 			if err != nil {
 				return err
 			}
 			if every < leastWatch {
-				return usage(cmd, "--every must be at least %s", duration(leastWatch))
+				return term.Usage(cmd, "--every must be at least %s", term.Duration(leastWatch))
 			}
 			if a.Terminal {
-				return a.watchScreen(cmd.Context(), cmd.CommandPath(), every, nil, func(ctx context.Context) (proto.Message, func(*printer), error) {
-					f := a.readFleet(ctx, hosts, nil)
-					return nil, func(p *printer) { printFleet(p, f) }, nil
+				return watchScreen(cmd.Context(), a, cmd.CommandPath(), every, nil, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
+					f := readFleet(ctx, a, hosts, nil)
+					return nil, func(p *term.Printer) { printFleet(p, f) }, nil
 				})
 			}
-			return a.repeat(cmd.Context(), every, nil, func() error {
-				p := a.printer()
-				p.linef("--- %s", a.Now().Format(time.TimeOnly))
-				printFleet(p, a.readFleet(cmd.Context(), hosts, nil))
-				return p.err
+			return repeat(cmd.Context(), a, every, nil, func() error {
+				p := a.Printer()
+				p.Linef("--- %s", a.Now().Format(time.TimeOnly))
+				printFleet(p, readFleet(cmd.Context(), a, hosts, nil))
+				return p.Err
 			})
 		},
 	}
 	top.Flags().DurationVar(&every, "every", defaultWatch, "time between two readings")
-	return noun("fleet", "Many hosts together", status, top, noun("policy", "The policy of many hosts", a.fleetPolicySet()))
+	return term.Noun("fleet", "Many hosts together", status, top, term.Noun("policy", "The policy of many hosts", fleetPolicySet(a)))
 }
 
 // fleetView is what gpctl fleet status shows.
@@ -122,7 +123,7 @@ func alarmsOf(st *gpreemptv1.GetStatusResponse) []string {
 
 // readFleet reads all hosts at once, each within --timeout. also makes further requests of each host by the same connection, if
 // it is not nil; its error is that of the host.
-func (a *app) readFleet(ctx context.Context, hosts []fleet.Host, also func(ctx context.Context, i int, admin adminClient) error) *fleetView {
+func readFleet(ctx context.Context, a *term.App, hosts []fleet.Host, also func(ctx context.Context, i int, admin term.AdminClient) error) *fleetView {
 	f := &fleetView{
 		Hosts: make([]fleetHost, len(hosts)),
 		Summary: fleetSummary{
@@ -130,7 +131,7 @@ func (a *app) readFleet(ctx context.Context, hosts []fleet.Host, also func(ctx c
 		},
 	}
 	eachHost(hosts, func(i int, h fleet.Host) {
-		f.Hosts[i] = a.onHost(h).readHost(ctx, h.Name, func(ctx context.Context, admin adminClient) error {
+		f.Hosts[i] = readHost(ctx, onHost(a, h), h.Name, func(ctx context.Context, admin term.AdminClient) error {
 			if also == nil {
 				return nil
 			}
@@ -154,12 +155,12 @@ func (a *app) readFleet(ctx context.Context, hosts []fleet.Host, also func(ctx c
 	return f
 }
 
-func (a *app) readHost(ctx context.Context, name string, also func(context.Context, adminClient) error) fleetHost {
+func readHost(ctx context.Context, a *term.App, name string, also func(context.Context, term.AdminClient) error) fleetHost {
 	var st *gpreemptv1.GetStatusResponse
 	var statistics *gpreemptv1.Statistics
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 	defer cancel()
-	err := a.stream(ctx, func(ctx context.Context, admin adminClient) (err error) {
+	err := a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) (err error) {
 		if st, err = admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{}); err != nil {
 			return err
 		}
@@ -171,8 +172,8 @@ func (a *app) readHost(ctx context.Context, name string, also func(context.Conte
 		return also(ctx, admin)
 	})
 	if err != nil {
-		f := asFailure(err)
-		return fleetHost{Host: name, Error: f.message, Alarms: []string{}, code: f.code}
+		f := term.AsFailure(err)
+		return fleetHost{Host: name, Error: f.Message, Alarms: []string{}, code: f.Code}
 	}
 	quiet := statistics.GetQuiesceLatency()
 	h := fleetHost{
@@ -184,7 +185,7 @@ func (a *app) readHost(ctx context.Context, name string, also func(context.Conte
 		h.Mechanism = m[0]
 	}
 	if quiet.GetCount() > 0 {
-		h.QuietP99 = took(quiet.GetP99())
+		h.QuietP99 = term.Took(quiet.GetP99())
 	}
 	h.reading = fleet.Reading{
 		Up: true, Started: st.GetStartedAt().AsTime(), Alarms: h.Alarms, Failures: h.Failures, Count: quiet.GetCount(), P99: quiet.GetP99().AsDuration(),
@@ -193,23 +194,23 @@ func (a *app) readHost(ctx context.Context, name string, also func(context.Conte
 }
 
 // printFleet shows the sums, and a row for each host: first those that do not answer, then those with alarms.
-func printFleet(p *printer, f *fleetView) {
+func printFleet(p *term.Printer, f *fleetView) {
 	s := f.Summary
-	state := cell{fmt.Sprintf("%d answer", s.Answering), styleGood}
+	state := term.Cell{Text: fmt.Sprintf("%d answer", s.Answering), Style: term.StyleGood}
 	if s.Answering < s.Hosts {
-		state = cell{fmt.Sprintf("%d of them answer", s.Answering), styleBad}
+		state = term.Cell{Text: fmt.Sprintf("%d of them answer", s.Answering), Style: term.StyleBad}
 	}
-	p.line(count(s.Hosts, "host")+", ", state, fmt.Sprintf("; %s, %d of %s suspended, %s", count(s.GPUs, "GPU"), s.Suspended,
-		count(s.Offline, "offline target"), count(s.Leases, "lease")))
+	p.Line(term.Count(s.Hosts, "host")+", ", state, fmt.Sprintf("; %s, %d of %s suspended, %s", term.Count(s.GPUs, "GPU"), s.Suspended,
+		term.Count(s.Offline, "offline target"), term.Count(s.Leases, "lease")))
 	for _, by := range []struct {
 		name string
 		n    map[string]int
 	}{{"mechanisms", s.Mechanisms}, {"policies", s.Policies}, {"versions", s.Versions}, {"alarms", s.Alarms}} {
 		if len(by.n) > 0 {
-			p.linef("  %-10s  %s", by.name, countsOf(by.n))
+			p.Linef("  %-10s  %s", by.name, countsOf(by.n))
 		}
 	}
-	p.linef("")
+	p.Linef("")
 	rows := slices.Clone(f.Hosts)
 	trouble := func(h fleetHost) int {
 		switch {
@@ -221,20 +222,20 @@ func printFleet(p *printer, f *fleetView) {
 		return 2
 	}
 	slices.SortStableFunc(rows, func(a, b fleetHost) int { return cmp.Compare(trouble(a), trouble(b)) })
-	t := p.table("", columns{"HOST", "VERSION", "MECHANISM", "POLICY", ">GPUS", ">OFFLINE", ">SUSPENDED", ">LEASES", ">FAILURES", ">QUIET P99", "ALARMS", "+BACKEND"})
+	t := p.Table("", term.Columns{"HOST", "VERSION", "MECHANISM", "POLICY", ">GPUS", ">OFFLINE", ">SUSPENDED", ">LEASES", ">FAILURES", ">QUIET P99", "ALARMS", "+BACKEND"})
 	for _, h := range rows {
 		if h.Error != "" {
-			t.row(cell{h.Host, styleBad}, "-", "-", "-", "-", "-", "-", "-", "-", "-", cell{"does not answer", styleBad}, "-")
+			t.Row(term.Cell{Text: h.Host, Style: term.StyleBad}, "-", "-", "-", "-", "-", "-", "-", "-", "-", term.Cell{Text: "does not answer", Style: term.StyleBad}, "-")
 			continue
 		}
 		policy := h.Policy
 		if h.Draining {
 			policy += ", draining"
 		}
-		t.row(h.Host, h.Version, h.Mechanism, policy, h.GPUs, h.Offline, h.Suspended, h.Leases, h.Failures, h.QuietP99,
-			cell{or(strings.Join(h.Alarms, ","), "-"), styleNote}, h.Backend)
+		t.Row(h.Host, h.Version, h.Mechanism, policy, h.GPUs, h.Offline, h.Suspended, h.Leases, h.Failures, h.QuietP99,
+			term.Cell{Text: term.Or(strings.Join(h.Alarms, ","), "-"), Style: term.StyleNote}, h.Backend)
 	}
-	t.flush()
+	t.Flush()
 }
 
 // countsOf lists names with how many hosts have them, most first.
@@ -247,7 +248,7 @@ func countsOf(by map[string]int) string {
 }
 
 // fleetFailure reports the hosts that do not answer.
-func (a *app) fleetFailure(f *fleetView) error {
+func fleetFailure(a *term.App, f *fleetView) error {
 	results := make([]hostResult, len(f.Hosts))
 	for i, h := range f.Hosts {
 		results[i].Host = h.Host
@@ -255,5 +256,5 @@ func (a *app) fleetFailure(f *fleetView) error {
 			results[i].Error = &hostError{ExitCode: h.code, Message: h.Error}
 		}
 	}
-	return a.sumUp(results)
+	return sumUp(a, results)
 }

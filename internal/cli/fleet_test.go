@@ -10,17 +10,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {
 	socket := filepath.Join(testutil.TempSocketDir(t), "machine.sock")
-	serve(t, socket, newMachine())
+	clitest.Serve(t, socket, clitest.NewMachine())
 	ctx, end := context.WithCancel(t.Context())
 	var out, errs bytes.Buffer
-	streams := IO{In: strings.NewReader(""), Out: &out, Err: &errs, Getenv: func(string) string { return "" }}
+	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &errs, Getenv: func(string) string { return "" }}
 	var sleep func(context.Context, time.Duration) error
-	streams.Now, sleep = clock()
+	streams.Now, sleep = clitest.Clock()
 	shown := 0
 	streams.Sleep = func(ctx context.Context, d time.Duration) error {
 		if shown++; shown == 2 {
@@ -28,7 +30,7 @@ func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {
 		}
 		return sleep(ctx, d)
 	}
-	Run(ctx, []string{"fleet", "top", "--hosts", "gpu1=" + socket, "--every", "5s"}, streams)
+	Program.Run(ctx, []string{"fleet", "top", "--hosts", "gpu1=" + socket, "--every", "5s"}, streams)
 	frame := func(at string) string {
 		return "--- " + at + `
 1 host, 1 answer; 2 GPUs, 1 of 3 offline targets suspended, 2 leases

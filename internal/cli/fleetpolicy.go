@@ -16,12 +16,13 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/fleet"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // rolloutEvery is the time between two readings of all hosts during a rollout.
 const rolloutEvery = 2 * time.Second
 
-func (a *app) fleetPolicySet() *cobra.Command {
+func fleetPolicySet(a *term.App) *cobra.Command {
 	var (
 		assignments []string
 		canary      string
@@ -31,26 +32,26 @@ func (a *app) fleetPolicySet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:         "set [PRESET] [--knob NAME=VALUE ...] --canary N|LIST",
 		Short:       "Replace the policy of the hosts of --hosts, in stages",
-		Annotations: map[string]string{noData: noData},
+		Annotations: map[string]string{term.NoData: term.NoData},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			hosts, err := a.hostList(cmd)
+			hosts, err := hostList(a, cmd)
 			if err != nil {
 				return err
 			}
 			if err := divide(cmd, hosts, canary, &plan); err != nil {
 				return err
 			}
-			req, err := a.policyRequest(cmd, args, assignments)
+			req, err := policyRequest(a, cmd, args, assignments)
 			if err != nil {
 				return err
 			}
-			return (&rollout{app: a, hosts: hosts, req: req, core: fleet.NewRollout(plan), dryRun: dryRun}).run(cmd.Context())
+			return (&rollout{App: a, hosts: hosts, req: req, core: fleet.NewRollout(plan), dryRun: dryRun}).run(cmd.Context())
 		},
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 && len(assignments) == 0 {
-				return usage(cmd, "missing argument: a preset or --knob")
+				return term.Usage(cmd, "missing argument: a preset or --knob")
 			}
-			return operands(make([]string, min(1, len(args)))...)(cmd, args)
+			return term.Operands(make([]string, min(1, len(args)))...)(cmd, args)
 		},
 	}
 	flags := cmd.Flags()
@@ -72,18 +73,18 @@ func divide(cmd *cobra.Command, hosts []fleet.Host, canary string, plan *fleet.P
 	}
 	if n, err := strconv.Atoi(canary); err == nil {
 		if n < 1 || n > len(names) {
-			return usage(cmd, "--canary %d is not between 1 and the number of hosts, %d", n, len(names))
+			return term.Usage(cmd, "--canary %d is not between 1 and the number of hosts, %d", n, len(names))
 		}
 		plan.Canary, plan.Rest = names[:n], names[n:]
 		return nil
 	}
 	chosen, err := fleet.ParseHosts(canary)
 	if err != nil {
-		return usage(cmd, "--canary: %v", err)
+		return term.Usage(cmd, "--canary: %v", err)
 	}
 	for _, h := range chosen {
 		if !slices.Contains(names, h.Name) {
-			return usage(cmd, "--canary: host %s is not in --hosts", h.Name)
+			return term.Usage(cmd, "--canary: host %s is not in --hosts", h.Name)
 		}
 		plan.Canary = append(plan.Canary, h.Name)
 	}
@@ -97,7 +98,7 @@ func divide(cmd *cobra.Command, hosts []fleet.Host, canary string, plan *fleet.P
 
 // rollout carries out what its core decides.
 type rollout struct {
-	*app
+	*term.App
 	hosts  []fleet.Host
 	req    *gpreemptv1.SetPolicyRequest
 	core   *fleet.Rollout
@@ -110,13 +111,13 @@ func (r *rollout) run(ctx context.Context) error {
 	if err := r.prepare(ctx); err != nil {
 		return err
 	}
-	p := r.printer()
+	p := r.Printer()
 	for i, line := range r.core.Stages() {
-		p.linef("stage %d, %s", i+1, line)
+		p.Linef("stage %d, %s", i+1, line)
 	}
 	if r.dryRun {
-		p.linef("every host accepts the policy; nothing was changed (--dry-run)")
-		return p.err
+		p.Linef("every host accepts the policy; nothing was changed (--dry-run)")
+		return p.Err
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -131,7 +132,7 @@ func (r *rollout) run(ctx context.Context) error {
 		name, number, of, left := r.core.Now(now)
 		if number != stage && !r.core.Done() {
 			stage = number
-			p.linef("%s  stage %d of %d, %s: set; watched for %s", r.Now().Format(time.TimeOnly), number, of, name, duration(left))
+			p.Linef("%s  stage %d of %d, %s: set; watched for %s", r.Now().Format(time.TimeOnly), number, of, name, term.Duration(left))
 		}
 		if r.core.Done() {
 			break
@@ -139,10 +140,10 @@ func (r *rollout) run(ctx context.Context) error {
 		_ = r.Sleep(ctx, min(rolloutEvery, max(left, time.Millisecond))) // the end of ctx is seen above
 	}
 	if why := r.core.Stopped; why != "" {
-		return &failure{code: ExitPartial, message: "the rollout stopped: " + why + "; " + r.undone(), next: "gpctl fleet status, and gpctl target explain on that host"}
+		return &term.Failure{Code: term.ExitPartial, Message: "the rollout stopped: " + why + "; " + r.undone(), Next: "gpctl fleet status, and gpctl target explain on that host"}
 	}
-	p.linef("%s  the policy is in force on all of %s, until their daemons reload or restart: write it into their files too", r.Now().Format(time.TimeOnly), count(len(r.hosts), "host"))
-	return p.err
+	p.Linef("%s  the policy is in force on all of %s, until their daemons reload or restart: write it into their files too", r.Now().Format(time.TimeOnly), term.Count(len(r.hosts), "host"))
+	return p.Err
 }
 
 // prepare reads the policy of each host, and what the new one would be. Nothing is changed.
@@ -151,7 +152,7 @@ func (r *rollout) prepare(ctx context.Context) error {
 	all := make([]map[fleet.Mode]*gpreemptv1.Policy, len(r.hosts))
 	eachHost(r.hosts, func(i int, h fleet.Host) {
 		results[i].Host, all[i] = h.Name, map[fleet.Mode]*gpreemptv1.Policy{}
-		err := r.ask(ctx, h, func(ctx context.Context, admin adminClient) error {
+		err := r.ask(ctx, h, func(ctx context.Context, admin term.AdminClient) error {
 			now, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 			if err != nil {
 				return err
@@ -169,15 +170,15 @@ func (r *rollout) prepare(ctx context.Context) error {
 			return nil
 		})
 		if err != nil {
-			f := asFailure(err)
-			results[i].Error = &hostError{f.code, f.message, f.next}
+			f := term.AsFailure(err)
+			results[i].Error = &hostError{f.Code, f.Message, f.Next}
 		}
 	})
 	r.policies = map[string]map[fleet.Mode]*gpreemptv1.Policy{}
 	for i, h := range r.hosts {
 		r.policies[h.Name] = all[i]
 	}
-	if err := r.sumUp(results); err != nil {
+	if err := sumUp(r.App, results); err != nil {
 		return errors.Join(err, errors.New("nothing was changed"))
 	}
 	return nil
@@ -192,16 +193,16 @@ func inShadow(req *gpreemptv1.SetPolicyRequest) *gpreemptv1.SetPolicyRequest {
 }
 
 // ask makes requests of one host, within --timeout.
-func (r *rollout) ask(ctx context.Context, h fleet.Host, fn func(context.Context, adminClient) error) error {
-	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+func (r *rollout) ask(ctx context.Context, h fleet.Host, fn func(context.Context, term.AdminClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
-	return r.onHost(h).stream(ctx, fn)
+	return onHost(r.App, h).Stream(ctx, fn)
 }
 
 // read reads all hosts, with the policies in force.
 func (r *rollout) read(ctx context.Context) map[string]fleet.Reading {
 	policies := make([]*gpreemptv1.Policy, len(r.hosts))
-	view := r.readFleet(ctx, r.hosts, func(ctx context.Context, i int, admin adminClient) error {
+	view := readFleet(ctx, r.App, r.hosts, func(ctx context.Context, i int, admin term.AdminClient) error {
 		resp, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 		policies[i] = resp.GetPolicy()
 		return err
@@ -248,7 +249,7 @@ func (r *rollout) carryOut(ctx context.Context, orders []fleet.Order) {
 			switch {
 			case err == nil:
 			case o.Mode == fleet.Old:
-				(&failure{message: fmt.Sprintf("host %s keeps the new policy: %v", hosts[i].Name, err), next: "gpctl policy set there, or reload its daemon"}).print(r.Err)
+				(&term.Failure{Message: fmt.Sprintf("host %s keeps the new policy: %v", hosts[i].Name, err), Next: "gpctl policy set there, or reload its daemon"}).Print(r.Err, r.Program.Name)
 			default:
 				orders = append(orders, r.core.Fail(hosts[i].Name, err)...)
 			}
@@ -262,11 +263,11 @@ func (r *rollout) set(ctx context.Context, h fleet.Host, mode fleet.Mode) error 
 	case fleet.Shadow:
 		req = inShadow(r.req)
 	case fleet.Old:
-		req = &gpreemptv1.SetPolicyRequest{Policy: proto.CloneOf(r.policies[h.Name][fleet.Old]), Fields: knobNames()}
+		req = &gpreemptv1.SetPolicyRequest{Policy: proto.CloneOf(r.policies[h.Name][fleet.Old]), Fields: term.KnobNames()}
 		req.Policy.Preset = ""
 	case fleet.New, fleet.Unknown:
 	}
-	return r.ask(ctx, h, func(ctx context.Context, admin adminClient) error {
+	return r.ask(ctx, h, func(ctx context.Context, admin term.AdminClient) error {
 		_, err := admin.SetPolicy(ctx, req)
 		return err
 	})

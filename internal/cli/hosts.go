@@ -15,12 +15,13 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/fleet"
 	"github.com/gpreempt/gpreempt/internal/regular"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // onManyHosts are the commands that --hosts runs on each host: they ask for one answer, or give one order. Those of gpctl
 // fleet use --hosts themselves.
 var onManyHosts = []string{
-	"gpctl status", "gpctl stats", "gpctl gpu list", "gpctl target list", "gpctl queue list", "gpctl hqd list", "gpctl lease list",
+	"gpctl status", "gpctl stats", "gpctl gpu list", "gpctl target list", "gpctl queue list", "gpctl queue slots", "gpctl lease list",
 	"gpctl policy get", "gpctl policy set", "gpctl drain on", "gpctl drain off",
 }
 
@@ -28,8 +29,8 @@ var onManyHosts = []string{
 const mostHosts = 64
 
 // hostList returns the hosts of --hosts. The file after @, or - for standard input, has a list.
-func (a *app) hostList(cmd *cobra.Command) ([]fleet.Host, error) {
-	text := a.hosts
+func hostList(a *term.App, cmd *cobra.Command) ([]fleet.Host, error) {
+	text := a.Hosts
 	if path, ok := strings.CutPrefix(text, "@"); ok {
 		var data []byte
 		var err error
@@ -39,50 +40,50 @@ func (a *app) hostList(cmd *cobra.Command) ([]fleet.Host, error) {
 			data, err = regular.Read(path, 1<<20)
 		}
 		if err != nil {
-			return nil, &failure{code: ExitUsage, message: fmt.Sprintf("cannot read --hosts: %v", err), next: cmd.CommandPath() + " --help"}
+			return nil, &term.Failure{Code: term.ExitUsage, Message: fmt.Sprintf("cannot read --hosts: %v", err), Next: cmd.CommandPath() + " --help"}
 		}
 		text = string(data)
 	}
 	hosts, err := fleet.ParseHosts(text)
 	if err != nil {
-		return nil, usage(cmd, "--hosts: %v", err)
+		return nil, term.Usage(cmd, "--hosts: %v", err)
 	}
 	return hosts, nil
 }
 
 // checkHosts refuses --hosts where it has no meaning.
-func (a *app) checkHosts(cmd *cobra.Command) error {
+func checkHosts(a *term.App, cmd *cobra.Command) error {
 	given := cmd.Flags().Changed
 	inFleet := strings.HasPrefix(cmd.CommandPath(), "gpctl fleet ")
 	switch {
-	case inFleet && a.hosts == "":
-		return usage(cmd, "missing --hosts: the hosts of the fleet, like gpu[01-16] or @FILE")
-	case a.hosts == "":
+	case inFleet && a.Hosts == "":
+		return term.Usage(cmd, "missing --hosts: the hosts of the fleet, like gpu[01-16] or @FILE")
+	case a.Hosts == "":
 		return nil
 	case given("socket") || given("address"):
-		return usage(cmd, "--hosts names the daemons: --socket and --address do not apply")
+		return term.Usage(cmd, "--hosts names the daemons: --socket and --address do not apply")
 	case given("watch") && !inFleet:
-		return usage(cmd, "--watch does not apply to --hosts; gpctl fleet top shows many hosts again and again")
+		return term.Usage(cmd, "--watch does not apply to --hosts; gpctl fleet top shows many hosts again and again")
 	case !inFleet && !slices.Contains(onManyHosts, cmd.CommandPath()):
-		return usage(cmd, "%s does not take --hosts; these do: %s, gpctl fleet", cmd.CommandPath(), strings.Join(onManyHosts, ", "))
+		return term.Usage(cmd, "%s does not take --hosts; these do: %s, gpctl fleet", cmd.CommandPath(), strings.Join(onManyHosts, ", "))
 	}
 	return nil
 }
 
 // forHosts makes the commands below cmd that --hosts runs do so.
-func (a *app) forHosts(cmd *cobra.Command) {
+func forHosts(a *term.App, cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
-		a.forHosts(c)
+		forHosts(a, c)
 	}
 	run := cmd.RunE
 	if run == nil || !slices.Contains(onManyHosts, cmd.CommandPath()) {
 		return
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if a.hosts == "" {
+		if a.Hosts == "" {
 			return run(cmd, args)
 		}
-		return a.runOnHosts(cmd)
+		return runOnHosts(a, cmd)
 	}
 }
 
@@ -101,8 +102,8 @@ func eachHost(hosts []fleet.Host, do func(i int, h fleet.Host)) {
 }
 
 // onHost returns the app for a host.
-func (a *app) onHost(h fleet.Host) *app {
-	return &app{IO: a.IO, socket: h.Socket, address: h.Address, cert: a.cert, key: a.key, ca: a.ca, output: a.output, timeout: a.timeout}
+func onHost(a *term.App, h fleet.Host) *term.App {
+	return &term.App{IO: a.IO, Program: a.Program, Socket: h.Socket, Address: h.Address, Cert: a.Cert, Key: a.Key, Ca: a.Ca, Output: a.Output, Timeout: a.Timeout}
 }
 
 // hostResult is what became of a command on a host.
@@ -114,7 +115,7 @@ type hostResult struct {
 	Error *hostError `json:"error"`
 
 	notes  string
-	blocks []block
+	blocks []term.Block
 }
 
 type hostError struct {
@@ -124,8 +125,8 @@ type hostError struct {
 }
 
 // runOnHosts runs the command on each host, with the arguments of this run, and shows the results together.
-func (a *app) runOnHosts(cmd *cobra.Command) error {
-	hosts, err := a.hostList(cmd)
+func runOnHosts(a *term.App, cmd *cobra.Command) error {
+	hosts, err := hostList(a, cmd)
 	if err != nil {
 		return err
 	}
@@ -136,100 +137,84 @@ func (a *app) runOnHosts(cmd *cobra.Command) error {
 		}
 	}
 	results := make([]hostResult, len(hosts))
-	eachHost(hosts, func(i int, h fleet.Host) { results[i] = a.runOnHost(cmd.Context(), h, input) })
-	err = a.show(struct {
+	eachHost(hosts, func(i int, h fleet.Host) { results[i] = runOnHost(cmd.Context(), a, h, input) })
+	err = a.Show(struct {
 		Hosts []hostResult `json:"hosts"`
-	}{results}, func(p *printer) { printTogether(p, results) })
-	return errors.Join(err, a.sumUp(results))
+	}{results}, func(p *term.Printer) { printTogether(p, results) })
+	return errors.Join(err, sumUp(a, results))
 }
 
-func (a *app) runOnHost(ctx context.Context, h fleet.Host, input []byte) (r hostResult) {
+func runOnHost(ctx context.Context, a *term.App, h fleet.Host, input []byte) (r hostResult) {
 	var out, notes bytes.Buffer
-	rec := &capture{}
+	rec := &term.Capture{}
 	streams := a.IO
-	streams.In, streams.Out, streams.Err, streams.rec = bytes.NewReader(input), &out, &notes, rec
+	streams.In, streams.Out, streams.Err, streams.Rec = bytes.NewReader(input), &out, &notes, rec
 	streams.Terminal, streams.ErrTerminal = false, false
-	extra := []string{"--hosts=", "--cert=" + a.cert, "--key=" + a.key, "--ca=" + a.ca, "--socket=" + h.Socket}
+	extra := []string{"--hosts=", "--cert=" + a.Cert, "--key=" + a.Key, "--ca=" + a.Ca, "--socket=" + h.Socket}
 	if h.Address != "" {
 		extra[4] = "--address=" + h.Address
 	} else {
 		extra[1], extra[2], extra[3] = "--cert=", "--key=", "--ca="
 	}
-	if a.forPrograms() {
+	if a.ForPrograms() {
 		extra = append(extra, "--output=json", "--jq=", "--template=")
 	}
-	err := execute(ctx, append(slices.Clone(a.args), extra...), streams)
-	r = hostResult{Host: h.Name, notes: notes.String(), blocks: rec.blocks}
+	err := a.Program.Execute(ctx, append(slices.Clone(a.Args), extra...), streams)
+	r = hostResult{Host: h.Name, notes: notes.String(), blocks: rec.Blocks}
 	if err != nil {
-		f := asFailure(err)
-		r.Error = &hostError{f.code, or(f.message, "the command failed there"), f.next}
-	} else if a.forPrograms() {
+		f := term.AsFailure(err)
+		r.Error = &hostError{f.Code, term.Or(f.Message, "the command failed there"), f.Next}
+	} else if a.ForPrograms() {
 		r.Result = bytes.TrimSpace(out.Bytes())
 	}
 	return r
 }
 
 // sumUp reports the hosts that failed, and returns the failure of the whole: that of all hosts if it is the same.
-func (a *app) sumUp(results []hostResult) error {
+func sumUp(a *term.App, results []hostResult) error {
 	noted := map[string]bool{}
 	failed, codes := 0, map[int]bool{}
 	for _, r := range results {
-		if r.notes != "" && r.Error == nil && !noted[r.notes] && !a.forPrograms() {
+		if r.notes != "" && r.Error == nil && !noted[r.notes] && !a.ForPrograms() {
 			noted[r.notes] = true
 			fmt.Fprint(a.Err, r.notes)
 		}
 		if r.Error != nil {
 			failed++
 			codes[r.Error.ExitCode] = true
-			(&failure{message: "host " + r.Host + ": " + r.Error.Message, next: r.Error.Next}).print(a.Err)
+			(&term.Failure{Message: "host " + r.Host + ": " + r.Error.Message, Next: r.Error.Next}).Print(a.Err, a.Program.Name)
 		}
 	}
 	if failed == 0 {
 		return nil
 	}
-	code := ExitPartial
+	code := term.ExitPartial
 	if failed == len(results) && len(codes) == 1 {
 		code = results[0].Error.ExitCode
 	}
-	return &failure{code: code, message: fmt.Sprintf("%d of %s failed", failed, count(len(results), "host"))}
-}
-
-// capture keeps what a printer would print.
-type capture struct{ blocks []block }
-
-// block is a line, or the rows of a table with their header.
-type block struct {
-	line []cell
-	// header is nil for a line.
-	header []heading
-	rows   [][]cell
-}
-
-type heading struct {
-	name  string
-	right bool
+	return &term.Failure{Code: code, Message: fmt.Sprintf("%d of %s failed", failed, term.Count(len(results), "host"))}
 }
 
 // printTogether shows the results of all hosts: tables of the same columns as one, with the name of the host before each
 // row; other output once for all hosts with the same.
-func printTogether(p *printer, results []hostResult) {
+func printTogether(p *term.Printer, results []hostResult) {
 	good := slices.DeleteFunc(slices.Clone(results), func(r hostResult) bool { return r.Error != nil })
 	if len(good) == 0 {
 		return
 	}
 	if header := tableOf(good[0].blocks); header != nil && !slices.ContainsFunc(good, func(r hostResult) bool { return !slices.Equal(tableOf(r.blocks), header) }) {
-		t := p.table("", append(columns{"HOST"}, namesOf(header)...))
+		t := p.Table("", append(term.Columns{"HOST"}, namesOf(header)...))
 		for _, r := range good {
-			for _, row := range r.blocks[0].rows {
-				t.row(append([]any{r.Host}, anyOf(row)...)...)
+			for _, row := range r.blocks[0].Rows {
+				t.Row(append([]any{r.Host}, anyOf(row)...)...)
 			}
 		}
-		t.flush()
+		t.Flush()
 		return
 	}
 	var order []string
 	same := map[string][]string{}
-	blocks := map[string][]block{}
+	blocks := map[string][]term.Block{}
 	for _, r := range good {
 		key := fmt.Sprint(r.blocks)
 		if same[key] == nil {
@@ -239,43 +224,43 @@ func printTogether(p *printer, results []hostResult) {
 	}
 	for i, key := range order {
 		if i > 0 {
-			p.linef("")
+			p.Linef("")
 		}
-		p.line(cell{strings.Join(same[key], ", ") + ":", styleBold})
+		p.Line(term.Cell{Text: strings.Join(same[key], ", ") + ":", Style: term.StyleBold})
 		for _, b := range blocks[key] {
-			if b.header == nil {
-				p.line(append([]any{"  "}, anyOf(b.line)...)...)
+			if b.Header == nil {
+				p.Line(append([]any{"  "}, anyOf(b.Line)...)...)
 				continue
 			}
-			t := p.table("  ", namesOf(b.header))
-			for _, row := range b.rows {
-				t.row(anyOf(row)...)
+			t := p.Table("  ", namesOf(b.Header))
+			for _, row := range b.Rows {
+				t.Row(anyOf(row)...)
 			}
-			t.flush()
+			t.Flush()
 		}
 	}
 }
 
 // tableOf returns the columns of an output that is one table, else nil.
-func tableOf(blocks []block) []heading {
+func tableOf(blocks []term.Block) []term.Heading {
 	if len(blocks) != 1 {
 		return nil
 	}
-	return blocks[0].header
+	return blocks[0].Header
 }
 
-func namesOf(header []heading) (names columns) {
+func namesOf(header []term.Heading) (names term.Columns) {
 	for _, c := range header {
-		if c.right {
-			names = append(names, ">"+c.name)
+		if c.Right {
+			names = append(names, ">"+c.Name)
 		} else {
-			names = append(names, c.name)
+			names = append(names, c.Name)
 		}
 	}
 	return names
 }
 
-func anyOf(cells []cell) []any {
+func anyOf(cells []term.Cell) []any {
 	all := make([]any, len(cells))
 	for i, c := range cells {
 		all[i] = c

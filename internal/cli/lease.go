@@ -12,32 +12,33 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func (a *app) leaseCommand() *cobra.Command {
-	return noun("lease", "The leases of online work on GPUs", a.leaseList(), a.leaseCreate(), a.leaseRelease())
+func leaseCommand(a *term.App) *cobra.Command {
+	return term.Noun("lease", "The leases of online work on GPUs", leaseList(a), leaseCreate(a), leaseRelease(a))
 }
 
-func (a *app) leaseList() *cobra.Command {
-	return a.watchable(&cobra.Command{
+func leaseList(a *term.App) *cobra.Command {
+	return watchable(a, &cobra.Command{
 		Use:   "list",
 		Short: "List the live leases, oldest first",
-		Args:  operands(),
-	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		Args:  term.Operands(),
+	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		resp, err := admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
-		names := a.nameGPUs(ctx, admin)
-		return resp, func(p *printer) {
+		names := a.NameGPUs(ctx, admin)
+		return resp, func(p *term.Printer) {
 			if len(resp.GetLeases()) == 0 {
-				p.linef("No live leases.")
+				p.Linef("No live leases.")
 				return
 			}
-			a.printLeases(p, resp.GetLeases(), names)
+			printLeases(a, p, resp.GetLeases(), names)
 		}, err
 	})
 }
 
-func (a *app) printLeases(p *printer, list []*gpreemptv1.Lease, names gpuNames) {
-	t := p.table("", columns{
+func printLeases(a *term.App, p *term.Printer, list []*gpreemptv1.Lease, names term.GPUNames) {
+	t := p.Table("", term.Columns{
 		"LEASE", "LABEL", "STATE", ">PRIO", "HIP", "GPUS", "+PRODUCT", "OWNER", "+>UID", ">AGE", ">EXPIRES IN", "+TARGETS",
 	})
 	for _, l := range list {
@@ -49,11 +50,11 @@ func (a *app) printLeases(p *printer, list []*gpreemptv1.Lease, names gpuNames) 
 		if end := api.EnumName(l.GetEnd()); end != "" {
 			where += ": " + end
 		}
-		t.row(l.GetLeaseId(), or(l.GetLabel(), "-"), where, priority(l.GetPriority()), names.hip(l.GetGpuIds()...), gpus(l.GetGpuIds(), p.wide), names.product(l.GetGpuIds()...),
-			leaseOwner(l), uid, a.age(l.GetCreatedAt()), took(l.GetExpiresIn()),
-			or(strings.Join(l.GetTargetIds(), ","), "-"))
+		t.Row(l.GetLeaseId(), term.Or(l.GetLabel(), "-"), where, term.Priority(l.GetPriority()), names.HIP(l.GetGpuIds()...), term.GPUs(l.GetGpuIds(), p.Wide), names.Product(l.GetGpuIds()...),
+			leaseOwner(l), uid, a.Age(l.GetCreatedAt()), term.Took(l.GetExpiresIn()),
+			term.Or(strings.Join(l.GetTargetIds(), ","), "-"))
 	}
-	t.flush()
+	t.Flush()
 }
 
 // leaseOwner names the owner of a lease: a certificate, a process, or an admin.
@@ -67,7 +68,7 @@ func leaseOwner(l *gpreemptv1.Lease) string {
 	return "admin"
 }
 
-func (a *app) leaseCreate() *cobra.Command {
+func leaseCreate(a *term.App) *cobra.Command {
 	var (
 		selectors []string
 		rank      uint32
@@ -77,7 +78,7 @@ func (a *app) leaseCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Create a lease by hand, as an inference server does by announcing work",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			announce := &gpreemptv1.NotifyOnlineRequest{Label: label}
 			if cmd.Flags().Changed("priority") {
@@ -86,18 +87,18 @@ func (a *app) leaseCreate() *cobra.Command {
 			if cmd.Flags().Changed("ttl") {
 				announce.Ttl = durationpb.New(ttl)
 			}
-			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
+			return a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
 				// On a host without a GPU there is nothing to lease.
 				list, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
 				if err != nil {
 					return err
 				}
-				names := gpuNames(list.GetGpus())
+				names := term.GPUNames(list.GetGpus())
 				if len(names) == 0 {
-					return &failure{code: ExitNoGPU, message: "cannot create a lease: this host has no GPU", next: "gpctl doctor"}
+					return &term.Failure{Code: term.ExitNoGPU, Message: "cannot create a lease: this host has no GPU", Next: "gpctl doctor"}
 				}
 				for _, s := range selectors {
-					g, err := names.find(s)
+					g, err := names.Find(s)
 					if err != nil {
 						return err
 					}
@@ -107,58 +108,58 @@ func (a *app) leaseCreate() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.show(resp, func(p *printer) { printAnnounced(p, resp.GetAnnounced(), names) })
+				return a.Show(resp, func(p *term.Printer) { printAnnounced(p, resp.GetAnnounced(), names) })
 			})
 		},
 	}
-	cmd.Flags().StringArrayVar(&selectors, "gpu", nil, selectorHelp+"; may be repeated (default: all GPUs)")
-	completeBy(cmd, "gpu", a.completeGPUs)
+	cmd.Flags().StringArrayVar(&selectors, "gpu", nil, term.SelectorHelp+"; may be repeated (default: all GPUs)")
+	term.CompleteBy(cmd, "gpu", a.CompleteGPUs)
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: 11)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "time to live (default 1s)")
 	cmd.Flags().StringVar(&label, "label", "", "name of the work, for display")
 	return cmd
 }
 
-func printAnnounced(p *printer, l *gpreemptv1.NotifyOnlineResponse, names gpuNames) {
-	p.linef("lease %s on GPU %s for %s", l.GetLeaseId(), names.full(l.GetGpuIds()), took(l.GetTtl()))
+func printAnnounced(p *term.Printer, l *gpreemptv1.NotifyOnlineResponse, names term.GPUNames) {
+	p.Linef("lease %s on GPU %s for %s", l.GetLeaseId(), names.Full(l.GetGpuIds()), term.Took(l.GetTtl()))
 	if l.GetQuiesced() {
-		p.linef("  GPUs quiet after %s: %s suspended", took(l.GetTiming().GetTotal()), count(l.GetSuspendedTargets(), "target"))
+		p.Linef("  GPUs quiet after %s: %s suspended", term.Took(l.GetTiming().GetTotal()), term.Count(l.GetSuspendedTargets(), "target"))
 	} else {
 		cannot := ""
 		if n := l.GetCannotSuspendTargets(); n > 0 {
-			cannot = fmt.Sprintf(" (%s that cannot be suspended)", count(n, "target"))
+			cannot = fmt.Sprintf(" (%s that cannot be suspended)", term.Count(n, "target"))
 		}
-		p.line("  ", cell{"GPUs not quiet: ", styleNote}, quiesce(l.GetReason())+cannot)
+		p.Line("  ", term.Cell{Text: "GPUs not quiet: ", Style: term.StyleNote}, term.Quiesce(l.GetReason())+cannot)
 	}
-	p.linef("  undo: gpctl lease release %s", l.GetLeaseId())
+	p.Linef("  undo: gpctl lease release %s", l.GetLeaseId())
 }
 
-func (a *app) leaseRelease() *cobra.Command {
+func leaseRelease(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "release ID",
 		Short: "End a lease, whichever process owns it",
-		Args:  operands("ID"),
+		Args:  term.Operands("ID"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
+			return a.Offer(cmd, func(ctx context.Context, admin term.AdminClient) ([]cobra.Completion, error) {
 				resp, err := admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
 				var ids []cobra.Completion
 				for _, l := range resp.GetLeases() {
-					about := fmt.Sprintf("%s, priority %s, %s", api.EnumName(l.GetState()), priority(l.GetPriority()), leaseOwner(l))
+					about := fmt.Sprintf("%s, priority %s, %s", api.EnumName(l.GetState()), term.Priority(l.GetPriority()), leaseOwner(l))
 					if l.GetLabel() != "" {
 						about = l.GetLabel() + ", " + about
 					}
-					ids = append(ids, cobra.CompletionWithDesc(l.GetLeaseId(), printable(about)))
+					ids = append(ids, cobra.CompletionWithDesc(l.GetLeaseId(), term.Printable(about)))
 				}
 				return ids, err
 			})
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &gpreemptv1.ReleaseLeaseRequest{LeaseId: args[0]}
-			return ask(cmd, a, adminClient.ReleaseLease, req, func(p *printer, resp *gpreemptv1.ReleaseLeaseResponse) {
-				p.linef("lease %s ended: %s", args[0], api.EnumName(resp.GetEnd()))
+			return term.Ask(cmd, a, term.AdminClient.ReleaseLease, req, func(p *term.Printer, resp *gpreemptv1.ReleaseLeaseResponse) {
+				p.Linef("lease %s ended: %s", args[0], api.EnumName(resp.GetEnd()))
 			})
 		},
 	}

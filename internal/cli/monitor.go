@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // rateWindow is the time over which shares and rates are measured.
@@ -120,7 +120,7 @@ func (m *monitor) event(e *gpreemptv1.Event) {
 // "done" and the time that it took.
 func (m *monitor) target(e *gpreemptv1.Event) {
 	id, to := e.GetTargetId(), e.GetToTarget()
-	done := e.GetCause() == string(scheduler.CauseDone)
+	done := e.GetCause() == "done"
 	if !done {
 		m.causes[id] = e.GetCause()
 	}
@@ -186,7 +186,7 @@ func (m *monitor) backlog(id string) (sum uint64, text string) {
 }
 
 // readAll asks the daemon for everything that is shown.
-func readAll(ctx context.Context, admin adminClient) (r reading, err error) {
+func readAll(ctx context.Context, admin term.AdminClient) (r reading, err error) {
 	if r.status, err = admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{}); err != nil {
 		return r, err
 	}
@@ -223,10 +223,10 @@ func (m *monitor) suspendedOn(gpu uint32) float64 {
 // follow reads the daemon and then follows its events, again after every failure and pause, until
 // ctx ends. begin gets the reading, event each change of state that is newer, and lost the failure
 // that ends them.
-func (a *app) follow(ctx context.Context, admin adminClient, pause time.Duration, begin func(reading), event func(*gpreemptv1.Event), lost func(error)) {
+func follow(ctx context.Context, a *term.App, admin term.AdminClient, pause time.Duration, begin func(reading), event func(*gpreemptv1.Event), lost func(error)) {
 	for {
 		if err := followOnce(ctx, admin, begin, event); err != nil {
-			lost(a.fromDaemon(ctx, err))
+			lost(a.FromDaemon(ctx, err))
 		}
 		if a.Sleep(ctx, pause) != nil {
 			return
@@ -234,7 +234,7 @@ func (a *app) follow(ctx context.Context, admin adminClient, pause time.Duration
 	}
 }
 
-func followOnce(ctx context.Context, admin adminClient, begin func(reading), event func(*gpreemptv1.Event)) error {
+func followOnce(ctx context.Context, admin term.AdminClient, begin func(reading), event func(*gpreemptv1.Event)) error {
 	r, err := readAll(ctx, admin)
 	if err != nil {
 		return err
@@ -245,7 +245,7 @@ func followOnce(ctx context.Context, admin adminClient, begin func(reading), eve
 	if err != nil {
 		return err
 	}
-	return each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+	return term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
 		event(m.GetEvent())
 		return ctx.Err()
 	})

@@ -11,32 +11,33 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func (a *app) policyCommand() *cobra.Command {
-	return noun("policy", "When offline work is suspended and resumed", a.policyGet(), a.policySet())
+func policyCommand(a *term.App) *cobra.Command {
+	return term.Noun("policy", "When offline work is suspended and resumed", policyGet(a), policySet(a))
 }
 
-func (a *app) policyGet() *cobra.Command {
+func policyGet(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "get",
 		Short: "Show the policy and the presets; -o wide explains the knobs",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(cmd, a, adminClient.GetPolicy, &gpreemptv1.GetPolicyRequest{}, func(p *printer, resp *gpreemptv1.GetPolicyResponse) {
-				t := p.table("", columns{"KNOB", "VALUE", "+MEANING"})
-				for _, k := range knobs() {
-					t.row(k.Name(), knobText(resp.GetPolicy(), k), knobMeaning[string(k.Name())])
+			return term.Ask(cmd, a, term.AdminClient.GetPolicy, &gpreemptv1.GetPolicyRequest{}, func(p *term.Printer, resp *gpreemptv1.GetPolicyResponse) {
+				t := p.Table("", term.Columns{"KNOB", "VALUE", "+MEANING"})
+				for _, k := range term.Knobs() {
+					t.Row(k.Name(), term.KnobText(resp.GetPolicy(), k), term.KnobMeaning[string(k.Name())])
 				}
-				t.flush()
-				p.linef("")
-				p.linef("presets: %s", strings.Join(resp.GetPresets(), ", "))
+				t.Flush()
+				p.Linef("")
+				p.Linef("presets: %s", strings.Join(resp.GetPresets(), ", "))
 			})
 		},
 	}
 }
 
-func (a *app) policySet() *cobra.Command {
+func policySet(a *term.App) *cobra.Command {
 	var (
 		assignments []string
 		dryRun      bool
@@ -46,17 +47,17 @@ func (a *app) policySet() *cobra.Command {
 		Short: "Replace the policy until the daemon reloads or restarts",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 && len(assignments) == 0 {
-				return usage(cmd, "missing argument: a preset, - or --knob")
+				return term.Usage(cmd, "missing argument: a preset, - or --knob")
 			}
-			return operands(make([]string, min(1, len(args)))...)(cmd, args)
+			return term.Operands(make([]string, min(1, len(args)))...)(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := a.policyRequest(cmd, args, assignments)
+			req, err := policyRequest(a, cmd, args, assignments)
 			if err != nil {
 				return err
 			}
 			req.DryRun = dryRun
-			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
+			return a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
 				before, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 				if err != nil {
 					return err
@@ -65,7 +66,7 @@ func (a *app) policySet() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.show(resp, func(p *printer) { printPolicyChange(p, before.GetPolicy(), resp.GetPolicy(), dryRun) })
+				return a.Show(resp, func(p *term.Printer) { printPolicyChange(p, before.GetPolicy(), resp.GetPolicy(), dryRun) })
 			})
 		},
 	}
@@ -75,7 +76,7 @@ func (a *app) policySet() *cobra.Command {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
+		return a.Offer(cmd, func(ctx context.Context, admin term.AdminClient) ([]cobra.Completion, error) {
 			resp, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 			return resp.GetPresets(), err
 		})
@@ -84,11 +85,11 @@ func (a *app) policySet() *cobra.Command {
 }
 
 // policyRequest returns the request for a preset, or - for standard input, and knobs, NAME=VALUE.
-func (a *app) policyRequest(cmd *cobra.Command, args, assignments []string) (*gpreemptv1.SetPolicyRequest, error) {
+func policyRequest(a *term.App, cmd *cobra.Command, args, assignments []string) (*gpreemptv1.SetPolicyRequest, error) {
 	req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}}
 	switch {
 	case len(args) == 1 && args[0] == "-":
-		if err := a.readPolicy(cmd, req); err != nil {
+		if err := readPolicy(a, cmd, req); err != nil {
 			return nil, err
 		}
 	case len(args) == 1:
@@ -97,32 +98,32 @@ func (a *app) policyRequest(cmd *cobra.Command, args, assignments []string) (*gp
 	for _, s := range assignments {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok {
-			return nil, usage(cmd, "invalid --knob %q; use NAME=VALUE", s)
+			return nil, term.Usage(cmd, "invalid --knob %q; use NAME=VALUE", s)
 		}
-		if err := setKnob(req, name, value); err != nil {
-			return nil, usage(cmd, "--knob %s: %v", name, err)
+		if err := term.SetKnob(req, name, value); err != nil {
+			return nil, term.Usage(cmd, "--knob %s: %v", name, err)
 		}
 	}
 	return req, nil
 }
 
-func printPolicyChange(p *printer, before, after *gpreemptv1.Policy, dryRun bool) {
+func printPolicyChange(p *term.Printer, before, after *gpreemptv1.Policy, dryRun bool) {
 	switch {
 	case proto.Equal(before, after):
-		p.linef("the policy is already %s; no change", after.GetPreset())
+		p.Linef("the policy is already %s; no change", after.GetPreset())
 		return
 	case dryRun:
-		p.linef("the policy would be %s; not changed (--dry-run)", after.GetPreset())
+		p.Linef("the policy would be %s; not changed (--dry-run)", after.GetPreset())
 	default:
-		p.linef("the policy is %s, until the daemon reloads or restarts", after.GetPreset())
+		p.Linef("the policy is %s, until the daemon reloads or restarts", after.GetPreset())
 	}
-	t := p.table("  ", columns{"KNOB", "OLD", "NEW"})
-	for _, k := range knobs() {
-		if was, is := knobText(before, k), knobText(after, k); was != is {
-			t.row(k.Name(), was, is)
+	t := p.Table("  ", term.Columns{"KNOB", "OLD", "NEW"})
+	for _, k := range term.Knobs() {
+		if was, is := term.KnobText(before, k), term.KnobText(after, k); was != is {
+			t.Row(k.Name(), was, is)
 		}
 	}
-	t.flush()
+	t.Flush()
 }
 
 // maxPolicy is the largest policy read from standard input, in bytes.
@@ -130,28 +131,28 @@ const maxPolicy = 64 << 10
 
 // readPolicy reads a policy from standard input, as gpctl prints it: in YAML, or in JSON,
 // which is YAML too.
-func (a *app) readPolicy(cmd *cobra.Command, req *gpreemptv1.SetPolicyRequest) error {
+func readPolicy(a *term.App, cmd *cobra.Command, req *gpreemptv1.SetPolicyRequest) error {
 	data, err := io.ReadAll(io.LimitReader(a.In, maxPolicy+1))
 	if err != nil {
 		return fmt.Errorf("cannot read the policy from standard input: %w", err)
 	}
 	var doc map[string]yaml.Node
 	if len(data) > maxPolicy {
-		return usage(cmd, "standard input is larger than a policy: more than %d bytes", maxPolicy)
+		return term.Usage(cmd, "standard input is larger than a policy: more than %d bytes", maxPolicy)
 	}
 	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return usage(cmd, "invalid policy on standard input: %v", err)
+		return term.Usage(cmd, "invalid policy on standard input: %v", err)
 	}
 	if whole, ok := doc["policy"]; ok {
 		doc = nil
 		if err := whole.Decode(&doc); err != nil {
-			return usage(cmd, "invalid policy on standard input: %v", err)
+			return term.Usage(cmd, "invalid policy on standard input: %v", err)
 		}
 	}
 	if len(doc) == 0 {
-		return usage(cmd, "no policy on standard input")
+		return term.Usage(cmd, "no policy on standard input")
 	}
-	for _, k := range knobs() {
+	for _, k := range term.Knobs() {
 		name := string(k.Name())
 		n, ok := doc[name]
 		if !ok {
@@ -159,21 +160,21 @@ func (a *app) readPolicy(cmd *cobra.Command, req *gpreemptv1.SetPolicyRequest) e
 		}
 		delete(doc, name)
 		if n.Kind != yaml.ScalarNode {
-			return usage(cmd, "standard input: %s must be a single value", name)
+			return term.Usage(cmd, "standard input: %s must be a single value", name)
 		}
-		if name == presetKnob {
+		if name == term.PresetKnob {
 			// "custom" is the daemon's name for knobs that differ from all presets.
 			if n.Value != "custom" {
 				req.Preset = n.Value
 			}
 			continue
 		}
-		if err := setKnob(req, name, n.Value); err != nil {
-			return usage(cmd, "standard input: %s: %v", name, err)
+		if err := term.SetKnob(req, name, n.Value); err != nil {
+			return term.Usage(cmd, "standard input: %s: %v", name, err)
 		}
 	}
 	for name := range doc {
-		return usage(cmd, "standard input: unknown knob %s; use %s", name, strings.Join(knobNames(), ", "))
+		return term.Usage(cmd, "standard input: unknown knob %s; use %s", name, strings.Join(term.KnobNames(), ", "))
 	}
 	return nil
 }

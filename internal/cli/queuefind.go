@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -12,26 +11,21 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // finding is the result of queue find for one process.
 type finding struct {
-	// pid is that on the host, or the requested one when everything is from a log.
-	pid int32
-	// target is nil when everything is from a log.
 	target *gpreemptv1.Target
 	queues []foundQueue
 	// revision is the inventory's, to watch from.
 	revision uint64
-	// logOnly are the queues of the log without a matching queue of the target.
-	logOnly []hiplog.Address
 	// notes are limits of the result.
 	notes     []string
 	simulated string
 	file      string
-	names     gpuNames
+	names     term.GPUNames
 }
 
 // foundQueue is a queue with the data joined to it.
@@ -43,18 +37,14 @@ type foundQueue struct {
 	why    string
 	// slots is the number of its slots: one for each XCC.
 	slots int
-	// noID reports that the queue id is unknown: the queue is from a log without ids.
-	noID bool
-	// log is the queue in the log, or nil.
-	log *hiplog.Queue
 }
 
 // queueFind searches below root without a daemon.
-func (a *app) queueFind(root fs.FS) *cobra.Command {
+func queueFind(a *term.App, root fs.FS) *cobra.Command {
 	var (
-		pid                    int32
-		container, log, pyfile string
-		by                     search
+		pid               int32
+		container, pyfile string
+		by                search
 	)
 	cmd := &cobra.Command{
 		Use:   "find PID|--tag TAG|--priority RANGE",
@@ -62,28 +52,28 @@ func (a *app) queueFind(root fs.FS) *cobra.Command {
 		Args: func(cmd *cobra.Command, args []string) error {
 			searched := cmd.Flags().Changed("tag") || cmd.Flags().Changed("priority")
 			switch given := cmd.Flags().Changed("pid"); {
-			case searched && (len(args) > 0 || given || cmd.Flags().Changed("amd-log") || cmd.Flags().Changed("python-config")):
-				return usage(cmd, "--tag and --priority search all processes: no PID, --pid, --amd-log or --python-config")
+			case searched && (len(args) > 0 || given || cmd.Flags().Changed("python-config")):
+				return term.Usage(cmd, "--tag and --priority search all processes: no PID, --pid or --python-config")
 			case searched && by == (search{}):
-				return usage(cmd, "--tag or --priority is empty")
+				return term.Usage(cmd, "--tag or --priority is empty")
 			case searched:
 			case len(args) > 1:
 				hint := ""
 				if cmd.Flags().Changed("python-config") {
 					hint = "; use --python-config=FILE"
 				}
-				return usage(cmd, "unexpected argument %q%s", args[1], hint)
+				return term.Usage(cmd, "unexpected argument %q%s", args[1], hint)
 			case len(args) == 1 && given:
-				return usage(cmd, "PID and --pid are mutually exclusive")
+				return term.Usage(cmd, "PID and --pid are mutually exclusive")
 			case len(args) == 0 && !given:
-				return usage(cmd, "missing argument: PID")
+				return term.Usage(cmd, "missing argument: PID")
 			}
 			return nil
 		},
-		ValidArgsFunction: a.named,
+		ValidArgsFunction: a.Named,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if by != (search{}) {
-				return a.searchQueues(cmd, by, container, root)
+				return searchQueues(a, cmd, by, container, root)
 			}
 			key := gpreempt.ProcessKey{PID: pid}
 			var err error
@@ -92,22 +82,22 @@ func (a *app) queueFind(root fs.FS) *cobra.Command {
 			}
 			switch {
 			case err != nil:
-				return usage(cmd, "%v", err)
+				return term.Usage(cmd, "%v", err)
 			case key.PID <= 0:
-				return usage(cmd, "invalid --pid %d; use a number greater than 0", key.PID)
+				return term.Usage(cmd, "invalid --pid %d; use a number greater than 0", key.PID)
 			case pyfile == "-":
-				return usage(cmd, "invalid --python-config \"-\"; for standard output use -o json")
+				return term.Usage(cmd, "invalid --python-config \"-\"; for standard output use -o json")
 			}
-			f, err := a.find(cmd, key, container, log)
+			f, err := find(a, cmd, key, container)
 			if err != nil {
 				return err
 			}
 			if cmd.Flags().Changed("python-config") {
 				f.file = pyfile
-				if pyfile == pythonFile {
-					f.file = strings.ReplaceAll(pythonFile, "PID", strconv.Itoa(int(f.pid)))
+				if pyfile == term.PythonFile {
+					f.file = strings.ReplaceAll(pyfile, "PID", strconv.Itoa(int(f.target.GetPid())))
 				}
-				if err := writePythonConfig(f.file, pythonConfig(f.queues, a.about(f))); err != nil {
+				if err := term.WritePython(f.file, f.forPython(), described(a, f)); err != nil {
 					return err
 				}
 			}
@@ -115,56 +105,41 @@ func (a *app) queueFind(root fs.FS) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(data, func(p *printer) { a.printFinding(p, f) })
+			return a.Show(data, func(p *term.Printer) { printFinding(a, p, f) })
 		},
 	}
 	cmd.Flags().Int32Var(&pid, "pid", 0, "the process, as PID")
 	cmd.Flags().StringVar(&by.tag, "tag", "", "processes whose "+classEnv+" or AMD_QUEUE_TAG is this")
 	cmd.Flags().StringVar(&by.priority, "priority", "", "processes of this priority, or of a range such as 10-15")
-	completeBy(cmd, "tag", a.completeTags)
+	term.CompleteBy(cmd, "tag", completeTags(a))
 	cmd.Flags().StringVar(&container, "container", "", "its container: name, prefix of the id, or NAMESPACE/POD")
-	cmd.Flags().StringVar(&log, "amd-log", "", "a HIP log of the process, - is standard input")
 	cmd.Flags().StringVar(&pyfile, "python-config", "", "write the queues to a Python `FILE`")
-	cmd.Flags().Lookup("python-config").NoOptDefVal = pythonFile
-	completeBy(cmd, "pid", a.targetNames)
-	completeBy(cmd, "container", a.containerNames)
+	cmd.Flags().Lookup("python-config").NoOptDefVal = term.PythonFile
+	term.CompleteBy(cmd, "pid", a.TargetNames)
+	term.CompleteBy(cmd, "container", a.ContainerNames)
 	return cmd
 }
 
-// pythonFile is the default file of --python-config.
-const pythonFile = "queue_config_pid_PID.py"
-
-// find asks the daemon, and reads the log, if any.
-func (a *app) find(cmd *cobra.Command, key gpreempt.ProcessKey, container, logPath string) (*finding, error) {
-	var logged *analyzedLog
-	if logPath != "" {
-		var err error
-		if logged, err = a.analyzeLog(logPath); err != nil {
-			return nil, err
-		}
-	}
-	f := &finding{pid: key.PID}
-	err := a.call(cmd, func(ctx context.Context, admin adminClient) error {
-		return a.findInDaemon(ctx, admin, key, container, f)
+// find asks the daemon.
+func find(a *term.App, cmd *cobra.Command, key gpreempt.ProcessKey, container string) (*finding, error) {
+	f := &finding{}
+	return f, a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
+		return findInDaemon(ctx, a, admin, key, container, f)
 	})
-	if err != nil {
-		unavailable, ok := errors.AsType[*failure](err)
-		if logged == nil || !ok || !slices.Contains([]int{ExitUnreachable, ExitDenied, ExitNotFound}, unavailable.code) {
-			return nil, err
-		}
-		return f.fromLog(logged, unavailable.message)
+}
+
+// forPython returns the queues for a Python file.
+func (f *finding) forPython() (queues []term.PythonQueue) {
+	for _, q := range f.queues {
+		id := q.queue.GetQueueId()
+		queues = append(queues, term.PythonQueue{Address: q.queue.GetRingAddress(), ID: &id, PID: q.queue.GetPid(), Active: q.active})
 	}
-	if logged != nil {
-		if err := f.join(logged); err != nil {
-			return nil, err
-		}
-	}
-	return f, nil
+	return queues
 }
 
 // findInDaemon finds the process, its queues and their hardware slots.
-func (a *app) findInDaemon(ctx context.Context, admin adminClient, key gpreempt.ProcessKey, container string, f *finding) error {
-	target, err := one(ctx, admin, key, container)
+func findInDaemon(ctx context.Context, a *term.App, admin term.AdminClient, key gpreempt.ProcessKey, container string, f *finding) error {
+	target, err := term.OneTarget(ctx, admin, key, container)
 	if err != nil {
 		return err
 	}
@@ -173,26 +148,26 @@ func (a *app) findInDaemon(ctx context.Context, admin adminClient, key gpreempt.
 		return err
 	}
 	if len(list.GetQueues()) == 0 {
-		return &failure{
-			code: ExitNotFound, message: fmt.Sprintf("process %s has no KFD queues any more", target.GetTargetId()), next: "gpctl target list",
+		return &term.Failure{
+			Code: term.ExitNotFound, Message: fmt.Sprintf("process %s has no KFD queues any more", target.GetTargetId()), Next: "gpctl target list",
 		}
 	}
 	st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 	if err != nil {
 		return err
 	}
-	f.target, f.pid, f.simulated, f.revision = target, target.GetPid(), simulated(st), list.GetRevision()
-	f.names = a.nameGPUs(ctx, admin)
+	f.target, f.simulated, f.revision = target, term.Simulated(st), list.GetRevision()
+	f.names = a.NameGPUs(ctx, admin)
 	// Not only those of the target: a slot without a known owner may contain a queue of it.
 	slots, err := admin.ListHqds(ctx, &gpreemptv1.ListHqdsRequest{})
 	if err != nil {
-		why := a.fromDaemon(ctx, err).Error()
+		why := a.FromDaemon(ctx, err).Error()
 		for _, q := range list.GetQueues() {
 			f.queues = append(f.queues, foundQueue{queue: q, why: why})
 		}
 		return nil
 	}
-	f.notes = append(f.notes, fmt.Sprintf("activity is from a reading of the hardware slots %s ago", a.age(slots.GetReadAt())))
+	f.notes = append(f.notes, fmt.Sprintf("activity is from a reading of the hardware slots %s ago", a.Age(slots.GetReadAt())))
 	for _, q := range list.GetQueues() {
 		found := foundQueue{queue: q}
 		found.active, found.slots, found.why = held(q, slots)
@@ -225,59 +200,6 @@ func (f *finding) unknowns() []string {
 	return order
 }
 
-// simulated returns the name of the simulated machine, "" for hardware.
-func simulated(st *gpreemptv1.GetStatusResponse) string {
-	machine, found := strings.CutPrefix(st.GetBackend(), "simulated")
-	if !found {
-		return ""
-	}
-	return or(strings.TrimSpace(machine), "machine")
-}
-
-// one returns the only process with the key, in the container unless that is "".
-func one(ctx context.Context, admin adminClient, key gpreempt.ProcessKey, container string) (*gpreemptv1.Target, error) {
-	resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Pid: key.PID, Container: container})
-	if err != nil {
-		return nil, err
-	}
-	matching := resp.GetTargets()
-	name := strconv.Itoa(int(key.PID))
-	if key.Start != 0 {
-		name = key.String()
-		matching = slices.DeleteFunc(matching, func(g *gpreemptv1.Target) bool { return g.GetTargetId() != name })
-	}
-	switch len(matching) {
-	case 1:
-		return matching[0], nil
-	case 0:
-		if container != "" {
-			return nil, &failure{
-				code: ExitNotFound, message: fmt.Sprintf("no process %s in container %s has KFD queues", name, container),
-				next: "gpctl target list -o wide",
-			}
-		}
-		return nil, &failure{
-			code: ExitNotFound, message: fmt.Sprintf("process %s has no KFD queues", name),
-			next: "gpctl target list; use the pid on the host or in the container",
-		}
-	}
-	var which []string
-	for _, g := range matching {
-		where := "on the host"
-		if len(g.GetNamespacePids()) > 0 {
-			where = "pid " + ownPID(g) + " in a pid namespace"
-		}
-		if c := g.GetContainer(); c != nil {
-			where = fmt.Sprintf("pid %s in container %s", or(strings.TrimPrefix(ownPID(g), "-"), name), containerName(c))
-		}
-		which = append(which, fmt.Sprintf("%s (%s, %s)", g.GetTargetId(), g.GetComm(), where))
-	}
-	return nil, &failure{
-		code: ExitRefused, message: fmt.Sprintf("pid %s is ambiguous, %d processes have it: %s", name, len(matching), strings.Join(which, "; ")),
-		next: "use PID@START, or --container",
-	}
-}
-
 // held reports whether q is mapped to a slot, and to how many. When that is unknown, it
 // returns nil and the reason.
 func held(q *gpreemptv1.Queue, slots *gpreemptv1.ListHqdsResponse) (active *bool, n int, why string) {
@@ -294,7 +216,7 @@ func held(q *gpreemptv1.Queue, slots *gpreemptv1.ListHqdsResponse) (active *bool
 			n++
 		case h.GetTargetId() != "" || h.GetKind() != kind:
 		case q.GetRingAddress() == 0 || h.GetRingAddress() == q.GetRingAddress():
-			why = "a slot of its GPU contains a queue that could be this one: " + or(h.GetMatch(), "owner unknown")
+			why = "a slot of its GPU contains a queue that could be this one: " + term.Or(h.GetMatch(), "owner unknown")
 		}
 	}
 	yes := n > 0

@@ -2,15 +2,15 @@ package cli
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -54,9 +54,9 @@ func hqds(list ...*gpreemptv1.Hqd) *gpreemptv1.ListHqdsResponse {
 }
 
 func TestQueuesAreFoundWithoutTheSlots(t *testing.T) {
-	m := newMachine()
-	m.slotsAt = func(int) (*gpreemptv1.ListHqdsResponse, error) {
-		return nil, refuse(gpreempt.CodeFailedPrecondition, "HQDS_UNREADABLE", "debugfs is not mounted", "mount it")
+	m := clitest.NewMachine()
+	m.SlotsAt = func(int) (*gpreemptv1.ListHqdsResponse, error) {
+		return nil, clitest.Refuse(gpreempt.CodeFailedPrecondition, "HQDS_UNREADABLE", "debugfs is not mounted", "mount it")
 	}
 	t.Chdir(t.TempDir())
 	code, stdout, stderr := watchMachine(t, m, func(time.Duration) {}, "queue", "find", "5001", "--python-config")
@@ -69,59 +69,10 @@ total  2 queues, 0 active, 2 unknown
 note   unknown whether active: debugfs is not mounted
 file   queue_config_pid_5001.py
 `
-	if diff := cmp.Diff(want, got); code != ExitOK || stderr != "" || diff != "" {
+	if diff := cmp.Diff(want, got); code != term.ExitOK || stderr != "" || diff != "" {
 		t.Errorf("code %d, stderr %q, stdout (-want +got):\n%s", code, stderr, diff)
 	}
 	if _, err := os.Stat("queue_config_pid_5001.py"); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestWhatAProcessIsCalledDoesNotBecomePython(t *testing.T) {
-	const name = "x\nimport os\r\u0085\u2028coding: rot13"
-	got := pythonConfig([]foundQueue{{queue: &gpreemptv1.Queue{Pid: 1}, noID: true}}, []string{name})
-	want := pythonMagic + `#
-# x?import os???coding: rot13
-
-queues = [
-    {'addr': None, 'queue_id': None, 'pid': 1, 'is_active': None},
-]
-`
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-func TestPythonFilesAreReplacedCompletely(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "conf.py")
-	first, second := pythonConfig(nil, nil), pythonConfig([]foundQueue{{queue: &gpreemptv1.Queue{Pid: 1}}}, nil)
-	for _, content := range []string{first, second} {
-		if err := writePythonConfig(path, content); err != nil {
-			t.Fatal(err)
-		}
-		got, err := os.ReadFile(path)
-		if err != nil || string(got) != content {
-			t.Errorf("%v, %q, want %q", err, got, content)
-		}
-	}
-	// Opening a pipe without a writer must not wait.
-	pipe := filepath.Join(dir, "pipe.py")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := writePythonConfig(pipe, first); err == nil || err.Error() != "cannot replace "+pipe+": it is not a regular file" {
-		t.Errorf("a pipe: %v", err)
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	if diff := cmp.Diff([]string{"conf.py", "pipe.py"}, names); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
 	}
 }

@@ -3,23 +3,19 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-// about returns the comments of the Python file.
-func (a *app) about(f *finding) []string {
+// described returns the comments of the Python file.
+func described(a *term.App, f *finding) []string {
 	lines := []string{fmt.Sprintf("written   %s", a.Now().UTC().Format("2006-01-02T15:04:05Z"))}
-	if g := f.target; g != nil {
-		lines = append(lines, fmt.Sprintf("process   %s %s, %s", g.GetTargetId(), g.GetComm(), api.EnumName(g.GetClass())))
-		if g.GetContainer() != nil {
-			lines = append(lines, fmt.Sprintf("container %s, pid %s inside", containerName(g.GetContainer()), ownPID(g)))
-		}
-	} else {
-		lines = append(lines, fmt.Sprintf("process   %d", f.pid))
+	g := f.target
+	lines = append(lines, fmt.Sprintf("process   %s %s, %s", g.GetTargetId(), g.GetComm(), api.EnumName(g.GetClass())))
+	if g.GetContainer() != nil {
+		lines = append(lines, fmt.Sprintf("container %s, pid %s inside", term.ContainerName(g.GetContainer()), term.OwnPID(g)))
 	}
 	if f.simulated != "" {
 		lines = append(lines, "simulated "+f.simulated+": no hardware is involved")
@@ -38,31 +34,26 @@ func (a *app) about(f *finding) []string {
 // of each queue.
 func (f *finding) data() (any, error) {
 	type joined struct {
-		Active *bool         `json:"active"`
-		Why    string        `json:"active_note"`
-		Slots  int           `json:"active_slots"`
-		NoID   bool          `json:"queue_id_unknown,omitempty"`
-		Log    *hiplog.Queue `json:"log,omitempty"`
+		Active *bool  `json:"active"`
+		Why    string `json:"active_note"`
+		Slots  int    `json:"active_slots"`
 	}
 	out := struct {
 		PID       int32             `json:"pid"`
-		Target    json.RawMessage   `json:"target,omitempty"`
+		Target    json.RawMessage   `json:"target"`
 		Queues    []json.RawMessage `json:"queues"`
 		Revision  uint64            `json:"revision,string,omitempty"`
-		LogOnly   []hiplog.Address  `json:"log_only_ring_addresses,omitempty"`
 		Notes     []string          `json:"notes"`
 		Simulated string            `json:"simulated,omitempty"`
 		File      string            `json:"python_config,omitempty"`
-	}{PID: f.pid, Revision: f.revision, LogOnly: f.logOnly, Notes: f.notes, Simulated: f.simulated, File: f.file}
-	if f.target != nil {
-		raw, err := marshal(f.target)
-		if err != nil {
-			return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
-		}
-		out.Target = raw
+	}{PID: f.target.GetPid(), Revision: f.revision, Notes: f.notes, Simulated: f.simulated, File: f.file}
+	raw, err := term.Marshal(f.target)
+	if err != nil {
+		return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
 	}
+	out.Target = raw
 	for _, q := range f.queues {
-		raw, err := extend(q.queue, joined{q.active, q.why, q.slots, q.noID, q.log})
+		raw, err := term.Extend(q.queue, joined{q.active, q.why, q.slots})
 		if err != nil {
 			return nil, err
 		}
@@ -72,40 +63,29 @@ func (f *finding) data() (any, error) {
 }
 
 // box writes a title in a box.
-func box(p *printer, title string) {
+func box(p *term.Printer, title string) {
 	bar := "+" + strings.Repeat("-", len(title)+8) + "+"
-	p.linef("%s", bar)
-	p.line("|    ", cell{title, styleBold}, "    |")
-	p.linef("%s", bar)
+	p.Linef("%s", bar)
+	p.Line("|    ", term.Cell{Text: title, Style: term.StyleBold}, "    |")
+	p.Linef("%s", bar)
 }
 
-func (a *app) printFinding(p *printer, f *finding) {
+func printFinding(a *term.App, p *term.Printer, f *finding) {
 	box(p, "queue info summary")
-	if f.target != nil {
-		a.printTarget(p, f.target, f.names)
-	} else {
-		p.linef("  process      %d", f.pid)
-	}
+	printTarget(p, f.target, f.names)
 	if f.simulated != "" {
-		p.line("  simulated    ", cell{f.simulated + ": no hardware is involved", styleNote})
+		p.Line("  simulated    ", term.Cell{Text: f.simulated + ": no hardware is involved", Style: term.StyleNote})
 	}
-	p.linef("")
+	p.Linef("")
 
-	ids, dispatches := "+LOG IDS", "+>DISPATCHES"
-	if slices.ContainsFunc(f.queues, func(q foundQueue) bool { return q.log != nil }) {
-		ids, dispatches = "LOG IDS", ">DISPATCHES"
-	}
-	t := p.table("", columns{
-		">#", "ADDRESS", ">QUEUE ID", ">PID", "ACTIVE", "TYPE", ">HIP", ">GPU", ">RING", ">HWPRIO", ids, dispatches, ">AGE", "+FIRST SEEN", "+>SLOTS",
+	t := p.Table("", term.Columns{
+		">#", "ADDRESS", ">QUEUE ID", ">PID", "ACTIVE", "TYPE", ">HIP", ">GPU", ">RING", ">HWPRIO", ">AGE", "+FIRST SEEN", "+>SLOTS",
 		"+>DOORBELL", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+PACKETS", "+SOURCE", "+NOTE",
 	})
 	active := 0
 	for i, found := range f.queues {
 		q := found.queue
-		at, id, gpu, first, ring := "unknown", "unknown", "-", "-", "-"
-		if !found.noID {
-			id = fmt.Sprint(q.GetQueueId())
-		}
+		at, gpu, first, ring := "unknown", "-", "-", "-"
 		if q.GetRingAddress() != 0 {
 			at = fmt.Sprintf("0x%016x", q.GetRingAddress())
 		}
@@ -116,58 +96,51 @@ func (a *app) printFinding(p *printer, f *finding) {
 			first = q.GetFirstSeen().AsTime().Local().Format("2006-01-02 15:04:05")
 		}
 		if q.GetRingBytes() != 0 {
-			ring = size(q.GetRingBytes())
+			ring = term.Size(q.GetRingBytes())
 		}
 		if found.active != nil && *found.active {
 			active++
 		}
-		t.row(i+1, at, id, q.GetPid(), found.activity(), q.GetType(), f.names.hip(q.GetGpuId()), gpu, ring,
-			hardwarePriority(q), logIDs(found.log), logDispatches(found.log), a.age(q.GetFirstSeen()), first,
-			found.slots, doorbell(q), address(q.GetMqdAddress()), address(q.GetReadPointerAddress()),
-			address(q.GetWritePointerAddress()), packets(q), or(q.GetSource(), "-"), or(cut(q.GetSourceNote(), 120), "-"))
+		t.Row(i+1, at, q.GetQueueId(), q.GetPid(), found.activity(), q.GetType(), f.names.HIP(q.GetGpuId()), gpu, ring,
+			hardwarePriority(q), a.Age(q.GetFirstSeen()), first,
+			found.slots, doorbell(q), term.Address(q.GetMqdAddress()), term.Address(q.GetReadPointerAddress()),
+			term.Address(q.GetWritePointerAddress()), packets(q), term.Or(q.GetSource(), "-"), term.Or(term.Cut(q.GetSourceNote(), 120), "-"))
 	}
-	t.flush()
-	p.linef("")
-	a.printTotals(p, f, active)
+	t.Flush()
+	p.Linef("")
+	printTotals(p, f, active)
 }
 
 // activity formats whether the queue is mapped to a slot.
-func (q *foundQueue) activity() cell {
+func (q *foundQueue) activity() term.Cell {
 	switch {
 	case q.active == nil:
-		return cell{"unknown", styleNote}
+		return term.Cell{Text: "unknown", Style: term.StyleNote}
 	case *q.active:
-		return cell{"yes", styleGood}
+		return term.Cell{Text: "yes", Style: term.StyleGood}
 	}
-	return cell{text: "no"}
+	return term.Cell{Text: "no"}
 }
 
-func (a *app) printTotals(p *printer, f *finding, active int) {
+func printTotals(p *term.Printer, f *finding, active int) {
 	unknown := 0
 	for _, q := range f.queues {
 		if q.active == nil {
 			unknown++
 		}
 	}
-	total := fmt.Sprintf("total  %s, %d active", count(len(f.queues), "queue"), active)
+	total := fmt.Sprintf("total  %s, %d active", term.Count(len(f.queues), "queue"), active)
 	if unknown > 0 {
 		total += fmt.Sprintf(", %d unknown", unknown)
 	}
-	p.linef("%s", total)
+	p.Linef("%s", total)
 	for _, note := range f.notes {
-		p.linef("note   %s", note)
+		p.Linef("note   %s", note)
 	}
 	for _, note := range f.unknowns() {
-		p.linef("note   %s", note)
-	}
-	if len(f.logOnly) > 0 {
-		var at []string
-		for _, ring := range f.logOnly {
-			at = append(at, ring.String())
-		}
-		p.linef("note   in the log, without a matching queue of the process: %s", strings.Join(at, ", "))
+		p.Linef("note   %s", note)
 	}
 	if f.file != "" {
-		p.linef("file   %s", f.file)
+		p.Linef("file   %s", f.file)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -24,7 +25,7 @@ const (
 	waitInterval = 250 * time.Millisecond
 )
 
-// sampling selects the queues to sample, how often and how long.
+// sampleProgress selects the queues to sample, how often and how long.
 type sampling struct {
 	pid                int32
 	container, name    string
@@ -37,12 +38,12 @@ type sampling struct {
 	before map[string]bool
 }
 
-func (a *app) queueSample() *cobra.Command {
+func queueSample(a *term.App) *cobra.Command {
 	var s sampling
 	cmd := &cobra.Command{
 		Use:   "sample",
 		Short: "Sample queues repeatedly and summarize",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := s.check(cmd); err != nil {
 				return err
@@ -53,23 +54,23 @@ func (a *app) queueSample() *cobra.Command {
 			var machine string
 			// The connection has another context than the interruption: a request in
 			// progress then is not an error of the daemon.
-			err := a.stream(context.WithoutCancel(ctx), func(_ context.Context, admin adminClient) error {
+			err := a.Stream(context.WithoutCancel(ctx), func(_ context.Context, admin term.AdminClient) error {
 				st, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.GetStatusResponse, error) {
 					return admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 				})
 				if err != nil {
 					return err
 				}
-				machine = simulated(st)
-				return a.sample(ctx, admin, &s, seen)
+				machine = term.Simulated(st)
+				return sample(ctx, a, admin, &s, seen)
 			})
 			interrupted := ctx.Err() != nil
 			stop()
-			a.progress("")
+			sampleProgress(a, "")
 			switch {
 			case len(seen.times) > 0:
 			case interrupted:
-				return &failure{code: ExitFailure, message: "interrupted before the first sample"}
+				return &term.Failure{Code: term.ExitFailure, Message: "interrupted before the first sample"}
 			default:
 				return err
 			}
@@ -78,7 +79,7 @@ func (a *app) queueSample() *cobra.Command {
 				return failed
 			}
 			report.Simulated = machine
-			if failed := a.show(report, func(p *printer) { a.printSamples(p, seen, report) }); failed != nil || interrupted {
+			if failed := a.Show(report, func(p *term.Printer) { printSamples(p, seen, report) }); failed != nil || interrupted {
 				return failed
 			}
 			return err
@@ -91,8 +92,8 @@ func (a *app) queueSample() *cobra.Command {
 	cmd.Flags().BoolVar(&s.wait, "wait", false, "wait for a process that matches")
 	cmd.Flags().DurationVar(&s.duration, "duration", 30*time.Second, "time from the first sample to the last; 0s takes one sample")
 	cmd.Flags().DurationVar(&s.interval, "interval", 5*time.Second, "time between samples")
-	completeBy(cmd, "pid", a.targetNames)
-	completeBy(cmd, "container", a.containerNames)
+	term.CompleteBy(cmd, "pid", a.TargetNames)
+	term.CompleteBy(cmd, "container", a.ContainerNames)
 	return cmd
 }
 
@@ -100,26 +101,26 @@ func (s *sampling) check(cmd *cobra.Command) error {
 	narrowed := cmd.Flags().Changed("pid") || s.container != "" || s.name != ""
 	switch _, err := path.Match(s.name, ""); {
 	case err != nil:
-		return usage(cmd, "invalid --name %q: [ without ]", s.name)
+		return term.Usage(cmd, "invalid --name %q: [ without ]", s.name)
 	case narrowed && s.all:
-		return usage(cmd, "--all and --pid, --container or --name are mutually exclusive")
+		return term.Usage(cmd, "--all and --pid, --container or --name are mutually exclusive")
 	case !narrowed && !s.all:
-		return usage(cmd, "no process selected; use --all, --pid, --container or --name")
+		return term.Usage(cmd, "no process selected; use --all, --pid, --container or --name")
 	case cmd.Flags().Changed("pid") && s.pid <= 0:
-		return usage(cmd, "invalid --pid %d; use a number greater than 0", s.pid)
+		return term.Usage(cmd, "invalid --pid %d; use a number greater than 0", s.pid)
 	case s.interval < leastInterval:
-		return usage(cmd, "--interval must be at least %s", duration(leastInterval))
+		return term.Usage(cmd, "--interval must be at least %s", term.Duration(leastInterval))
 	case s.duration < 0:
-		return usage(cmd, "--duration must not be negative")
+		return term.Usage(cmd, "--duration must not be negative")
 	case s.duration > 0 && s.duration < s.interval:
-		return usage(cmd, "--duration %s is shorter than --interval %s: 0s takes one sample", duration(s.duration), duration(s.interval))
+		return term.Usage(cmd, "--duration %s is shorter than --interval %s: 0s takes one sample", term.Duration(s.duration), term.Duration(s.interval))
 	}
 	return nil
 }
 
 // sample takes samples until the duration is over or ctx ends.
-func (a *app) sample(ctx context.Context, admin adminClient, s *sampling, seen *samples) error {
-	queues, err := a.firstSample(ctx, admin, s)
+func sample(ctx context.Context, a *term.App, admin term.AdminClient, s *sampling, seen *samples) error {
+	queues, err := firstSample(ctx, a, admin, s)
 	if err != nil {
 		return err
 	}
@@ -130,21 +131,21 @@ func (a *app) sample(ctx context.Context, admin adminClient, s *sampling, seen *
 		if next > s.duration {
 			return nil
 		}
-		a.progress("sample %d of %d: %s, %s left", n, int64(s.duration/s.interval)+1, count(len(queues), "queue"),
-			duration(max(0, s.duration-a.Now().Sub(began)).Round(time.Second)))
+		sampleProgress(a, "sample %d of %d: %s, %s left", n, int64(s.duration/s.interval)+1, term.Count(len(queues), "queue"),
+			term.Duration(max(0, s.duration-a.Now().Sub(began)).Round(time.Second)))
 		if err := a.Sleep(ctx, max(0, next-a.Now().Sub(began))); err != nil {
 			return err
 		}
-		if queues, err = a.look(ctx, admin, s); err != nil {
+		if queues, err = look(ctx, a, admin, s); err != nil {
 			return err
 		}
 	}
 }
 
 // firstSample returns the first sample with a queue, for which --wait waits.
-func (a *app) firstSample(ctx context.Context, admin adminClient, s *sampling) ([]*gpreemptv1.Queue, error) {
+func firstSample(ctx context.Context, a *term.App, admin term.AdminClient, s *sampling) ([]*gpreemptv1.Queue, error) {
 	if s.all && s.wait {
-		present, err := a.look(ctx, admin, s)
+		present, err := look(ctx, a, admin, s)
 		if err != nil {
 			return nil, err
 		}
@@ -154,18 +155,18 @@ func (a *app) firstSample(ctx context.Context, admin adminClient, s *sampling) (
 		}
 	}
 	for {
-		queues, err := a.look(ctx, admin, s)
-		f, ok := errors.AsType[*failure](err)
-		absent := err == nil && len(queues) == 0 || ok && f.code == ExitNotFound
+		queues, err := look(ctx, a, admin, s)
+		f, ok := errors.AsType[*term.Failure](err)
+		absent := err == nil && len(queues) == 0 || ok && f.Code == term.ExitNotFound
 		switch {
 		case !absent:
 			return queues, err
 		case !s.wait && err != nil:
 			return nil, err
 		case !s.wait:
-			return nil, &failure{code: ExitNotFound, message: "no process with KFD queues matches", next: "gpctl target list, or --wait"}
+			return nil, &term.Failure{Code: term.ExitNotFound, Message: "no process with KFD queues matches", Next: "gpctl target list, or --wait"}
 		}
-		a.progress("waiting for a process")
+		sampleProgress(a, "waiting for a process")
 		if err := a.Sleep(ctx, waitInterval); err != nil {
 			return nil, err
 		}
@@ -173,10 +174,10 @@ func (a *app) firstSample(ctx context.Context, admin adminClient, s *sampling) (
 }
 
 // look lists the selected queues.
-func (a *app) look(ctx context.Context, admin adminClient, s *sampling) ([]*gpreemptv1.Queue, error) {
+func look(ctx context.Context, a *term.App, admin term.AdminClient, s *sampling) ([]*gpreemptv1.Queue, error) {
 	if s.pid > 0 && s.target == "" {
 		target, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.Target, error) {
-			return one(ctx, admin, gpreempt.ProcessKey{PID: s.pid}, s.container)
+			return term.OneTarget(ctx, admin, gpreempt.ProcessKey{PID: s.pid}, s.container)
 		})
 		if err != nil {
 			return nil, err
@@ -204,15 +205,15 @@ func matches(pattern, name string) bool {
 }
 
 // within calls fn with --timeout.
-func within[T any](ctx context.Context, a *app, fn func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+func within[T any](ctx context.Context, a *term.App, fn func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 	defer cancel()
 	return fn(ctx)
 }
 
-// progress shows a line on the terminal, which replaces the previous one; "" removes it.
-func (a *app) progress(format string, args ...any) {
+// sampleProgress shows a line on the terminal, which replaces the previous one; "" removes it.
+func sampleProgress(a *term.App, format string, args ...any) {
 	if a.ErrTerminal && a.Getenv("TERM") != "dumb" {
-		fmt.Fprintf(a.Err, "\r%s\x1b[K", strings.TrimSpace(printable(fmt.Sprintf(format, args...))))
+		fmt.Fprintf(a.Err, "\r%s\x1b[K", strings.TrimSpace(term.Printable(fmt.Sprintf(format, args...))))
 	}
 }

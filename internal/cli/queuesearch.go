@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -39,7 +40,7 @@ func (s *search) parse(cmd *cobra.Command) error {
 	from, err := strconv.ParseUint(least, 10, 8)
 	to, failed := strconv.ParseUint(most, 10, 8)
 	if err != nil || failed != nil || from > to || to > uint64(gpreempt.MaxPriority) {
-		return usage(cmd, "invalid --priority %q; use a priority 0 to %d, or a range such as 10-15", s.priority, gpreempt.MaxPriority)
+		return term.Usage(cmd, "invalid --priority %q; use a priority 0 to %d, or a range such as 10-15", s.priority, gpreempt.MaxPriority)
 	}
 	s.least, s.most = uint32(from), uint32(to)
 	return nil
@@ -53,13 +54,13 @@ func (s *search) selects(env map[string]string, priority *uint32) bool {
 
 // searchQueues shows the queues of all processes with a tag or a priority. Without a daemon it
 // finds them in sysfs below root.
-func (a *app) searchQueues(cmd *cobra.Command, s search, container string, root fs.FS) error {
+func searchQueues(a *term.App, cmd *cobra.Command, s search, container string, root fs.FS) error {
 	if err := s.parse(cmd); err != nil {
 		return err
 	}
 	resp := &gpreemptv1.ListQueuesResponse{}
-	var names gpuNames
-	err := a.call(cmd, func(ctx context.Context, admin adminClient) error {
+	var names term.GPUNames
+	err := a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
 		list, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Container: container})
 		if err != nil {
 			return err
@@ -72,11 +73,11 @@ func (a *app) searchQueues(cmd *cobra.Command, s search, container string, root 
 			return err
 		}
 		resp.Queues = slices.DeleteFunc(resp.GetQueues(), func(q *gpreemptv1.Queue) bool { return !wanted[q.GetTargetId()] })
-		names = a.nameGPUs(ctx, admin)
+		names = a.NameGPUs(ctx, admin)
 		return nil
 	})
-	if f, ok := errors.AsType[*failure](err); ok && f.code == ExitUnreachable && a.address == "" && container == "" {
-		fmt.Fprintf(a.Err, "gpctl: %s; the result is from sysfs, with the priorities that the tags ask for\n", printable(f.message))
+	if f, ok := errors.AsType[*term.Failure](err); ok && f.Code == term.ExitUnreachable && a.Address == "" && container == "" {
+		fmt.Fprintf(a.Err, "gpctl: %s; the result is from sysfs, with the priorities that the tags ask for\n", term.Printable(f.Message))
 		var unread int
 		if resp, unread, err = s.onHost(root); unread > 0 {
 			fmt.Fprintf(a.Err, "gpctl: the environment of %d processes could not be read in %v: they are not searched\n", unread, readTime)
@@ -86,9 +87,9 @@ func (a *app) searchQueues(cmd *cobra.Command, s search, container string, root 
 	case err != nil:
 		return err
 	case len(resp.GetQueues()) == 0:
-		return &failure{code: ExitNotFound, message: "no process with KFD queues has this tag or priority", next: "gpctl target list"}
+		return &term.Failure{Code: term.ExitNotFound, Message: "no process with KFD queues has this tag or priority", Next: "gpctl target list"}
 	}
-	return a.show(resp, func(p *printer) { a.printQueues(p, resp.GetQueues(), names, false) })
+	return a.Show(resp, func(p *term.Printer) { printQueues(a, p, resp.GetQueues(), names, false) })
 }
 
 // readTime bounds how long a search without a daemon reads environments. A scan alone waits
@@ -103,7 +104,7 @@ func (s *search) onHost(root fs.FS) (resp *gpreemptv1.ListQueuesResponse, unread
 	var found discovery.Snapshot
 	for until := time.Now().Add(readTime); ; <-time.After(10 * time.Millisecond) {
 		if found, err = host.Scan(); err != nil {
-			return nil, 0, &failure{code: ExitNoGPU, message: fmt.Sprintf("cannot read the driver's processes: %v", err), next: "gpctl doctor"}
+			return nil, 0, &term.Failure{Code: term.ExitNoGPU, Message: fmt.Sprintf("cannot read the driver's processes: %v", err), Next: "gpctl doctor"}
 		}
 		unread = 0
 		for _, process := range found.Processes {
@@ -141,21 +142,23 @@ func (s *search) onHost(root fs.FS) (resp *gpreemptv1.ListQueuesResponse, unread
 }
 
 // completeTags completes the tags of the present targets.
-func (a *app) completeTags(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
-		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
-		pids := map[string][]int32{}
-		for _, g := range resp.GetTargets() {
-			for name := range tagEnv {
-				if tag := g.GetEnvironment()[name]; tag != "" {
-					pids[tag] = append(pids[tag], g.GetPid())
+func completeTags(a *term.App) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return a.Offer(cmd, func(ctx context.Context, admin term.AdminClient) ([]cobra.Completion, error) {
+			resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+			pids := map[string][]int32{}
+			for _, g := range resp.GetTargets() {
+				for name := range tagEnv {
+					if tag := g.GetEnvironment()[name]; tag != "" {
+						pids[tag] = append(pids[tag], g.GetPid())
+					}
 				}
 			}
-		}
-		var tags []cobra.Completion
-		for _, tag := range slices.Sorted(maps.Keys(pids)) {
-			tags = append(tags, cobra.CompletionWithDesc(printable(tag), "pid "+numbers(pids[tag])))
-		}
-		return tags, err
-	})
+			var tags []cobra.Completion
+			for _, tag := range slices.Sorted(maps.Keys(pids)) {
+				tags = append(tags, cobra.CompletionWithDesc(term.Printable(tag), "pid "+term.Numbers(pids[tag])))
+			}
+			return tags, err
+		})
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 func TestQueuesAreSearchedInSysfsWithoutADaemon(t *testing.T) {
@@ -48,7 +49,7 @@ func TestQueuesAreSearchedInSysfsWithoutADaemon(t *testing.T) {
 				priority = 12
 			}
 			want.Queues = append(want.Queues, &gpreemptv1.Queue{
-				TargetId: numbers([]int32{pid}) + "@500", Pid: pid, Comm: "train", GpuId: 34535, Type: "compute", RingBytes: 4096, Priority: priority,
+				TargetId: term.Numbers([]int32{pid}) + "@500", Pid: pid, Comm: "train", GpuId: 34535, Type: "compute", RingBytes: 4096, Priority: priority,
 			})
 		}
 		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {

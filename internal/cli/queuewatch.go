@@ -2,43 +2,41 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func (a *app) queueWatch() *cobra.Command {
+func queueWatch(a *term.App) *cobra.Command {
 	var since uint64
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Show queues as they are created, changed and destroyed",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error {
+			return a.Stream(cmd.Context(), func(ctx context.Context, admin term.AdminClient) error {
 				stream, err := admin.WatchQueues(ctx, &gpreemptv1.WatchQueuesRequest{AfterRevision: since})
 				if err != nil {
 					return err
 				}
-				names := a.nameGPUs(ctx, admin)
-				t := a.printer().table("", columns{
+				names := a.NameGPUs(ctx, admin)
+				t := a.Printer().Table("", term.Columns{
 					">REVISION", "CHANGE:8", ">PID:7", "COMMAND:15", ">QUEUE", "TYPE:9", ">HIP", ">GPU:5", "CLASS:9", "STATE:11", "+TARGET:20", "+AT:23", "DETAIL",
 				})
 				known := map[queueKey]*gpreemptv1.Queue{}
-				return each(stream, func(m *gpreemptv1.WatchQueuesResponse) error {
-					return a.showLine(m, func(*printer) {
+				return term.Each(stream, func(m *gpreemptv1.WatchQueuesResponse) error {
+					return a.ShowLine(m, func(*term.Printer) {
 						q := m.GetQueue()
 						change := m.GetChange()
-						t.row(m.GetRevision(), cell{api.EnumName(change), changeStyles[change]}, q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(),
-							names.hip(q.GetGpuId()), q.GetGpuId(), api.EnumName(q.GetClass()), state(q.GetState()), q.GetTargetId(),
+						t.Row(m.GetRevision(), term.Cell{Text: api.EnumName(change), Style: changeStyles[change]}, q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(),
+							names.HIP(q.GetGpuId()), q.GetGpuId(), api.EnumName(q.GetClass()), term.State(q.GetState()), q.GetTargetId(),
 							m.GetAt().AsTime().Local().Format("2006-01-02 15:04:05.000"), strings.Join(facts(known[keyOf(q)], q), ", "))
-						t.flush()
+						t.Flush()
 						if change == gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED {
 							delete(known, keyOf(q))
 						} else {
@@ -74,44 +72,17 @@ func facts(before, q *gpreemptv1.Queue) []string {
 		}
 	}
 	if before != nil {
-		fact("class", func(q *gpreemptv1.Queue) string { return or(api.EnumName(q.GetClass()), "-") })
+		fact("class", func(q *gpreemptv1.Queue) string { return term.Or(api.EnumName(q.GetClass()), "-") })
 		fact("priority", func(q *gpreemptv1.Queue) string { return fmt.Sprint(q.GetPriority()) })
-		fact("", func(q *gpreemptv1.Queue) string { return or(api.EnumName(q.GetState()), "-") })
+		fact("", func(q *gpreemptv1.Queue) string { return term.Or(api.EnumName(q.GetState()), "-") })
 	}
-	fact("ring", func(q *gpreemptv1.Queue) string { return ring(q.GetRingAddress(), q.GetRingBytes()) })
+	fact("ring", func(q *gpreemptv1.Queue) string { return term.Ring(q.GetRingAddress(), q.GetRingBytes()) })
 	fact("hwprio", hardwarePriority)
 	fact("doorbell", doorbell)
-	fact("source", func(q *gpreemptv1.Queue) string { return or(q.GetSource(), "-") })
+	fact("source", func(q *gpreemptv1.Queue) string { return term.Or(q.GetSource(), "-") })
 	return list
 }
 
-// ring formats the address and the size of a ring.
-func ring(at, bytes uint64) string {
-	switch {
-	case bytes == 0:
-		return address(at)
-	case at == 0:
-		return size(bytes)
-	}
-	return address(at) + " (" + size(bytes) + ")"
-}
-
-var changeStyles = map[gpreemptv1.QueueChange]style{
-	gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED: styleGood, gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED: styleNote,
-}
-
-// each calls fn for each message of a stream until it ends.
-func each[M any](stream grpc.ServerStreamingClient[M], fn func(*M) error) error {
-	for {
-		m, err := stream.Recv()
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
-		}
-		if err := fn(m); err != nil {
-			return err
-		}
-	}
+var changeStyles = map[gpreemptv1.QueueChange]term.Style{
+	gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED: term.StyleGood, gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED: term.StyleNote,
 }

@@ -14,6 +14,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -29,7 +30,7 @@ const (
 	exitNoCommand = 127
 )
 
-func (a *app) runCommand() *cobra.Command {
+func runCommand(a *term.App) *cobra.Command {
 	var (
 		class string
 		rank  uint32
@@ -37,17 +38,17 @@ func (a *app) runCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:         "run --class CLASS -- COMMAND [ARGUMENT...]",
-		Annotations: map[string]string{noData: noData},
+		Annotations: map[string]string{term.NoData: term.NoData},
 		Short:       "Run a command with a class",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usage(cmd, "missing argument: COMMAND")
+				return term.Usage(cmd, "missing argument: COMMAND")
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if class == "" {
-				return usage(cmd, "missing --class; use %s", strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
+				return term.Usage(cmd, "missing --class; use %s", strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
 			}
 			c, err := parseClass(cmd, class)
 			if err != nil {
@@ -56,7 +57,7 @@ func (a *app) runCommand() *cobra.Command {
 			tags := []string{classEnv + "=" + api.EnumName(c)}
 			if cmd.Flags().Changed("priority") {
 				if rank > uint32(gpreempt.MaxPriority) {
-					return usage(cmd, "--priority %d is outside 0 to %d", rank, gpreempt.MaxPriority)
+					return term.Usage(cmd, "--priority %d is outside 0 to %d", rank, gpreempt.MaxPriority)
 				}
 				tags = append(tags, priorityEnv+"="+strconv.FormatUint(uint64(rank), 10))
 			}
@@ -65,9 +66,9 @@ func (a *app) runCommand() *cobra.Command {
 				return strings.HasPrefix(v, classEnv+"=") || strings.HasPrefix(v, priorityEnv+"=")
 			})
 			if !quiet {
-				a.startReport(cmd, c)
+				startReport(a, cmd, c)
 			}
-			return a.become(args, append(env, tags...))
+			return become(a, args, append(env, tags...))
 		},
 	}
 	// The flags after COMMAND belong to it.
@@ -75,19 +76,19 @@ func (a *app) runCommand() *cobra.Command {
 	cmd.Flags().StringVar(&class, "class", "", "the class: "+strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: the class's)")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "do not report what the daemon makes of the command")
-	complete(cmd, "class", api.EnumNames[gpreemptv1.Class]())
+	term.Complete(cmd, "class", api.EnumNames[gpreemptv1.Class]())
 	return cmd
 }
 
 // become searches for the command argv[0] as execvp(3) does and replaces gpctl by it.
 // It returns only when that failed.
-func (a *app) become(argv, env []string) error {
+func become(a *term.App, argv, env []string) error {
 	name := argv[0]
 	paths := []string{name}
 	if !strings.Contains(name, "/") {
 		paths = nil
-		for _, dir := range filepath.SplitList(or(a.Getenv("PATH"), "/bin:/usr/bin")) {
-			paths = append(paths, or(dir, ".")+"/"+name)
+		for _, dir := range filepath.SplitList(term.Or(a.Getenv("PATH"), "/bin:/usr/bin")) {
+			paths = append(paths, term.Or(dir, ".")+"/"+name)
 		}
 	}
 	var denied error
@@ -104,11 +105,11 @@ func (a *app) become(argv, env []string) error {
 		case errors.Is(err, fs.ErrPermission):
 			denied = err
 		default:
-			return &failure{code: exitCannotRun, message: fmt.Sprintf("cannot execute %s: %v", path, err)}
+			return &term.Failure{Code: exitCannotRun, Message: fmt.Sprintf("cannot execute %s: %v", path, err)}
 		}
 	}
 	if denied != nil {
-		return &failure{code: exitCannotRun, message: fmt.Sprintf("cannot execute %s: %v", name, denied), next: "chmod +x, if it is a program"}
+		return &term.Failure{Code: exitCannotRun, Message: fmt.Sprintf("cannot execute %s: %v", name, denied), Next: "chmod +x, if it is a program"}
 	}
-	return &failure{code: exitNoCommand, message: fmt.Sprintf("command not found: %s", name)}
+	return &term.Failure{Code: exitNoCommand, Message: fmt.Sprintf("command not found: %s", name)}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 	"sync"
 	"syscall"
@@ -14,6 +13,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
@@ -23,44 +23,31 @@ const reportRun = "run-report"
 
 // startReport starts the report on this process, or prints in one line what prevents it. The
 // command runs in any case.
-func (a *app) startReport(cmd *cobra.Command, class gpreemptv1.Class) {
+func startReport(a *term.App, cmd *cobra.Command, class gpreemptv1.Class) {
 	var why string
-	if a.address != "" {
-		why = "its processes are not on the host of " + a.address
-	} else if err := a.probe(cmd.Context()); err != nil {
-		why = unreachable(a.socket, err, groupOf(a.socket)).message
-	} else if err := a.Background([]string{reportRun, "--socket", a.socket, strconv.Itoa(os.Getpid()), api.EnumName(class)}); err != nil {
+	if a.Address != "" {
+		why = "its processes are not on the host of " + a.Address
+	} else if err := a.Probe(cmd.Context()); err != nil {
+		why = term.Unreachable(a.Socket, err, term.GroupOf(a.Socket)).Message
+	} else if err := a.Background([]string{reportRun, "--socket", a.Socket, strconv.Itoa(os.Getpid()), api.EnumName(class)}); err != nil {
 		why = err.Error()
 	}
 	if why != "" {
-		fmt.Fprintf(a.Err, "gpctl: the command runs tagged %s; what the daemon makes of it is unknown: %s\n", api.EnumName(class), printable(why))
+		fmt.Fprintf(a.Err, "gpctl: the command runs tagged %s; what the daemon makes of it is unknown: %s\n", api.EnumName(class), term.Printable(why))
 	}
 }
 
-// background runs gpctl with args in the background. The shell that starts it ends, so that it is
-// no child of the command that this process becomes, and lets it ignore Ctrl-C.
-func background(args []string) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	//nolint:gosec,noctx // G204: this program again, which outlives this process on purpose
-	shell := exec.Command("/bin/sh", append([]string{"-c", `"$@" </dev/null >/dev/null &`, "sh", self}, args...)...)
-	shell.Stderr = os.Stderr
-	return shell.Run()
-}
-
-func (a *app) reportRunCommand() *cobra.Command {
+func reportRunCommand(a *term.App) *cobra.Command {
 	return &cobra.Command{
 		Use:         reportRun + " PID CLASS",
 		Short:       "Report what the daemon makes of a process and its children",
 		Hidden:      true,
-		Annotations: map[string]string{noData: noData},
-		Args:        operands("PID", "CLASS"),
+		Annotations: map[string]string{term.NoData: term.NoData},
+		Args:        term.Operands("PID", "CLASS"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pid, err := strconv.ParseInt(args[0], 10, 32)
 			if err != nil {
-				return usage(cmd, "invalid PID %q", args[0])
+				return term.Usage(cmd, "invalid PID %q", args[0])
 			}
 			class, err := parseClass(cmd, args[1])
 			if err != nil {
@@ -73,24 +60,26 @@ func (a *app) reportRunCommand() *cobra.Command {
 				return nil // it has ended: there is nothing to report
 			}
 			defer ended()
-			err = a.stream(ctx, func(ctx context.Context, admin adminClient) error { return a.report(ctx, admin, int32(pid), class) })
+			err = a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
+				return reportOn(ctx, a, admin, int32(pid), class)
+			})
 			if ctx.Err() != nil || err == nil {
 				return nil // the command has ended
 			}
-			return &failure{code: ExitFailure, message: fmt.Sprintf("what the daemon makes of process %d is unknown: %v", pid, err)}
+			return &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("what the daemon makes of process %d is unknown: %v", pid, err)}
 		},
 	}
 }
 
-// report prints a line about the first process of the tree below root that has GPU queues.
-func (a *app) report(ctx context.Context, admin adminClient, root int32, class gpreemptv1.Class) error {
+// reportOn prints a line about the first process of the tree below root that has GPU queues.
+func reportOn(ctx context.Context, a *term.App, admin term.AdminClient, root int32, class gpreemptv1.Class) error {
 	changes, err := admin.WatchQueues(ctx, &gpreemptv1.WatchQueuesRequest{})
 	if err != nil {
 		return err
 	}
 	reported := errors.New("reported")
 	others := map[string]bool{} // targets that are not below root
-	err = each(changes, func(m *gpreemptv1.WatchQueuesResponse) error {
+	err = term.Each(changes, func(m *gpreemptv1.WatchQueuesResponse) error {
 		q := m.GetQueue()
 		switch {
 		case m.GetChange() != gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED || others[q.GetTargetId()]:
@@ -103,7 +92,7 @@ func (a *app) report(ctx context.Context, admin adminClient, root int32, class g
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(a.Err, "gpctl: %s\n", printable(opinion(e.GetTarget(), class)))
+		fmt.Fprintf(a.Err, "gpctl: %s\n", term.Printable(opinion(e.GetTarget(), class)))
 		return reported
 	})
 	if errors.Is(err, reported) {
@@ -114,7 +103,7 @@ func (a *app) report(ctx context.Context, admin adminClient, root int32, class g
 
 // opinion describes in a line what the daemon makes of a target that was started with a class.
 func opinion(g *gpreemptv1.Target, tagged gpreemptv1.Class) string {
-	text := fmt.Sprintf("%s (%d) is %s, priority %d, by %s: ", g.GetComm(), g.GetPid(), api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default"))
+	text := fmt.Sprintf("%s (%d) is %s, priority %d, by %s: ", g.GetComm(), g.GetPid(), api.EnumName(g.GetClass()), g.GetPriority(), term.Or(g.GetDecidedBy(), "default"))
 	switch {
 	case g.GetClass() == gpreemptv1.Class_CLASS_OFFLINE && g.GetAttachError() != "":
 		text += "cannot be suspended: " + g.GetAttachError()

@@ -13,6 +13,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // samples accumulates several listings of the queues.
@@ -160,7 +161,7 @@ func (s *samples) report(interval time.Duration) (*sampleReport, error) {
 			mean := q.mean()
 			more.Least, more.Mean, more.Most = &q.least, &mean, &q.most
 		}
-		raw, err := extend(q.queue, more)
+		raw, err := term.Extend(q.queue, more)
 		if err != nil {
 			return nil, err
 		}
@@ -203,17 +204,17 @@ func (s *samples) runs() []runs {
 // enoughRuns is how many runs of a program show that its number of queues is constant.
 const enoughRuns = 5
 
-func (a *app) printSamples(p *printer, s *samples, r *sampleReport) {
-	p.line(cell{fmt.Sprintf("%s over %s: %s of %s", count(r.Samples, "sample"), duration(s.times[len(s.times)-1].Sub(s.times[0])),
-		count(len(r.queues), "queue"), numberOf(len(s.processes), "process", "processes")), styleBold})
+func printSamples(p *term.Printer, s *samples, r *sampleReport) {
+	p.Line(term.Cell{Text: fmt.Sprintf("%s over %s: %s of %s", term.Count(r.Samples, "sample"), term.Duration(s.times[len(s.times)-1].Sub(s.times[0])),
+		term.Count(len(r.queues), "queue"), term.NumberOf(len(s.processes), "process", "processes")), Style: term.StyleBold})
 	if r.Simulated != "" {
-		p.line(cell{"simulated " + r.Simulated + ": no hardware is involved", styleNote})
+		p.Line(term.Cell{Text: "simulated " + r.Simulated + ": no hardware is involved", Style: term.StyleNote})
 	}
 	if len(r.queues) == 0 {
 		return
 	}
-	p.linef("")
-	t := p.table("", columns{
+	p.Linef("")
+	t := p.Table("", term.Columns{
 		">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", ">ADDRESS", ">RING", ">HWPRIO", ">SEEN", ">OF ALL", "+>FIRST", "+>LAST", ">BACKLOG MIN",
 		">MEAN", ">MAX", "UNIT", "+TARGET",
 	})
@@ -224,50 +225,42 @@ func (a *app) printSamples(p *printer, s *samples, r *sampleReport) {
 			least, most, unit = strconv.FormatUint(s.least, 10), strconv.FormatUint(s.most, 10), q.GetBacklogUnit()
 			mean = strconv.FormatFloat(s.mean(), 'f', 1, 64)
 		}
-		t.row(q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(), q.GetGpuId(), address(q.GetRingAddress()),
-			size(q.GetRingBytes()), hardwarePriority(q), fmt.Sprintf("%d/%d", s.seen, r.Samples),
+		t.Row(q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(), q.GetGpuId(), term.Address(q.GetRingAddress()),
+			term.Size(q.GetRingBytes()), hardwarePriority(q), fmt.Sprintf("%d/%d", s.seen, r.Samples),
 			fmt.Sprintf("%.0f %%", 100*float64(s.seen)/float64(r.Samples)), s.first, s.last, least, mean, most,
-			or(unit, "-"), q.GetTargetId())
+			term.Or(unit, "-"), q.GetTargetId())
 	}
-	t.flush()
-	p.linef("")
+	t.Flush()
+	p.Linef("")
 
 	n := r.PerSample
-	p.linef("queues at once  min %d, mean %.1f, max %d, std %.2f", n.Min, n.Mean, n.Max, n.Std)
-	p.linef("types           %s", distribution(r.Types))
-	p.linef("GPUs            %s", distribution(r.GPUs))
-	p.linef("changes         %d created, %d destroyed", r.Created, r.Destroyed)
+	p.Linef("queues at once  min %d, mean %.1f, max %d, std %.2f", n.Min, n.Mean, n.Max, n.Std)
+	p.Linef("types           %s", distribution(r.Types))
+	p.Linef("GPUs            %s", distribution(r.GPUs))
+	p.Linef("changes         %d created, %d destroyed", r.Created, r.Destroyed)
 	switch {
 	case n.Stable == nil:
-		p.linef("stability       unknown: one sample")
+		p.Linef("stability       unknown: one sample")
 	case *n.Stable:
-		p.line("stability       ", cell{"stable: the numbers differ by at most one", styleGood})
+		p.Line("stability       ", term.Cell{Text: "stable: the numbers differ by at most one", Style: term.StyleGood})
 	default:
-		p.line("stability       ", cell{fmt.Sprintf("not stable: %d to %d queues", n.Min, n.Max), styleNote})
+		p.Line("stability       ", term.Cell{Text: fmt.Sprintf("not stable: %d to %d queues", n.Min, n.Max), Style: term.StyleNote})
 	}
 	for _, run := range r.Runs {
 		if len(run.Processes) < 2 {
 			continue
 		}
-		result := cell{"the same number, within one", styleGood}
+		result := term.Cell{Text: "the same number, within one", Style: term.StyleGood}
 		if !run.Consistent {
-			result = cell{"different numbers", styleNote}
+			result = term.Cell{Text: "different numbers", Style: term.StyleNote}
 		}
 		few := ""
 		if len(run.Processes) < enoughRuns {
 			few = fmt.Sprintf("; %d runs are recommended", enoughRuns)
 		}
-		p.line(fmt.Sprintf("runs            %s of %s with %s queues: ", numberOf(len(run.Processes), "process", "processes"), run.Command,
+		p.Line(fmt.Sprintf("runs            %s of %s with %s queues: ", term.NumberOf(len(run.Processes), "process", "processes"), run.Command,
 			strings.Trim(fmt.Sprint(run.Queues), "[]")), result, few)
 	}
-}
-
-// numberOf is count for words with an irregular plural.
-func numberOf(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }
 
 // distribution formats how many of each there are, the most frequent first.

@@ -11,29 +11,30 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func (a *app) statusCommand() *cobra.Command {
+func statusCommand(a *term.App) *cobra.Command {
 	var check, sick bool
-	cmd := a.watchable(&cobra.Command{
+	cmd := watchable(a, &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of the daemon, and warnings",
-		Args:  operands(),
-	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		Args:  term.Operands(),
+	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 		if err == nil {
 			sick = !healthy(st)
 		}
-		return st, func(p *printer) { a.printStatus(p, st) }, err
+		return st, func(p *term.Printer) { printStatus(a, p, st) }, err
 	})
 	show := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if check && cmd.Flags().Changed("watch") {
-			return usage(cmd, "--check and --watch are mutually exclusive")
+			return term.Usage(cmd, "--check and --watch are mutually exclusive")
 		}
 		err := show(cmd, args)
 		if err == nil && check && sick {
-			err = &failure{code: ExitNotReady}
+			err = &term.Failure{Code: term.ExitNotReady}
 		}
 		return err
 	}
@@ -48,78 +49,78 @@ func healthy(st *gpreemptv1.GetStatusResponse) bool {
 	})
 }
 
-func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
-	p.line(fmt.Sprintf("gpreemptd %s on %s, up %s: ", st.GetVersion(), st.GetBackend(), a.age(st.GetStartedAt())), health(st))
-	p.linef("")
+func printStatus(a *term.App, p *term.Printer, st *gpreemptv1.GetStatusResponse) {
+	p.Line(fmt.Sprintf("gpreemptd %s on %s, up %s: ", st.GetVersion(), st.GetBackend(), a.Age(st.GetStartedAt())), health(st))
+	p.Linef("")
 
-	field := func(name string, value any, style style, notes ...string) {
-		c := cellOf(value)
-		c.style = style
+	field := func(name string, value any, style term.Style, notes ...string) {
+		c := term.CellOf(value)
+		c.Style = style
 		if len(notes) > 0 {
-			c.text = fmt.Sprintf("%-4s", c.text) + " " + strings.Join(notes, ", ")
+			c.Text = fmt.Sprintf("%-4s", c.Text) + " " + strings.Join(notes, ", ")
 		}
-		p.line(fmt.Sprintf("  %-9s  ", name), c)
+		p.Line(fmt.Sprintf("  %-9s  ", name), c)
 	}
-	field("GPUs", st.GetGpuCount(), styleNone)
+	field("GPUs", st.GetGpuCount(), term.StyleNone)
 	ofThese := []string{fmt.Sprintf("%d offline", st.GetOfflineCount()), fmt.Sprintf("%d suspended now", st.GetSuspendedCount())}
 	if n := st.GetCannotSuspendCount(); n > 0 {
 		ofThese = append(ofThese, fmt.Sprintf("%d cannot be suspended", n))
 	}
-	field("targets", st.GetTargetCount(), styleNone, ofThese...)
-	field("queues", st.GetQueueCount(), styleNone)
-	field("leases", st.GetLeaseCount(), styleNone)
-	field("policy", st.GetPolicy(), styleNone)
+	field("targets", st.GetTargetCount(), term.StyleNone, ofThese...)
+	field("queues", st.GetQueueCount(), term.StyleNone)
+	field("leases", st.GetLeaseCount(), term.StyleNone)
+	field("policy", st.GetPolicy(), term.StyleNone)
 	if st.GetDraining() {
-		field("draining", "yes: nothing is suspended", styleNote)
+		field("draining", "yes: nothing is suspended", term.StyleNote)
 	} else {
-		field("draining", "no", styleNone)
+		field("draining", "no", term.StyleNone)
 	}
-	if p.wide {
-		field("revisions", fmt.Sprintf("inventory %d, events %d", st.GetInventoryRevision(), st.GetEventRevision()), styleNone)
-		field("daemon", a.daemonAt(), styleNone)
-		field("boot id", or(st.GetBootId(), "-"), styleNone)
-		field("gpctl", api.VersionString(), styleNone)
+	if p.Wide {
+		field("revisions", fmt.Sprintf("inventory %d, events %d", st.GetInventoryRevision(), st.GetEventRevision()), term.StyleNone)
+		field("daemon", a.DaemonAt(), term.StyleNone)
+		field("boot id", term.Or(st.GetBootId(), "-"), term.StyleNone)
+		field("gpctl", api.VersionString(), term.StyleNone)
 		if len(st.GetSources()) > 0 {
-			p.linef("")
-			a.printSources(p, st.GetSources())
+			p.Linef("")
+			printSources(a, p, st.GetSources())
 		}
 	}
 
 	for _, w := range st.GetWarnings() {
-		p.linef("")
-		p.line(cell{w.GetSeverity(), severity(w)}, " "+w.GetCode()+": "+w.GetText())
+		p.Linef("")
+		p.Line(term.Cell{Text: w.GetSeverity(), Style: severity(w)}, " "+w.GetCode()+": "+w.GetText())
 		if w.GetRemedy() != "" {
-			p.linef("  try: %s", w.GetRemedy())
+			p.Linef("  try: %s", w.GetRemedy())
 		}
 	}
 }
 
 // printSources lists the sources of the daemon's inventory.
-func (a *app) printSources(p *printer, list []*gpreemptv1.Source) {
-	t := p.table("  ", columns{"SOURCE", "WORKS", ">EVERY", ">TOOK", ">LAST", ">READINGS", "NOTE"})
+func printSources(a *term.App, p *term.Printer, list []*gpreemptv1.Source) {
+	t := p.Table("  ", term.Columns{"SOURCE", "WORKS", ">EVERY", ">TOOK", ">LAST", ">READINGS", "NOTE"})
 	for _, s := range list {
-		works := cell{"yes", styleGood}
+		works := term.Cell{Text: "yes", Style: term.StyleGood}
 		switch {
 		case !s.GetAvailable() && s.GetName() == "events" && s.GetReadings() == 0:
-			works = cell{text: "-"} // no target has sent one
+			works = term.Cell{Text: "-"} // no target has sent one
 		case !s.GetAvailable():
-			works = cell{"no", styleNote}
+			works = term.Cell{Text: "no", Style: term.StyleNote}
 		}
-		every := took(s.GetEvery())
+		every := term.Took(s.GetEvery())
 		if s.GetEvery().AsDuration() == 0 {
 			every = "-"
 		}
-		t.row(s.GetName(), works, every, took(s.GetTook()), a.age(s.GetReadAt()), s.GetReadings(),
-			or(s.GetNote(), "-"))
+		t.Row(s.GetName(), works, every, term.Took(s.GetTook()), a.Age(s.GetReadAt()), s.GetReadings(),
+			term.Or(s.GetNote(), "-"))
 	}
-	t.flush()
+	t.Flush()
 }
 
 // health counts the warnings.
-func health(st *gpreemptv1.GetStatusResponse) cell {
+func health(st *gpreemptv1.GetStatusResponse) term.Cell {
 	var errs, warnings int
 	for _, w := range st.GetWarnings() {
-		if severity(w) == styleBad {
+		if severity(w) == term.StyleBad {
 			errs++
 		} else {
 			warnings++
@@ -127,40 +128,40 @@ func health(st *gpreemptv1.GetStatusResponse) cell {
 	}
 	var counts []string
 	if errs > 0 {
-		counts = append(counts, count(errs, "error"))
+		counts = append(counts, term.Count(errs, "error"))
 	}
 	if warnings > 0 {
-		counts = append(counts, count(warnings, "warning"))
+		counts = append(counts, term.Count(warnings, "warning"))
 	}
 	switch {
 	case errs > 0:
-		return cell{strings.Join(counts, ", "), styleBad}
+		return term.Cell{Text: strings.Join(counts, ", "), Style: term.StyleBad}
 	case warnings > 0:
-		return cell{strings.Join(counts, ", "), styleNote}
+		return term.Cell{Text: strings.Join(counts, ", "), Style: term.StyleNote}
 	}
-	return cell{"no warnings", styleGood}
+	return term.Cell{Text: "no warnings", Style: term.StyleGood}
 }
 
-func severity(w *gpreemptv1.Warning) style {
+func severity(w *gpreemptv1.Warning) term.Style {
 	if w.GetSeverity() == "error" {
-		return styleBad
+		return term.StyleBad
 	}
-	return styleNote
+	return term.StyleNote
 }
 
-func (a *app) statsCommand() *cobra.Command {
-	return a.watchable(&cobra.Command{
+func statsCommand(a *term.App) *cobra.Command {
+	return watchable(a, &cobra.Command{
 		Use:   "stats",
 		Short: "Show counters and latencies since the daemon started",
-		Args:  operands(),
-	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		Args:  term.Operands(),
+	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		resp, err := admin.GetStatistics(ctx, &gpreemptv1.GetStatisticsRequest{})
-		return resp, func(p *printer) { printStats(p, resp.GetStatistics()) }, err
+		return resp, func(p *term.Printer) { printStats(p, resp.GetStatistics()) }, err
 	})
 }
 
-func printStats(p *printer, s *gpreemptv1.Statistics) {
-	t := p.table("", columns{"SINCE START", ">COUNT", "NOTE"})
+func printStats(p *term.Printer, s *gpreemptv1.Statistics) {
+	t := p.Table("", term.Columns{"SINCE START", ">COUNT", "NOTE"})
 	share := func(part, whole uint64) string {
 		if whole == 0 {
 			return ""
@@ -168,11 +169,11 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 		return fmt.Sprintf("%.1f %% of announcements", 100*float64(part)/float64(whole))
 	}
 	counter := func(name string, n uint64, note string, bad bool) {
-		c := cell{text: name}
+		c := term.Cell{Text: name}
 		if bad && n > 0 {
-			c.style = styleBad
+			c.Style = term.StyleBad
 		}
-		t.row(c, n, note)
+		t.Row(c, n, note)
 	}
 	counter("announcements", s.GetAnnouncements(), "", false)
 	counter("GPUs quiet before reply", s.GetQuiesced(), share(s.GetQuiesced(), s.GetAnnouncements()), false)
@@ -184,77 +185,77 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 	counter("forced resumes", s.GetForcedResumes(), "by the share floor or max_suspend", false)
 	counter("attach cycles", s.GetAttachCycles(), "runlist cycles on GPUs that the targets do not use", false)
 	counter("shadow suspends", s.GetShadowSuspends(), "decided by the shadow policy, not made", false)
-	t.flush()
-	p.linef("")
+	t.Flush()
+	p.Linef("")
 
-	t = p.table("", columns{"LATENCY", ">COUNT", ">MEAN", ">P50", ">P95", ">P99", ">MAX", "NOTE"})
+	t = p.Table("", term.Columns{"LATENCY", ">COUNT", ">MEAN", ">P50", ">P95", ">P99", ">MAX", "NOTE"})
 	latency := func(name string, l *gpreemptv1.LatencySummary, note string) {
 		row := []any{name, l.GetCount()}
 		if l.GetCount() == 0 {
 			row = append(row, "-", "-", "-", "-", "-")
 		} else {
-			row = append(row, took(l.GetMean()), took(l.GetP50()), took(l.GetP95()),
-				took(l.GetP99()), took(l.GetMax()))
+			row = append(row, term.Took(l.GetMean()), term.Took(l.GetP50()), term.Took(l.GetP95()),
+				term.Took(l.GetP99()), term.Took(l.GetMax()))
 		}
-		t.row(append(row, note)...)
+		t.Row(append(row, note)...)
 	}
 	latency("quiet", s.GetQuiesceLatency(), "from announcement to quiet GPUs")
 	latency("suspend", s.GetSuspendLatency(), "of one target")
 	latency("resume", s.GetResumeLatency(), "of one target")
 	latency("lease", s.GetLeaseDuration(), "from announcement to end")
-	t.flush()
+	t.Flush()
 
 	if len(s.GetRefusals()) > 0 {
-		p.linef("")
-		t = p.table("", columns{"REFUSED", ">COUNT"})
+		p.Linef("")
+		t = p.Table("", term.Columns{"REFUSED", ">COUNT"})
 		for _, r := range s.GetRefusals() {
-			t.row(r.GetReason(), r.GetCount())
+			t.Row(r.GetReason(), r.GetCount())
 		}
-		t.flush()
+		t.Flush()
 	}
 	if len(s.GetRules()) > 0 {
-		p.linef("")
+		p.Linef("")
 		printRules(p, s.GetRules())
 	}
 }
 
 // printRules lists how often each rule matched and decided. A rule that never does may be
 // wrong.
-func printRules(p *printer, list []*gpreemptv1.RuleCount) {
-	t := p.table("", columns{"RULE", "CLASS", ">MATCHED", ">DECIDED", ">MATCHES NOW", ">DECIDES NOW"})
+func printRules(p *term.Printer, list []*gpreemptv1.RuleCount) {
+	t := p.Table("", term.Columns{"RULE", "CLASS", ">MATCHED", ">DECIDED", ">MATCHES NOW", ">DECIDES NOW"})
 	for _, r := range list {
-		t.row(r.GetRule(), or(api.EnumName(r.GetClass()), "-"), r.GetMatched(), r.GetDecided(), r.GetMatchesNow(),
+		t.Row(r.GetRule(), term.Or(api.EnumName(r.GetClass()), "-"), r.GetMatched(), r.GetDecided(), r.GetMatchesNow(),
 			r.GetDecidesNow())
 	}
-	t.flush()
+	t.Flush()
 }
 
-func (a *app) drainCommand() *cobra.Command {
+func drainCommand(a *term.App) *cobra.Command {
 	var wait bool
 	set := func(cmd *cobra.Command, on bool) error {
-		return ask(cmd, a, adminClient.SetDrain, &gpreemptv1.SetDrainRequest{Drain: on, Wait: wait}, func(p *printer, resp *gpreemptv1.SetDrainResponse) {
+		return term.Ask(cmd, a, term.AdminClient.SetDrain, &gpreemptv1.SetDrainRequest{Drain: on, Wait: wait}, func(p *term.Printer, resp *gpreemptv1.SetDrainResponse) {
 			switch {
 			case !resp.GetDraining():
-				p.linef("not draining: leases suspend offline work again")
+				p.Linef("not draining: leases suspend offline work again")
 			case resp.GetSuspendedCount() == 0:
-				p.linef("draining: nothing is suspended")
+				p.Linef("draining: nothing is suspended")
 			default:
-				p.linef("draining: %s still suspended", count(resp.GetSuspendedCount(), "target"))
+				p.Linef("draining: %s still suspended", term.Count(resp.GetSuspendedCount(), "target"))
 			}
 		})
 	}
 	on := &cobra.Command{
 		Use:   "on",
 		Short: "Resume all targets and suspend none",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return set(cmd, true) },
 	}
 	on.Flags().BoolVar(&wait, "wait", false, "reply when nothing is suspended any more, after at most 10s")
 	off := &cobra.Command{
 		Use:   "off",
 		Short: "Suspend offline work for leases again",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return set(cmd, false) },
 	}
-	return noun("drain", "Resume all targets, before maintenance", on, off)
+	return term.Noun("drain", "Resume all targets, before maintenance", on, off)
 }

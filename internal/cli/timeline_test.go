@@ -7,14 +7,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 func leaseChange(clock time.Duration, id string, from, to gpreemptv1.LeaseState, gpus ...uint32) *gpreemptv1.Event {
-	return &gpreemptv1.Event{Kind: gpreemptv1.EventKind_EVENT_KIND_LEASE, LeaseId: id, FromLease: from, ToLease: to, GpuIds: gpus, Clock: dur(clock)}
+	return &gpreemptv1.Event{Kind: gpreemptv1.EventKind_EVENT_KIND_LEASE, LeaseId: id, FromLease: from, ToLease: to, GpuIds: gpus, Clock: clitest.Dur(clock)}
 }
 
 func targetChange(clock time.Duration, id string, to gpreemptv1.TargetState) *gpreemptv1.Event {
-	return &gpreemptv1.Event{Kind: gpreemptv1.EventKind_EVENT_KIND_TARGET, TargetId: id, ToTarget: to, Clock: dur(clock)}
+	return &gpreemptv1.Event{Kind: gpreemptv1.EventKind_EVENT_KIND_TARGET, TargetId: id, ToTarget: to, Clock: clitest.Dur(clock)}
 }
 
 // The daemon has been up for 100 s when the timeline begins, with a training that is suspended and

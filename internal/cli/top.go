@@ -16,35 +16,36 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func (a *app) topCommand() *cobra.Command {
+func topCommand(a *term.App) *cobra.Command {
 	var (
 		every time.Duration
 		once  string
 	)
 	cmd := &cobra.Command{
 		Use:         "top",
-		Annotations: map[string]string{noData: noData},
+		Annotations: map[string]string{term.NoData: term.NoData},
 		Short:       "Watch GPUs, targets, leases and preemptions",
-		Args:        operands(),
+		Args:        term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
-				return usage(cmd, "invalid --every %v; use at least 100ms", every)
+				return term.Usage(cmd, "invalid --every %v; use at least 100ms", every)
 			}
 			if once != "" {
 				var width, height int
 				if n, err := fmt.Sscanf(once, "%dx%d", &width, &height); n != 2 || err != nil || width < 20 || height < 10 || width > 1000 || height > 1000 {
-					return usage(cmd, "invalid --once %q; use COLUMNSxLINES, such as 80x24", once)
+					return term.Usage(cmd, "invalid --once %q; use COLUMNSxLINES, such as 80x24", once)
 				}
-				return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error {
-					return a.topOnce(ctx, admin, every, width, height)
+				return a.Stream(cmd.Context(), func(ctx context.Context, admin term.AdminClient) error {
+					return topOnce(ctx, a, admin, every, width, height)
 				})
 			}
 			if !a.Terminal {
-				return &failure{code: ExitUsage, message: "gpctl top needs a terminal", next: "gpctl top --once 120x40, or gpctl target list"}
+				return &term.Failure{Code: term.ExitUsage, Message: "gpctl top needs a terminal", Next: "gpctl top --once 120x40, or gpctl target list"}
 			}
-			return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error { return a.topLive(ctx, admin, every) })
+			return a.Stream(cmd.Context(), func(ctx context.Context, admin term.AdminClient) error { return topLive(ctx, a, admin, every) })
 		},
 	}
 	cmd.Flags().DurationVar(&every, "every", 500*time.Millisecond, "time between readings")
@@ -53,7 +54,7 @@ func (a *app) topCommand() *cobra.Command {
 }
 
 // topOnce prints one screen, with the events between two readings.
-func (a *app) topOnce(ctx context.Context, admin adminClient, every time.Duration, width, height int) error {
+func topOnce(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, width, height int) error {
 	s := newTopScreen(a)
 	first, err := readAll(ctx, admin)
 	if err != nil {
@@ -72,7 +73,7 @@ func (a *app) topOnce(ctx context.Context, admin adminClient, every time.Duratio
 	if err != nil {
 		return err
 	}
-	if err := each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+	if err := term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
 		s.event(m.GetEvent())
 		return nil
 	}); err != nil {
@@ -87,33 +88,33 @@ func (a *app) topOnce(ctx context.Context, admin adminClient, every time.Duratio
 }
 
 // topLive shows the screen in the terminal until the user quits or ctx ends.
-func (a *app) topLive(ctx context.Context, admin adminClient, every time.Duration) error {
-	screen, err := a.newScreen()
+func topLive(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration) error {
+	screen, err := newScreen()
 	if err != nil {
 		return err
 	}
 	defer screen.Fini() // a terminal that stays raw is of no use
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	a.topOn(ctx, admin, screen, every)
+	topOn(ctx, a, admin, screen, every)
 	return nil
 }
 
 // newScreen takes the terminal.
-func (a *app) newScreen() (tcell.Screen, error) {
+func newScreen() (tcell.Screen, error) {
 	screen, err := tcell.NewScreen()
 	if err == nil {
 		err = screen.Init()
 	}
 	if err != nil {
-		return nil, &failure{code: ExitFailure, message: fmt.Sprintf("cannot use this terminal: %v", err), next: "set TERM, or redirect the output"}
+		return nil, &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("cannot use this terminal: %v", err), Next: "set TERM, or redirect the output"}
 	}
 	return screen, nil
 }
 
 // topOn is topLive on a screen. Readings and events come from goroutines of their own, so that a
 // slow daemon delays no key.
-func (a *app) topOn(ctx context.Context, admin adminClient, screen tcell.Screen, every time.Duration) {
+func topOn(ctx context.Context, a *term.App, admin term.AdminClient, screen tcell.Screen, every time.Duration) {
 	ctx, cancel := context.WithCancel(ctx)
 	var background sync.WaitGroup
 	defer background.Wait()
@@ -129,8 +130,8 @@ func (a *app) topOn(ctx context.Context, admin adminClient, screen tcell.Screen,
 	stop := make(chan struct{})
 	defer close(stop)
 	background.Go(func() { screen.ChannelEvents(keys, stop) })
-	background.Go(func() { a.readEvery(ctx, admin, every, change) })
-	background.Go(func() { a.followEvents(ctx, admin, every, change) })
+	background.Go(func() { readEvery(ctx, a, admin, every, change) })
+	background.Go(func() { followEvents(ctx, a, admin, every, change) })
 
 	s := newTopScreen(a)
 	paint(screen, s)
@@ -156,7 +157,7 @@ func (a *app) topOn(ctx context.Context, admin adminClient, screen tcell.Screen,
 					return
 				}
 				if explain != "" {
-					background.Go(func() { a.explainOn(ctx, admin, explain, change) })
+					background.Go(func() { explainOn(ctx, a, admin, explain, change) })
 				}
 			}
 			paint(screen, s)
@@ -165,15 +166,15 @@ func (a *app) topOn(ctx context.Context, admin adminClient, screen tcell.Screen,
 }
 
 // readEvery reads the daemon, until ctx ends.
-func (a *app) readEvery(ctx context.Context, admin adminClient, every time.Duration, change func(func(*topScreen))) {
+func readEvery(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, change func(func(*topScreen))) {
 	for {
-		limited, cancel := context.WithTimeout(ctx, a.timeout)
+		limited, cancel := context.WithTimeout(ctx, a.Timeout)
 		r, err := readAll(limited, admin)
 		cancel()
 		change(func(s *topScreen) {
 			switch {
 			case err != nil:
-				s.lost = a.fromDaemon(ctx, err).Error()
+				s.lost = a.FromDaemon(ctx, err).Error()
 			case !s.paused:
 				s.read(r)
 			}
@@ -187,8 +188,8 @@ func (a *app) readEvery(ctx context.Context, admin adminClient, every time.Durat
 
 // followEvents follows the events from now on, until ctx ends. The screen is painted with the next
 // reading: a burst of events costs nothing more.
-func (a *app) followEvents(ctx context.Context, admin adminClient, every time.Duration, change func(func(*topScreen))) {
-	a.follow(ctx, admin, every, func(r reading) {
+func followEvents(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, change func(func(*topScreen))) {
+	follow(ctx, a, admin, every, func(r reading) {
 		change(func(s *topScreen) {
 			if !s.paused {
 				s.read(r)
@@ -206,18 +207,18 @@ func (a *app) followEvents(ctx context.Context, admin adminClient, every time.Du
 }
 
 // explainOn shows the explanation of a target.
-func (a *app) explainOn(ctx context.Context, admin adminClient, target string, change func(func(*topScreen))) {
-	limited, cancel := context.WithTimeout(ctx, a.timeout)
+func explainOn(ctx context.Context, a *term.App, admin term.AdminClient, target string, change func(func(*topScreen))) {
+	limited, cancel := context.WithTimeout(ctx, a.Timeout)
 	defer cancel()
 	e, err := admin.ExplainTarget(limited, &gpreemptv1.ExplainTargetRequest{TargetId: target})
 	change(func(s *topScreen) {
 		var out bytes.Buffer
-		p := a.printer()
-		p.w = &out
+		p := a.Printer()
+		p.W = &out
 		if err != nil {
-			p.line(cell{a.fromDaemon(ctx, err).Error(), styleBad})
+			p.Line(term.Cell{Text: a.FromDaemon(ctx, err).Error(), Style: term.StyleBad})
 		} else {
-			a.printExplanation(p, e, s.now.gpus)
+			printExplanation(a, p, e, s.now.gpus)
 		}
 		s.detailOf, s.detail, s.scroll, s.stale = target, strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n"), 0, true
 	})
@@ -252,7 +253,7 @@ func paintLines(screen tcell.Screen, from int, lines []string) {
 		for line != "" {
 			if rest, ok := strings.CutPrefix(line, "\x1b["); ok {
 				code, after, _ := strings.Cut(rest, "m")
-				look, line = looks[style(code)], after
+				look, line = looks[term.Style(code)], after
 				continue
 			}
 			r, n := utf8.DecodeRuneInString(line)
@@ -267,9 +268,9 @@ func paintLines(screen tcell.Screen, from int, lines []string) {
 }
 
 // looks has the style of each sequence of printer; "0" is the default.
-var looks = map[style]tcell.Style{
-	styleBold: tcell.StyleDefault.Bold(true),
-	styleGood: tcell.StyleDefault.Foreground(tcell.ColorGreen),
-	styleNote: tcell.StyleDefault.Foreground(tcell.ColorOlive),
-	styleBad:  tcell.StyleDefault.Foreground(tcell.ColorMaroon),
+var looks = map[term.Style]tcell.Style{
+	term.StyleBold: tcell.StyleDefault.Bold(true),
+	term.StyleGood: tcell.StyleDefault.Foreground(tcell.ColorGreen),
+	term.StyleNote: tcell.StyleDefault.Foreground(tcell.ColorOlive),
+	term.StyleBad:  tcell.StyleDefault.Foreground(tcell.ColorMaroon),
 }

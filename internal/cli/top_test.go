@@ -24,14 +24,15 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // topApp is gpctl in a terminal at noon.
-func topApp() *app {
-	return &app{IO: IO{
+func topApp() *term.App {
+	return &term.App{IO: term.IO{
 		Out: io.Discard, Err: io.Discard, Terminal: true, Getenv: func(string) string { return "" },
-		Now: func() time.Time { return time.Unix(43200, 0).UTC() }, Sleep: sleep,
-	}, timeout: time.Minute}
+		Now: func() time.Time { return time.Unix(43200, 0).UTC() }, Sleep: term.Sleep,
+	}, Timeout: time.Minute}
 }
 
 // topReading is a machine with two GPUs, trainings on both and an inference server, at a time of
@@ -71,7 +72,7 @@ func topReading(clock time.Duration) reading {
 }
 
 // topFilled is a screen after two readings and a few announcements.
-func topFilled(a *app) *topScreen {
+func topFilled(a *term.App) *topScreen {
 	s := newTopScreen(a)
 	s.read(topReading(100 * time.Second))
 	for i := range 20 {
@@ -118,16 +119,16 @@ func TestTopScreen(t *testing.T) {
 
 // picture returns lines of a terminal as SVG.
 func picture(lines []string, width int) string {
-	colours := map[style]string{styleBold: "#ffffff", styleGood: "#7ec699", styleNote: "#e6c07b", styleBad: "#f08d8d"}
+	colours := map[term.Style]string{term.StyleBold: "#ffffff", term.StyleGood: "#7ec699", term.StyleNote: "#e6c07b", term.StyleBad: "#f08d8d"}
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="monospace" font-size="14.95">`+"\n", width*9, len(lines)*18+8)
 	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="#1d2026"/><g fill="#d5d8df">`+"\n")
 	for y, line := range lines {
-		x, look := 0, styleNone
+		x, look := 0, term.StyleNone
 		for line != "" {
 			if rest, ok := strings.CutPrefix(line, "\x1b["); ok {
 				code, after, _ := strings.Cut(rest, "m")
-				look, line = style(code), after
+				look, line = term.Style(code), after
 				continue
 			}
 			run, _, _ := strings.Cut(line, "\x1b[")
@@ -423,7 +424,7 @@ func TestTopFollowsTheDaemonAndTheKeys(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			topApp().topOn(t.Context(), &topDaemon{clock: time.Minute, down: down}, screen, time.Millisecond)
+			topOn(t.Context(), topApp(), &topDaemon{clock: time.Minute, down: down}, screen, time.Millisecond)
 		}()
 		if down {
 			screen.await("broken for the test")
@@ -445,7 +446,7 @@ func TestTopOncePrintsAScreen(t *testing.T) {
 	a := topApp()
 	var out strings.Builder
 	a.Out, a.Terminal = &out, false
-	if err := a.topOnce(t.Context(), &topDaemon{clock: time.Minute}, time.Nanosecond, 80, 24); err != nil {
+	if err := topOnce(t.Context(), a, &topDaemon{clock: time.Minute}, time.Nanosecond, 80, 24); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Count(out.String(), "\n"); got != 24 || !strings.Contains(out.String(), "5001 ") || strings.Contains(out.String(), "\x1b") {

@@ -12,13 +12,14 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // topScreen is the content of gpctl top: the last reading, what the daemon's events add, and
 // what the user has chosen. It does no input or output.
 type topScreen struct {
 	monitor
-	a        *app
+	a        *term.App
 	paused   bool
 	sort     int // index of topOrders
 	filter   string
@@ -31,7 +32,7 @@ type topScreen struct {
 	stale    bool // the screen must be painted
 }
 
-func newTopScreen(a *app) *topScreen { return &topScreen{a: a, monitor: newMonitor()} }
+func newTopScreen(a *term.App) *topScreen { return &topScreen{a: a, monitor: newMonitor()} }
 
 // read replaces the reading.
 func (s *topScreen) read(r reading) {
@@ -86,7 +87,7 @@ func container(t *gpreemptv1.Target) string {
 	if c.GetPod() != "" {
 		return c.GetNamespace() + "/" + c.GetPod()
 	}
-	return or(c.GetName(), cut(c.GetContainerId(), 12))
+	return term.Or(c.GetName(), term.Cut(c.GetContainerId(), 12))
 }
 
 // bar draws a share as a bar of n cells.
@@ -114,18 +115,18 @@ func sparkline(list []time.Duration, n int) string {
 // width cells wide, with the SGR sequences of printer if it has colour.
 func (s *topScreen) lines(width, height int) []string {
 	var out bytes.Buffer
-	p := s.a.printer()
-	p.w, p.wide = &out, width >= 140
+	p := s.a.Printer()
+	p.W, p.Wide = &out, width >= 140
 	switch {
 	case s.help:
-		p.line(cell{"gpctl top", styleBold})
-		p.linef("%s", topKeys)
+		p.Line(term.Cell{Text: "gpctl top", Style: term.StyleBold})
+		p.Linef("%s", topKeys)
 	case s.detailOf != "":
 		for _, line := range s.detail[min(s.scroll, max(0, len(s.detail)-1)):] {
-			p.write(line + "\n")
+			p.Write(line + "\n")
 		}
 	case s.now.status == nil:
-		p.linef("%s", or(s.lost, "Asking the daemon..."))
+		p.Linef("%s", term.Or(s.lost, "Asking the daemon..."))
 	default:
 		s.overview(p, &out, width, height-1)
 	}
@@ -156,12 +157,12 @@ BACKLOG is work in its rings that the GPU has not read. QUIET is the time from a
 were quiet.`
 
 // foot writes the last line.
-func (s *topScreen) foot(p *printer) {
+func (s *topScreen) foot(p *term.Printer) {
 	switch {
 	case s.typing:
-		p.linef("filter: %s_", s.filter)
+		p.Linef("filter: %s_", s.filter)
 	case s.help, s.detailOf != "":
-		p.linef("q back   up/down scroll")
+		p.Linef("q back   up/down scroll")
 	default:
 		state := "order: " + topOrders[s.sort].name
 		if s.filter != "" {
@@ -170,77 +171,77 @@ func (s *topScreen) foot(p *printer) {
 		if s.paused {
 			state += ", PAUSED"
 		}
-		p.linef("q quit  enter explain  s order  / filter  space pause  ? help   %s", state)
+		p.Linef("q quit  enter explain  s order  / filter  space pause  ? help   %s", state)
 	}
 }
 
 // overview writes the tables; the targets get the lines that the others leave.
-func (s *topScreen) overview(p *printer, out *bytes.Buffer, width, height int) {
+func (s *topScreen) overview(p *term.Printer, out *bytes.Buffer, width, height int) {
 	st := s.now.status
-	p.line(cell{"gpreempt", styleBold}, fmt.Sprintf(" %s  up %s  policy %s  ", st.GetBackend(), s.a.age(st.GetStartedAt()), st.GetPolicy()), health(st))
+	p.Line(term.Cell{Text: "gpreempt", Style: term.StyleBold}, fmt.Sprintf(" %s  up %s  policy %s  ", st.GetBackend(), s.a.Age(st.GetStartedAt()), st.GetPolicy()), health(st))
 	if s.lost != "" {
-		p.line(cell{s.lost, styleBad})
+		p.Line(term.Cell{Text: s.lost, Style: term.StyleBad})
 	}
 	quiet := "no announcement seen yet"
 	if len(s.quiet) > 0 {
 		sorted := slices.Sorted(slices.Values(s.quiet))
-		quiet = fmt.Sprintf("p50 %s  p99 %s of the last %d  %s", duration(stat.Quantile(sorted, 0.5)), duration(stat.Quantile(sorted, 0.99)), len(s.quiet), sparkline(s.quiet, min(len(s.quiet), max(10, width-60))))
+		quiet = fmt.Sprintf("p50 %s  p99 %s of the last %d  %s", term.Duration(stat.Quantile(sorted, 0.5)), term.Duration(stat.Quantile(sorted, 0.99)), len(s.quiet), sparkline(s.quiet, min(len(s.quiet), max(10, width-60))))
 	}
-	p.linef("quiet  %s", quiet)
-	p.linef("")
+	p.Linef("quiet  %s", quiet)
+	p.Linef("")
 	s.gpuTable(p, width)
 
 	var leases, last bytes.Buffer
 	side := *p
-	side.w = &leases
+	side.W = &leases
 	if n := len(s.now.leases); n > 0 {
-		side.linef("")
-		s.a.printLeases(&side, s.now.leases[:min(n, max(2, height/8))], s.now.gpus)
+		side.Linef("")
+		printLeases(s.a, &side, s.now.leases[:min(n, max(2, height/8))], s.now.gpus)
 	}
-	side.w = &last
+	side.W = &last
 	if len(s.last) > 0 {
-		side.linef("")
-		t := side.table("", columns{"LAST PREEMPTIONS", ">PID", "COMMAND", ">TOOK", "FOR"})
+		side.Linef("")
+		t := side.Table("", term.Columns{"LAST PREEMPTIONS", ">PID", "COMMAND", ">TOOK", "FOR"})
 		for _, l := range s.last[:min(len(s.last), max(3, height/8))] {
 			e := l.event
 			pid, _, _ := strings.Cut(e.GetTargetId(), "@")
-			t.row(e.GetAt().AsTime().Local().Format("15:04:05.000"), pid, or(l.comm, "-"), took(e.GetTook()), l.why)
+			t.Row(e.GetAt().AsTime().Local().Format("15:04:05.000"), pid, term.Or(l.comm, "-"), term.Took(e.GetTook()), l.why)
 		}
-		t.flush()
+		t.Flush()
 	}
-	p.linef("")
+	p.Linef("")
 	others := bytes.Count(out.Bytes(), []byte("\n")) + bytes.Count(leases.Bytes(), []byte("\n")) + bytes.Count(last.Bytes(), []byte("\n"))
 	s.targetTable(p, max(1, height-others))
-	p.write(leases.String())
-	p.write(last.String())
+	p.Write(leases.String())
+	p.Write(last.String())
 }
 
-func (s *topScreen) gpuTable(p *printer, width int) {
+func (s *topScreen) gpuTable(p *term.Printer, width int) {
 	cells := 10
 	if width >= 140 {
 		cells = 30
 	}
-	t := p.table("", columns{">HIP", ">GPU", "NAME", "QUEUES", "SUSPENDED:" + fmt.Sprint(cells+5), ">LEASES", "+>EVICTIONS", "BREAKER"})
+	t := p.Table("", term.Columns{">HIP", ">GPU", "NAME", "QUEUES", "SUSPENDED:" + fmt.Sprint(cells+5), ">LEASES", "+>EVICTIONS", "BREAKER"})
 	for i, g := range s.now.gpus {
 		most := s.suspendedOn(g.GetGpuId())
-		breaker := cell{text: "closed"}
+		breaker := term.Cell{Text: "closed"}
 		if g.GetBreakerOpen() {
-			breaker = cell{"open for " + took(g.GetBreakerClosesIn()), styleBad}
+			breaker = term.Cell{Text: "open for " + term.Took(g.GetBreakerClosesIn()), Style: term.StyleBad}
 		}
 		evictions := "-"
 		if g.MemoryEvictions != nil {
 			evictions = fmt.Sprint(g.GetMemoryEvictions())
 		}
-		t.row(i, g.GetGpuId(), g.GetName(), s.busy(g, cells*2/3), cell{fmt.Sprintf("%s %3.0f%%", bar(most, cells), 100*most), styleNote},
+		t.Row(i, g.GetGpuId(), g.GetName(), s.busy(g, cells*2/3), term.Cell{Text: fmt.Sprintf("%s %3.0f%%", bar(most, cells), 100*most), Style: term.StyleNote},
 			g.GetLeaseCount(), evictions, breaker)
 	}
-	t.flush()
+	t.Flush()
 }
 
 // targetTable writes at most n lines.
-func (s *topScreen) targetTable(p *printer, n int) {
+func (s *topScreen) targetTable(p *term.Printer, n int) {
 	list := s.listed()
-	t := p.table("", columns{" ", ">PID", "COMMAND", "CLASS", "STATE", ">SUSP%", ">/S", ">BACKLOG", "GPUS", "+CONTAINER", "+MECHANISM", "+JOB", "WHY"})
+	t := p.Table("", term.Columns{" ", ">PID", "COMMAND", "CLASS", "STATE", ">SUSP%", ">/S", ">BACKLOG", "GPUS", "+CONTAINER", "+MECHANISM", "+JOB", "WHY"})
 	rows := max(1, n-2)
 	first := 0
 	if i := slices.IndexFunc(list, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == s.selected }); i >= rows {
@@ -252,22 +253,22 @@ func (s *topScreen) targetTable(p *printer, n int) {
 		if x, y, ok := s.rates(id); ok {
 			share, rate = fmt.Sprintf("%.0f", 100*x), fmt.Sprintf("%.1f", y)
 		}
-		mark := cell{" ", styleNone}
+		mark := term.Cell{Text: " ", Style: term.StyleNone}
 		if id == s.selected {
-			mark = cell{">", styleBold}
+			mark = term.Cell{Text: ">", Style: term.StyleBold}
 		}
 		_, behind := s.backlog(id)
-		t.row(mark, g.GetPid(), cut(g.GetComm(), 15), api.EnumName(g.GetClass()), state(g.GetState()), share, rate, behind, gpus(g.GetGpuIds(), false),
-			or(container(g), "-"), or(g.GetMechanism(), "-"), or(g.GetJob().GetName(), "-"), or(g.GetAttachError(), or(s.causes[id], "-")))
+		t.Row(mark, g.GetPid(), term.Cut(g.GetComm(), 15), api.EnumName(g.GetClass()), term.State(g.GetState()), share, rate, behind, term.GPUs(g.GetGpuIds(), false),
+			term.Or(container(g), "-"), term.Or(g.GetMechanism(), "-"), term.Or(g.GetJob().GetName(), "-"), term.Or(g.GetAttachError(), term.Or(s.causes[id], "-")))
 	}
-	t.flush()
+	t.Flush()
 	switch {
 	case len(s.now.targets) == 0:
-		p.linef("No process has GPU queues.")
+		p.Linef("No process has GPU queues.")
 	case len(list) == 0:
-		p.linef("No process matches the filter.")
+		p.Linef("No process matches the filter.")
 	case len(list) > rows:
-		p.linef("  %d to %d of %s", first+1, min(len(list), first+rows), count(len(list), "target"))
+		p.Linef("  %d to %d of %s", first+1, min(len(list), first+rows), term.Count(len(list), "target"))
 	}
 }
 

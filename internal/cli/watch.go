@@ -14,11 +14,12 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // reader asks the daemon for what a command shows, and returns the function that prints it for
 // people.
-type reader func(ctx context.Context, cmd *cobra.Command, admin adminClient) (proto.Message, func(*printer), error)
+type reader func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error)
 
 // source is what makes a table that is watched be read again before its interval has passed.
 type source int
@@ -33,23 +34,23 @@ const (
 const defaultWatch = 2 * time.Second
 
 // watchable makes cmd show what read returns, once, or with --watch again and again.
-func (a *app) watchable(cmd *cobra.Command, on source, read reader) *cobra.Command {
+func watchable(a *term.App, cmd *cobra.Command, on source, read reader) *cobra.Command {
 	var every time.Duration
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if !cmd.Flags().Changed("watch") {
-			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
+			return a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
 				data, people, err := read(ctx, cmd, admin)
 				if err != nil {
 					return err
 				}
-				return a.show(data, people)
+				return a.Show(data, people)
 			})
 		}
 		if every < leastWatch {
-			return usage(cmd, "--watch must be at least %s; write it as --watch=5s", duration(leastWatch))
+			return term.Usage(cmd, "--watch must be at least %s; write it as --watch=5s", term.Duration(leastWatch))
 		}
-		return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error {
-			return a.watch(ctx, cmd, admin, every, on, read)
+		return a.Stream(cmd.Context(), func(ctx context.Context, admin term.AdminClient) error {
+			return watch(ctx, a, cmd, admin, every, on, read)
 		})
 	}
 	cmd.Flags().DurationVarP(&every, "watch", "w", defaultWatch, "show it again when it changes, and each `INTERVAL`, such as --watch=5s")
@@ -59,7 +60,7 @@ func (a *app) watchable(cmd *cobra.Command, on source, read reader) *cobra.Comma
 
 // watch shows what read returns until the user ends it: on a terminal in place, otherwise each
 // time that it has changed.
-func (a *app) watch(ctx context.Context, cmd *cobra.Command, admin adminClient, every time.Duration, on source, read reader) error {
+func watch(ctx context.Context, a *term.App, cmd *cobra.Command, admin term.AdminClient, every time.Duration, on source, read reader) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var background sync.WaitGroup
 	defer background.Wait()
@@ -74,22 +75,22 @@ func (a *app) watch(ctx context.Context, cmd *cobra.Command, admin adminClient, 
 	switch on {
 	case onEvents:
 		background.Go(func() {
-			a.follow(ctx, admin, every, func(reading) { changed() }, func(*gpreemptv1.Event) { changed() }, func(error) { changed() })
+			follow(ctx, a, admin, every, func(reading) { changed() }, func(*gpreemptv1.Event) { changed() }, func(error) { changed() })
 		})
 	case onQueues:
-		background.Go(func() { a.followQueues(ctx, admin, every, changed) })
+		background.Go(func() { followQueues(ctx, a, admin, every, changed) })
 	case onInterval:
 	}
-	bounded := func(ctx context.Context) (proto.Message, func(*printer), error) {
-		ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	bounded := func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
+		ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 		defer cancel()
 		return read(ctx, cmd, admin)
 	}
-	if a.Terminal && !a.forPrograms() {
-		return a.watchScreen(ctx, cmd.CommandPath(), every, wake, bounded)
+	if a.Terminal && !a.ForPrograms() {
+		return watchScreen(ctx, a, cmd.CommandPath(), every, wake, bounded)
 	}
 	var before proto.Message
-	return a.repeat(ctx, every, wake, func() error {
+	return repeat(ctx, a, every, wake, func() error {
 		data, people, err := bounded(ctx)
 		if err != nil {
 			return err
@@ -97,25 +98,25 @@ func (a *app) watch(ctx context.Context, cmd *cobra.Command, admin adminClient, 
 		first, now := before == nil, timeless(data)
 		switch {
 		case first:
-			a.noteSimulation()
+			a.NoteSimulation()
 		case proto.Equal(before, now):
 			return nil
-		case !a.forPrograms():
-			a.printer().linef("--- %s", a.Now().Format(time.TimeOnly))
+		case !a.ForPrograms():
+			a.Printer().Linef("--- %s", a.Now().Format(time.TimeOnly))
 		}
 		before = now
-		return a.showLine(data, people)
+		return a.ShowLine(data, people)
 	})
 }
 
 // followQueues calls changed for each change of queues, until ctx ends.
-func (a *app) followQueues(ctx context.Context, admin adminClient, every time.Duration, changed func()) {
+func followQueues(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, changed func()) {
 	for {
 		list, err := admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{})
 		if err == nil {
 			changes, failed := admin.WatchQueues(ctx, &gpreemptv1.WatchQueuesRequest{AfterRevision: list.GetRevision()})
 			if err = failed; err == nil {
-				err = each(changes, func(*gpreemptv1.WatchQueuesResponse) error {
+				err = term.Each(changes, func(*gpreemptv1.WatchQueuesResponse) error {
 					changed()
 					return ctx.Err()
 				})
@@ -135,7 +136,7 @@ const leastPause = 200 * time.Millisecond
 
 // repeat calls read now and then each time that the interval has passed or wake received, until
 // ctx ends or read fails.
-func (a *app) repeat(ctx context.Context, every time.Duration, wake <-chan struct{}, read func() error) error {
+func repeat(ctx context.Context, a *term.App, every time.Duration, wake <-chan struct{}, read func() error) error {
 	for {
 		if err := read(); err != nil {
 			return err
@@ -147,14 +148,14 @@ func (a *app) repeat(ctx context.Context, every time.Duration, wake <-chan struc
 			}
 			rest -= leastPause
 		}
-		if err := a.sleepOrWake(ctx, rest, wake); err != nil {
+		if err := sleepOrWake(ctx, a, rest, wake); err != nil {
 			return err
 		}
 	}
 }
 
 // sleepOrWake waits for d or until wake receives. When ctx ends first, it returns the cause.
-func (a *app) sleepOrWake(ctx context.Context, d time.Duration, wake <-chan struct{}) error {
+func sleepOrWake(ctx context.Context, a *term.App, d time.Duration, wake <-chan struct{}) error {
 	limited, cancel := context.WithCancel(ctx)
 	var waker sync.WaitGroup
 	defer waker.Wait()
@@ -215,7 +216,7 @@ type watched struct {
 func (w *watched) shown(height int) []string {
 	head := []string{w.title}
 	if w.lost != "" {
-		head = append(head, "\x1b["+string(styleBad)+"m"+printable(w.lost)+"\x1b[0m")
+		head = append(head, "\x1b["+string(term.StyleBad)+"m"+term.Printable(w.lost)+"\x1b[0m")
 	}
 	w.y = max(0, min(w.y, len(w.lines)-(height-len(head))))
 	return append(head, w.lines[w.y:]...)
@@ -239,26 +240,26 @@ func (w *watched) key(name string) (quit bool) {
 }
 
 // watchScreen is watch on the terminal. What was shown last stays there.
-func (a *app) watchScreen(ctx context.Context, command string, every time.Duration, wake <-chan struct{}, read func(context.Context) (proto.Message, func(*printer), error)) error {
+func watchScreen(ctx context.Context, a *term.App, command string, every time.Duration, wake <-chan struct{}, read func(context.Context) (proto.Message, func(*term.Printer), error)) error {
 	if _, _, err := read(ctx); err != nil {
 		return err
 	}
-	screen, err := a.newScreen()
+	screen, err := newScreen()
 	if err != nil {
 		return err
 	}
 	var last []string
 	func() {
 		defer screen.Fini()
-		last = a.watchOn(ctx, screen, command, every, wake, read)
+		last = watchOn(ctx, a, screen, command, every, wake, read)
 	}()
 	_, err = fmt.Fprintln(a.Out, strings.Join(last, "\n"))
 	return err
 }
 
 // watchOn is watchScreen on a screen. It returns the last lines.
-func (a *app) watchOn(
-	ctx context.Context, screen tcell.Screen, command string, every time.Duration, wake <-chan struct{}, read func(context.Context) (proto.Message, func(*printer), error),
+func watchOn(
+	ctx context.Context, a *term.App, screen tcell.Screen, command string, every time.Duration, wake <-chan struct{}, read func(context.Context) (proto.Message, func(*term.Printer), error),
 ) []string {
 	ctx, cancel := context.WithCancel(ctx)
 	var background sync.WaitGroup
@@ -270,19 +271,19 @@ func (a *app) watchOn(
 	frames := make(chan watched)
 	background.Go(func() {
 		// It ends with ctx only: what fails is shown.
-		_ = a.repeat(ctx, every, wake, func() error {
+		_ = repeat(ctx, a, every, wake, func() error {
 			var frame watched
 			if _, people, err := read(ctx); err != nil {
-				frame.lost = a.fromDaemon(ctx, err).Error()
+				frame.lost = a.FromDaemon(ctx, err).Error()
 			} else {
 				var out bytes.Buffer
-				p := a.printer()
-				p.w = &out
+				p := a.Printer()
+				p.W = &out
 				people(p)
 				frame.lines = strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 			}
-			frame.title = fmt.Sprintf("%s  %s  every %s; q quits, arrows move", command, a.Now().Format(time.TimeOnly), duration(every))
-			if note := a.simulation(); note != "" {
+			frame.title = fmt.Sprintf("%s  %s  every %s; q quits, arrows move", command, a.Now().Format(time.TimeOnly), term.Duration(every))
+			if note := a.Simulation(); note != "" {
 				frame.title += "  " + note
 			}
 			select {

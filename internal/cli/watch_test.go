@@ -18,6 +18,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 // errEnough ends a watch that a test has seen enough of.
@@ -25,14 +27,14 @@ var errEnough = errors.New("enough")
 
 // watchTable runs gpctl with --watch. steps are called one after another when the table has been
 // read, each after the shortest pause; then the watch ends.
-func watchTable(t *testing.T, m *machine, args []string, steps ...func()) (stdout, stderr string) {
+func watchTable(t *testing.T, m *clitest.Machine, args []string, steps ...func()) (stdout, stderr string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
-	serve(t, socket, m)
+	clitest.Serve(t, socket, m)
 	var out, complaints bytes.Buffer
-	streams := IO{In: strings.NewReader(""), Out: &out, Err: &complaints, Getenv: func(string) string { return "" }}
+	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &complaints, Getenv: func(string) string { return "" }}
 	var mu sync.Mutex // guards at
-	at := noon
+	at := clitest.Noon
 	streams.Now = func() time.Time {
 		mu.Lock()
 		defer mu.Unlock()
@@ -55,7 +57,7 @@ func watchTable(t *testing.T, m *machine, args []string, steps ...func()) (stdou
 		at = at.Add(defaultWatch)
 		return nil
 	}
-	if code := Run(t.Context(), append(args, "--socket", socket), streams); code != ExitFailure || !strings.Contains(complaints.String(), errEnough.Error()) {
+	if code := Program.Run(t.Context(), append(args, "--socket", socket), streams); code != term.ExitFailure || !strings.Contains(complaints.String(), errEnough.Error()) {
 		t.Fatalf("code %d, stdout %q, stderr %q", code, out.String(), complaints.String())
 	}
 	return out.String(), complaints.String()
@@ -76,17 +78,17 @@ LEASE  LABEL  STATE  PRIO  HIP  GPUS   OWNER     AGE  EXPIRES IN
 k3-1   llama  held     11  0    34535  pid 5001   4s         1ms
 `},
 	} {
-		m := newMachine()
+		m := clitest.NewMachine()
 		ages := func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			m.leases[0] = proto.CloneOf(m.leases[0])
-			m.leases[0].ExpiresIn = dur(time.Millisecond)
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
+			m.Leases[0] = proto.CloneOf(m.Leases[0])
+			m.Leases[0].ExpiresIn = clitest.Dur(time.Millisecond)
 		}
 		ends := func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			m.leases = m.leases[:1:1]
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
+			m.Leases = m.Leases[:1:1]
 		}
 		got, _ := watchTable(t, m, tt.args, ages, ends)
 		if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -96,26 +98,26 @@ k3-1   llama  held     11  0    34535  pid 5001   4s         1ms
 }
 
 func TestEveryTableCanBeWatched(t *testing.T) {
-	for _, args := range []string{"status", "stats", "gpu list", "target list", "queue list", "lease list", "hqd list"} {
-		got, note := watchTable(t, newMachine(), append(strings.Fields(args), "--watch", "-o", "json", "--jq", "type"), func() {})
+	for _, args := range []string{"status", "stats", "gpu list", "target list", "queue list", "lease list", "queue slots"} {
+		got, note := watchTable(t, clitest.NewMachine(), append(strings.Fields(args), "--watch", "-o", "json", "--jq", "type"), func() {})
 		if got != "object\n" {
 			t.Errorf("%s: %q, %q", args, got, note)
 		}
 	}
-	m := newMachine()
-	if code, _, stderr := watchMachine(t, m, nil, "gpu", "list", "--watch=500ms"); code != ExitUsage || !strings.Contains(stderr, "at least 1s") {
+	m := clitest.NewMachine()
+	if code, _, stderr := watchMachine(t, m, nil, "gpu", "list", "--watch=500ms"); code != term.ExitUsage || !strings.Contains(stderr, "at least 1s") {
 		t.Errorf("code %d, %q", code, stderr)
 	}
-	if code, _, stderr := watchMachine(t, m, nil, "status", "--watch", "--check"); code != ExitUsage || !strings.Contains(stderr, "mutually exclusive") {
+	if code, _, stderr := watchMachine(t, m, nil, "status", "--watch", "--check"); code != term.ExitUsage || !strings.Contains(stderr, "mutually exclusive") {
 		t.Errorf("code %d, %q", code, stderr)
 	}
 }
 
 func TestChangesWakeAWatch(t *testing.T) {
-	a := &app{IO: IO{Sleep: sleep}}
+	a := &term.App{IO: term.IO{Sleep: term.Sleep}}
 	wake := make(chan struct{}, 1)
 	readings := 0
-	err := a.repeat(t.Context(), 24*time.Hour, wake, func() error {
+	err := repeat(t.Context(), a, 24*time.Hour, wake, func() error {
 		if readings++; readings == 3 {
 			return errEnough
 		}
@@ -129,17 +131,17 @@ func TestChangesWakeAWatch(t *testing.T) {
 
 func TestQueueChangesWakeAWatch(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	serve(t, socket, newMachine())
+	clitest.Serve(t, socket, clitest.NewMachine())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	a := &app{IO: IO{Sleep: func(ctx context.Context, _ time.Duration) error {
+	a := &term.App{IO: term.IO{Sleep: func(ctx context.Context, _ time.Duration) error {
 		cancel()
 		<-ctx.Done()
 		return ctx.Err()
-	}}, socket: socket}
+	}}, Socket: socket}
 	changes := 0
-	err := a.stream(ctx, func(ctx context.Context, admin adminClient) error {
-		a.followQueues(ctx, admin, defaultWatch, func() { changes++ })
+	err := a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
+		followQueues(ctx, a, admin, defaultWatch, func() { changes++ })
 		return nil
 	})
 	if err != nil || changes != 4 { // three of the machine, and the end of its stream
@@ -156,13 +158,13 @@ func TestWatchRedrawsInPlace(t *testing.T) {
 	screen.SetSize(61, 4)
 	next := make(chan func() ([]string, error))
 	a := topApp()
-	a.Now, a.Sleep = func() time.Time { return noon }, func(ctx context.Context, _ time.Duration) error { return ctx.Err() }
-	a.simulated.Store(new("simulated mi300x"))
+	a.Now, a.Sleep = func() time.Time { return clitest.Noon }, func(ctx context.Context, _ time.Duration) error { return ctx.Err() }
+	a.Simulated.Store(new("simulated mi300x"))
 	var last []string
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		last = a.watchOn(t.Context(), screen, "gpctl x", defaultWatch, nil, func(ctx context.Context) (proto.Message, func(*printer), error) {
+		last = watchOn(t.Context(), a, screen, "gpctl x", defaultWatch, nil, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
 			var lines []string
 			err := ctx.Err()
 			select {
@@ -170,9 +172,9 @@ func TestWatchRedrawsInPlace(t *testing.T) {
 				lines, err = read()
 			case <-ctx.Done():
 			}
-			return &gpreemptv1.ListGpusResponse{}, func(p *printer) {
+			return &gpreemptv1.ListGpusResponse{}, func(p *term.Printer) {
 				for _, line := range lines {
-					p.line(cell{line, styleBad})
+					p.Line(term.Cell{Text: line, Style: term.StyleBad})
 				}
 			}, err
 		})
@@ -208,19 +210,19 @@ func TestRunReportsWhatTheDaemonMakesOfTheTree(t *testing.T) {
 		{&gpreemptv1.Target{Class: offline, DecidedBy: "rule a", AttachError: "no\x1b"}, "is offline, priority 0, by rule a: cannot be suspended: no?\n"},
 		{&gpreemptv1.Target{Class: online, Priority: 11}, "is online, priority 11, by default: never suspended; it has to announce its work itself (the tag says offline: gpctl target explain PID)\n"},
 	} {
-		m := newMachine()
+		m := clitest.NewMachine()
 		g := tt.target
 		g.Pid, g.TargetId, g.Comm, g.QueueCount, g.GpuIds = int32(os.Getpid()), pidText(os.Getpid())+"@7", "train", 1, []uint32{34535}
-		m.targets = append(m.targets, g)
+		m.Targets = append(m.Targets, g)
 		code, stdout, stderr := watchMachine(t, m, nil, reportRun, pidText(os.Getppid()), "offline")
 		want := "gpctl: train (PID) " + tt.want
-		if got := strings.ReplaceAll(stderr, pidText(os.Getpid()), "PID"); code != ExitOK || stdout != "" || got != want {
+		if got := strings.ReplaceAll(stderr, pidText(os.Getpid()), "PID"); code != term.ExitOK || stdout != "" || got != want {
 			t.Errorf("code %d, stdout %q, stderr %q, want %q", code, stdout, got, want)
 		}
 	}
 }
 
-func pidText(pid int) string { return numbers([]int{pid}) }
+func pidText(pid int) string { return term.Numbers([]int{pid}) }
 
 func TestRunReportEndsWithTheCommand(t *testing.T) {
 	sleeper := exec.CommandContext(t.Context(), "sleep", "1000")

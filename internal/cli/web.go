@@ -22,6 +22,7 @@ import (
 	"golang.org/x/net/netutil"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // Bounds of the page's server.
@@ -38,7 +39,7 @@ const (
 //go:embed web
 var webFiles embed.FS
 
-func (a *app) webCommand() *cobra.Command {
+func webCommand(a *term.App) *cobra.Command {
 	var (
 		listen string
 		every  time.Duration
@@ -46,18 +47,20 @@ func (a *app) webCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "web",
 		Short: "Serve a page with GPUs, targets, leases and preemptions on loopback",
-		Args:  operands(),
+		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
-				return usage(cmd, "invalid --every %v; use at least 100ms", every)
+				return term.Usage(cmd, "invalid --every %v; use at least 100ms", every)
 			}
 			address, err := netip.ParseAddrPort(listen)
 			if err != nil || !address.Addr().IsLoopback() {
-				return usage(cmd, "invalid --listen %q; use a loopback address with a port, such as 127.0.0.1:9478", listen)
+				return term.Usage(cmd, "invalid --listen %q; use a loopback address with a port, such as 127.0.0.1:9478", listen)
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 			defer stop()
-			return a.stream(ctx, func(ctx context.Context, admin adminClient) error { return a.serveWeb(ctx, admin, address, every) })
+			return a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
+				return serveWeb(ctx, a, admin, address, every)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "loopback address and port; port 0 selects a free one")
@@ -67,9 +70,9 @@ func (a *app) webCommand() *cobra.Command {
 
 // serveWeb serves the page until ctx ends. A daemon that cannot be read at the start is a failure:
 // later the page shows it.
-func (a *app) serveWeb(ctx context.Context, admin adminClient, address netip.AddrPort, every time.Duration) error {
+func serveWeb(ctx context.Context, a *term.App, admin term.AdminClient, address netip.AddrPort, every time.Duration) error {
 	model := newWebModel(a, admin, every)
-	limited, cancel := context.WithTimeout(ctx, a.timeout)
+	limited, cancel := context.WithTimeout(ctx, a.Timeout)
 	_, err := admin.GetStatus(limited, &gpreemptv1.GetStatusRequest{})
 	cancel()
 	if err != nil {
@@ -78,11 +81,11 @@ func (a *app) serveWeb(ctx context.Context, admin adminClient, address netip.Add
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address.String())
 	if err != nil {
-		return &failure{code: ExitFailure, message: fmt.Sprintf("cannot listen on %s: %v", address, err), next: "gpctl web --listen 127.0.0.1:0"}
+		return &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("cannot listen on %s: %v", address, err), Next: "gpctl web --listen 127.0.0.1:0"}
 	}
 	token := rand.Text()
 	server := &http.Server{
-		Handler: webHandler(model, token), ReadTimeout: webReadTime, WriteTimeout: 2*webReadTime + a.timeout, IdleTimeout: webIdleTime,
+		Handler: webHandler(model, token), ReadTimeout: webReadTime, WriteTimeout: 2*webReadTime + a.Timeout, IdleTimeout: webIdleTime,
 		MaxHeaderBytes: webHeaderBytes,
 	}
 	followed := make(chan struct{})
@@ -100,7 +103,7 @@ func (a *app) serveWeb(ctx context.Context, admin adminClient, address netip.Add
 	}
 	fmt.Fprintln(a.Err, "The address is a password for this page. Ctrl-C ends it.")
 	if err := server.Serve(netutil.LimitListener(l, webConnections)); !errors.Is(err, http.ErrServerClosed) {
-		return &failure{code: ExitFailure, message: fmt.Sprintf("the page is no longer served: %v", err), next: "gpctl web"}
+		return &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("the page is no longer served: %v", err), Next: "gpctl web"}
 	}
 	return nil
 }
@@ -174,14 +177,14 @@ func serveWebData(w http.ResponseWriter, r *http.Request, model *webModel) {
 		http.Error(w, "target is a target_id", http.StatusBadRequest)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), model.a.timeout)
+	ctx, cancel := context.WithTimeout(r.Context(), model.a.Timeout)
 	defer cancel()
 	d, err := model.data(ctx, after, target)
 	if err != nil {
 		http.Error(w, "the daemon has not answered", http.StatusGatewayTimeout)
 		return
 	}
-	body, err := marshal(d)
+	body, err := term.Marshal(d)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 const webToken = "TOKEN"
@@ -257,7 +258,7 @@ func TestWebListensOnLoopbackOnly(t *testing.T) {
 		var errs strings.Builder
 		a := topApp()
 		a.Err = &errs
-		if code := Run(t.Context(), []string{"web", "--listen", listen}, a.IO); code != ExitUsage || !strings.Contains(errs.String(), "use a loopback address") {
+		if code := Program.Run(t.Context(), []string{"web", "--listen", listen}, a.IO); code != term.ExitUsage || !strings.Contains(errs.String(), "use a loopback address") {
 			t.Errorf("--listen %q: exit status %d, %s", listen, code, errs.String())
 		}
 	}

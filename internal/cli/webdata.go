@@ -14,6 +14,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/term"
 )
 
 // Bounds of the page.
@@ -163,8 +164,8 @@ type verdict struct {
 // webModel is the state of the page. It follows the daemon's events all the time, and reads the
 // daemon only while somebody looks at the page.
 type webModel struct {
-	a     *app
-	admin adminClient
+	a     *term.App
+	admin term.AdminClient
 	every time.Duration
 	began time.Time
 	// busy holds a token while a request reads the daemon; the others wait for its reading.
@@ -178,7 +179,7 @@ type webModel struct {
 	readAt   time.Duration // of the last reading or failure
 }
 
-func newWebModel(a *app, admin adminClient, every time.Duration) *webModel {
+func newWebModel(a *term.App, admin term.AdminClient, every time.Duration) *webModel {
 	return &webModel{
 		a: a, admin: admin, every: every, began: a.Now(), busy: make(chan struct{}, 1),
 		monitor: newMonitor(), timeline: newTimeline(), verdicts: map[string]verdict{}, readAt: -every,
@@ -190,7 +191,7 @@ func (m *webModel) clock() time.Duration { return m.a.Now().Sub(m.began) }
 
 // follow follows the daemon until ctx ends.
 func (m *webModel) follow(ctx context.Context) {
-	m.a.follow(ctx, m.admin, m.every, func(r reading) {
+	follow(ctx, m.a, m.admin, m.every, func(r reading) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.monitor.read(r)
@@ -233,7 +234,7 @@ func (m *webModel) read(ctx context.Context) error {
 	defer m.mu.Unlock()
 	m.readAt = m.clock()
 	if err != nil {
-		m.monitor.lost = m.a.fromDaemon(ctx, err).Error()
+		m.monitor.lost = m.a.FromDaemon(ctx, err).Error()
 		return nil
 	}
 	m.monitor.read(r)
@@ -305,14 +306,14 @@ func (m *webModel) data(ctx context.Context, after int64, target string) (*webDa
 	m.addTargets(d)
 	for _, l := range m.monitor.now.leases {
 		d.Leases = append(d.Leases, webLease{
-			ID: l.GetLeaseId(), Label: printable(l.GetLabel()), State: api.EnumName(l.GetState()), Prio: priority(l.GetPriority()),
-			GPUs: gpuNames(m.monitor.now.gpus).hip(l.GetGpuIds()...), Owner: printable(leaseOwner(l)), Age: m.a.age(l.GetCreatedAt()), Expires: took(l.GetExpiresIn()),
+			ID: l.GetLeaseId(), Label: term.Printable(l.GetLabel()), State: api.EnumName(l.GetState()), Prio: term.Priority(l.GetPriority()),
+			GPUs: term.GPUNames(m.monitor.now.gpus).HIP(l.GetGpuIds()...), Owner: term.Printable(leaseOwner(l)), Age: m.a.Age(l.GetCreatedAt()), Expires: term.Took(l.GetExpiresIn()),
 		})
 	}
 	for _, p := range m.monitor.last[:min(len(m.monitor.last), webPreemptions)] {
 		pid, _, _ := strings.Cut(p.event.GetTargetId(), "@")
 		d.Preemptions = append(d.Preemptions, webPreemption{
-			At: p.event.GetAt().AsTime().Local().Format("15:04:05.000"), PID: pid, Comm: printable(or(p.comm, "-")), Took: took(p.event.GetTook()),
+			At: p.event.GetAt().AsTime().Local().Format("15:04:05.000"), PID: pid, Comm: term.Printable(term.Or(p.comm, "-")), Took: term.Took(p.event.GetTook()),
 			For: p.why,
 		})
 	}
@@ -322,13 +323,13 @@ func (m *webModel) data(ctx context.Context, after int64, target string) (*webDa
 func (m *webModel) addDaemon(d *webData) {
 	st := m.monitor.now.status
 	d.Daemon = webDaemon{
-		Backend: printable(st.GetBackend()), Version: st.GetVersion(), Policy: st.GetPolicy(), Up: m.a.age(st.GetStartedAt()), Draining: st.GetDraining(),
+		Backend: term.Printable(st.GetBackend()), Version: st.GetVersion(), Policy: st.GetPolicy(), Up: m.a.Age(st.GetStartedAt()), Draining: st.GetDraining(),
 	}
 	if model, _, _ := strings.Cut(st.GetBackend(), " "); model == "simulated" || model == "emulated" {
 		d.Daemon.Model = model
 	}
 	for _, w := range st.GetWarnings() {
-		d.Warnings = append(d.Warnings, webWarning{severity(w) == styleBad, w.GetCode(), printable(w.GetText()), printable(w.GetRemedy())})
+		d.Warnings = append(d.Warnings, webWarning{severity(w) == term.StyleBad, w.GetCode(), term.Printable(w.GetText()), term.Printable(w.GetRemedy())})
 	}
 }
 
@@ -339,7 +340,7 @@ func (m *webModel) addQuiet(q *webQuietTimes) {
 		return
 	}
 	sorted := slices.Sorted(slices.Values(list))
-	at := func(share float64) string { return duration(stat.Quantile(sorted, share)) }
+	at := func(share float64) string { return term.Duration(stat.Quantile(sorted, share)) }
 	q.P50, q.P95, q.P99, q.Max = at(0.5), at(0.95), at(0.99), at(1)
 	for _, d := range list[max(0, len(list)-webQuiet):] {
 		q.Recent = append(q.Recent, float64(d.Microseconds())/1000)
@@ -349,11 +350,11 @@ func (m *webModel) addQuiet(q *webQuietTimes) {
 func (m *webModel) addGPUs(d *webData) {
 	for i, g := range m.monitor.now.gpus {
 		one := webGPU{
-			ID: g.GetGpuId(), Index: i, Name: printable(g.GetName()), Queues: g.GetQueueCount(), Slots: g.GetQueueSlots(), Leases: g.GetLeaseCount(),
+			ID: g.GetGpuId(), Index: i, Name: term.Printable(g.GetName()), Queues: g.GetQueueCount(), Slots: g.GetQueueSlots(), Leases: g.GetLeaseCount(),
 			Suspended: int(100*m.monitor.suspendedOn(g.GetGpuId()) + 0.5),
 		}
 		if g.GetBreakerOpen() {
-			one.Breaker = took(g.GetBreakerClosesIn())
+			one.Breaker = term.Took(g.GetBreakerClosesIn())
 		}
 		if t := m.timeline.gpus[g.GetGpuId()]; t != nil {
 			one.Columns, one.Begun = t.figures(d.First, d.Column, 2), t.begun(d.First, d.Column)
@@ -368,7 +369,7 @@ func (m *webModel) addGPUs(d *webData) {
 		if columns == nil && t.about.GetClass() != gpreemptv1.Class_CLASS_OFFLINE {
 			continue
 		}
-		d.Tracks = append(d.Tracks, webTrack{id, t.about.GetPid(), printable(t.about.GetComm()), t.about.GetGpuIds(), t.gone, columns})
+		d.Tracks = append(d.Tracks, webTrack{id, t.about.GetPid(), term.Printable(t.about.GetComm()), t.about.GetGpuIds(), t.gone, columns})
 	}
 	slices.SortFunc(d.Tracks, func(x, y webTrack) int { return cmp.Or(cmp.Compare(x.PID, y.PID), cmp.Compare(x.ID, y.ID)) })
 }
@@ -378,9 +379,9 @@ func (m *webModel) addTargets(d *webData) {
 		id := t.GetTargetId()
 		_, backlog := m.monitor.backlog(id)
 		one := webTarget{
-			ID: id, PID: t.GetPid(), Comm: printable(t.GetComm()), Class: api.EnumName(t.GetClass()), State: api.EnumName(t.GetState()),
-			Suspended: "-", Rate: "-", Queues: t.GetQueueCount(), Backlog: backlog, GPUs: gpuNames(m.monitor.now.gpus).hip(t.GetGpuIds()...),
-			Where: printable(or(container(t), t.GetJob().GetName())), Why: printable(or(t.GetAttachError(), m.verdicts[id].text)),
+			ID: id, PID: t.GetPid(), Comm: term.Printable(t.GetComm()), Class: api.EnumName(t.GetClass()), State: api.EnumName(t.GetState()),
+			Suspended: "-", Rate: "-", Queues: t.GetQueueCount(), Backlog: backlog, GPUs: term.GPUNames(m.monitor.now.gpus).HIP(t.GetGpuIds()...),
+			Where: term.Printable(term.Or(container(t), t.GetJob().GetName())), Why: term.Printable(term.Or(t.GetAttachError(), m.verdicts[id].text)),
 		}
 		if share, rate, ok := m.monitor.rates(id); ok {
 			one.Suspended, one.Rate = fmt.Sprintf("%.0f", 100*share), fmt.Sprintf("%.1f", rate)
@@ -394,24 +395,24 @@ func (m *webModel) explain(ctx context.Context, target string) *webExplanation {
 	out := &webExplanation{ID: target, Checks: []webCheck{}, Class: []webCheck{}, Queues: []webQueue{}}
 	e, err := m.admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
 	if err != nil {
-		out.Error = m.a.fromDaemon(ctx, err).Error()
+		out.Error = m.a.FromDaemon(ctx, err).Error()
 		return out
 	}
 	m.mu.Lock()
-	names := gpuNames(m.monitor.now.gpus)
+	names := term.GPUNames(m.monitor.now.gpus)
 	m.mu.Unlock()
 	var text bytes.Buffer
-	m.a.printTarget(&printer{w: &text}, e.GetTarget(), names)
-	out.Verdict, out.Facts = printable(e.GetVerdict()), text.String()
+	printTarget(&term.Printer{W: &text}, e.GetTarget(), names)
+	out.Verdict, out.Facts = term.Printable(e.GetVerdict()), text.String()
 	for _, c := range e.GetChecks() {
-		out.Checks = append(out.Checks, webCheck{c.GetCheck(), api.EnumName(c.GetResult()), c.GetDecides(), printable(c.GetDetail())})
+		out.Checks = append(out.Checks, webCheck{c.GetCheck(), api.EnumName(c.GetResult()), c.GetDecides(), term.Printable(c.GetDetail())})
 	}
 	for _, s := range e.GetClassification() {
 		result := "no"
 		if s.GetMatches() {
 			result = api.EnumName(s.GetClass())
 		}
-		out.Class = append(out.Class, webCheck{printable(s.GetBy()), result, s.GetDecides(), printable(s.GetDetail())})
+		out.Class = append(out.Class, webCheck{term.Printable(s.GetBy()), result, s.GetDecides(), term.Printable(s.GetDetail())})
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -419,7 +420,7 @@ func (m *webModel) explain(ctx context.Context, target string) *webExplanation {
 		if q.GetTargetId() != target {
 			continue
 		}
-		out.Queues = append(out.Queues, webQueue{q.GetQueueId(), q.GetGpuId(), q.GetType(), size(q.GetRingBytes()), behind(q)})
+		out.Queues = append(out.Queues, webQueue{q.GetQueueId(), q.GetGpuId(), q.GetType(), term.Size(q.GetRingBytes()), behind(q)})
 	}
 	return out
 }

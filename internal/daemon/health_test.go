@@ -24,6 +24,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -91,7 +92,7 @@ func TestEachWarningIsTheSameWhereverItIsShown(t *testing.T) {
 	compare("API", answered)
 
 	var out, errs bytes.Buffer
-	if code := cli.Main(t.Context(), []string{"--socket", socket, "status"}, strings.NewReader(""), &out, &errs, func(string) string { return "" }); code != cli.ExitOK {
+	if code := cli.Program.Main(t.Context(), []string{"--socket", socket, "status"}, strings.NewReader(""), &out, &errs, func(string) string { return "" }); code != term.ExitOK {
 		t.Fatalf("gpctl status ends with %d: %s", code, errs.String())
 	}
 	var printed []gpreempt.Warning

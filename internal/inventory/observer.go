@@ -106,7 +106,7 @@ func NewObserver(cfg Config) *Observer {
 	for _, name := range order {
 		o.sources[name] = &Source{Name: name}
 	}
-	o.sources[hqds].Available, o.sources[hqds].Note = true, "read on demand: gpctl hqd list"
+	o.sources[hqds].Available, o.sources[hqds].Note = true, "read on demand: gpctl queue slots"
 	o.sources[events].Note = "none yet: they come from targets that dbgtrap is attached to"
 	if cfg.SMI == nil {
 		o.sources[smi].Note = "no driver"

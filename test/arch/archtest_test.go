@@ -238,15 +238,15 @@ var _ = os.DirFS(fmt.Sprint(path))
 var _, _ = os.Open(fmt.Sprintf("%s/x", path))
 var _, _ = os.ReadFile("/proc/self/maps")
 var _, _ = os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))`,
-				"internal/config/c_test.go":      `package config; import "os"; var _, _ = os.ReadFile(path)`,
-				"internal/config/o.go":           `package config; import os "example.com/os"; var _, _ = os.ReadFile(path)`,
-				"internal/mechanism/journal.go":  `package mechanism; import "os"; var _, _ = os.ReadFile(boot)`,
-				"internal/kfdtrace/functions.go": `package kfdtrace`,
-				"internal/regular/regular.go":    `package regular; import "os"; var _, _ = os.Open(path)`,
+				"internal/config/c_test.go":     `package config; import "os"; var _, _ = os.ReadFile(path)`,
+				"internal/config/o.go":          `package config; import os "example.com/os"; var _, _ = os.ReadFile(path)`,
+				"internal/mechanism/journal.go": `package mechanism; import "os"; var _, _ = os.ReadFile(boot)`,
+				"lab/kfdtrace/functions.go":     `package kfdtrace`,
+				"internal/regular/regular.go":   `package regular; import "os"; var _, _ = os.Open(path)`,
 			},
 			want: []string{
 				"internal/config/c.go:2:12: read the path", "internal/config/c.go:3:12: read the path", "internal/config/c.go:4:9: read the path",
-				"internal/config/c.go:5:12: read the path", "internal/kfdtrace/functions.go is in ownPaths", "internal/kfdtrace/tracefs.go is in ownPaths",
+				"internal/config/c.go:5:12: read the path", "lab/kfdtrace/functions.go is in ownPaths", "lab/kfdtrace/tracefs.go is in ownPaths",
 			},
 		},
 		{

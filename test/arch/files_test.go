@@ -16,11 +16,11 @@ var readers = map[string][]string{"os": {"Open", "ReadFile", "DirFS"}, "crypto/t
 var ownPaths = map[string]string{
 	"accept/report.go":                        "the directory that it has written to",
 	"accept/pytorch.go":                       "the directory that the profiler has written to",
-	"internal/cli/amdlog.go":                  "a log, which may come through a pipe to the user's own command",
+	"lab/cli/amdlog.go":                       "a log, which may come through a pipe to the user's own command",
 	"internal/daemon/listen.go":               "the lock, whose directory is checked",
-	"internal/evidence/files.go":              "the directory that it has written to",
-	"internal/kfdtrace/functions.go":          "kallsyms",
-	"internal/kfdtrace/tracefs.go":            "tracefs",
+	"lab/evidence/files.go":                   "the directory that it has written to",
+	"lab/kfdtrace/functions.go":               "kallsyms",
+	"lab/kfdtrace/tracefs.go":                 "tracefs",
 	"internal/mechanism/dbgtrap/probe.go":     "procfs and sysfs below the root of the host",
 	"internal/mechanism/freezer/mount.go":     "procfs below the root of the host",
 	"internal/mechanism/freezer/owncgroup.go": "procfs below the root of the host",
@@ -35,7 +35,7 @@ var ownPaths = map[string]string{
 func checkReaders(t *tree) (problems []string) {
 	used := map[string]bool{}
 	for dir, p := range t.packages {
-		if !within(dir, "accept") && !within(dir, "cmd") && !within(dir, "internal") && !within(dir, "pkg") || within(dir, "internal/regular") ||
+		if !within(dir, "accept") && !within(dir, "cmd") && !within(dir, "internal") && !within(dir, "lab") && !within(dir, "pkg") || within(dir, "internal/regular") ||
 			within(dir, "internal/testutil") || within(dir, "accept/conformance") {
 			continue
 		}

@@ -14,6 +14,7 @@ const (
 	host       = "programs that work on the driver and its processes"
 	daemon     = "the daemon"
 	client     = "clients of the daemon"
+	admin      = "the administrator's client"
 	lab        = "evidence and forensics"
 	acceptance = "the acceptance of a GPU"
 	kit        = "tests"
@@ -31,10 +32,9 @@ var purposes = map[string]string{
 	"internal/events": daemon, "internal/hrtimer": daemon, "internal/inventory": daemon, "internal/server": daemon, "internal/targets": daemon,
 	"internal/mechanism/freezer": daemon, "internal/mechanism/kmap": daemon, "internal/mechanism/nvchannels": daemon, "pkg/nvrm": daemon,
 
-	"internal/cli": client, "internal/fleet": client, "pkg/client": client,
+	"internal/cli": admin, "internal/fleet": client, "internal/term": client, "pkg/client": client,
 
-	"internal/evidence": lab, "internal/kfdtrace": lab, "internal/report": lab, "internal/scenario": lab, "internal/sim": lab, "internal/trial": lab,
-	"pkg/discovery/hiplog": lab,
+	"lab": lab,
 
 	"accept": acceptance,
 
@@ -46,7 +46,8 @@ var purposes = map[string]string{
 // of what it works on, and nothing that tests it.
 var programs = map[string][]string{
 	"cmd/gpreemptd":       {shared, host, daemon},
-	"cmd/gpctl":           {shared, client, lab},
+	"cmd/gpctl":           {shared, client, admin},
+	"lab/cmd/gplab":       {shared, client, lab},
 	"accept/cmd/gpaccept": {shared, host, acceptance},
 	"emu/cmd/kfdemu":      {shared, host, daemon, client, kit},
 }

@@ -14,11 +14,11 @@ const (
 	// maxPackages bounds the packages of the product.
 	maxPackages = 44
 	// maxProduct bounds its lines, without tests and generated code; make count prints them.
-	maxProduct = 80_000
+	maxProduct = 60_000
 )
 
 // maxLinked bounds the lines of this module that a program links, counted in the same way.
-var maxLinked = map[string]int{"cmd/gpreemptd": 48_000, "cmd/gpctl": 44_000, "accept/cmd/gpaccept": 30_000}
+var maxLinked = map[string]int{"cmd/gpreemptd": 48_000, "cmd/gpctl": 18_000, "accept/cmd/gpaccept": 30_000}
 
 func TestNoFileIsTooLong(t *testing.T) {
 	root := os.DirFS("../..")
@@ -43,7 +43,7 @@ func TestProductHasFewPackages(t *testing.T) {
 	}
 	n := 0
 	for _, dir := range module.dirs() {
-		if purpose, _ := purposeOf(dir); purpose != kit && purpose != acceptance && !generated(dir) {
+		if purpose, _ := purposeOf(dir); purpose != kit && purpose != acceptance && purpose != lab && !generated(dir) {
 			n++
 		}
 	}
@@ -67,7 +67,7 @@ func TestProductAndProgramsStayWithinTheirLines(t *testing.T) {
 	}
 	product := 0
 	for _, dir := range module.dirs() {
-		if purpose, _ := purposeOf(dir); purpose != kit && purpose != acceptance {
+		if purpose, _ := purposeOf(dir); purpose != kit && purpose != acceptance && purpose != lab {
 			product += lines(dir)
 		}
 	}

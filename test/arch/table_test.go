@@ -47,7 +47,6 @@ var table = []struct {
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"pkg/discovery/hiplog", rule{imports: []string{"internal/stat"}}},
 
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
@@ -88,18 +87,25 @@ var table = []struct {
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "internal/regular", "pkg/gpreempt"}}},
 
-	// Evidence: what gpreempt does to given work, simulated, emulated or on hardware.
-	{"internal/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "pkg/gpreempt"}}},
-	{"internal/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/stat"}}},
-	{"internal/sim", rule{imports: []string{"internal/evidence", "internal/scenario", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
-	{"internal/report", rule{imports: []string{"internal/evidence", "internal/stat"}}},
-	{"internal/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/evidence", "internal/regular", "internal/scenario", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
-
-	// The commands of gpctl.
-	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	// What commands stand on, and gpctl.
+	{"internal/term", rule{imports: []string{apiV1, "internal/api", "pkg/client", "pkg/gpreempt"}}},
+	{"internal/testutil/clitest", rule{imports: []string{apiV1, "internal/api", "internal/term", "pkg/gpreempt"}}},
 	{"internal/fleet", rule{stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/evidence", "internal/fleet", "internal/kfdtrace", "internal/regular", "internal/report", "internal/scenario", "internal/sim", "internal/stat", "internal/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/fleet", "internal/regular", "internal/stat", "internal/term", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
+	{"cmd/gpctl", rule{imports: []string{"internal/cli"}}},
+
+	// The lab, a module of its own: what gpreempt does to given work, simulated, emulated or on
+	// hardware, and what drivers and runtimes wrote.
+	{"lab/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "pkg/gpreempt"}}},
+	{"lab/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/stat"}}},
+	{"lab/sim", rule{imports: []string{"internal/stat", "lab/evidence", "lab/scenario", "pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
+	{"lab/report", rule{imports: []string{"internal/stat", "lab/evidence"}}},
+	{"lab/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/regular", "internal/stat", "lab/evidence", "lab/scenario", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"lab/hiplog", rule{imports: []string{"internal/stat"}}},
+	{"lab/spans", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/regular", "internal/term", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/cmd/gplab", rule{imports: []string{"lab/cli"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
 	// in process and the emulated machine below real programs. The shipped programs link

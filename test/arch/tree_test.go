@@ -15,7 +15,10 @@ import (
 	"sync"
 )
 
-// tree is the Go source of one module. It is read file by file and not asked
+// parts are the nested modules that belong to the tree: they are held to the table, too.
+var parts = []string{"lab"}
+
+// tree is the Go source of one module and of its parts. It is read file by file and not asked
 // from the go command, so that the test cache sees what the result depends on
 // and a package that does not compile is still checked.
 type tree struct {
@@ -45,7 +48,7 @@ type file struct {
 // loadModule returns the tree of this module, which no test changes.
 var loadModule = sync.OnceValues(func() (*tree, error) { return load(os.DirFS("../..")) })
 
-// load reads every Go file below root that belongs to its module.
+// load reads every Go file below root that belongs to its module or to one of parts.
 func load(root fs.FS) (*tree, error) {
 	t := &tree{packages: map[string]*pkg{}}
 	var err error
@@ -78,7 +81,7 @@ func load(root fs.FS) (*tree, error) {
 }
 
 // enter returns fs.SkipDir for the directories the go command leaves out too:
-// hidden ones, testdata, and other modules.
+// hidden ones, testdata, and other modules than parts.
 func enter(root fs.FS, dir string) error {
 	if dir == "." {
 		return nil
@@ -87,7 +90,7 @@ func enter(root fs.FS, dir string) error {
 	if base == "testdata" || base == "vendor" || strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") {
 		return fs.SkipDir
 	}
-	if _, err := fs.Stat(root, path.Join(dir, "go.mod")); err == nil {
+	if _, err := fs.Stat(root, path.Join(dir, "go.mod")); err == nil && !slices.Contains(parts, dir) {
 		return fs.SkipDir
 	}
 	return nil

@@ -18,10 +18,21 @@ import (
 // check runs gpctl and checks its exit status and that it says something.
 func (d *daemon) check(code int, says string, args ...string) {
 	d.t.Helper()
-	r := d.ctl(args...)
+	d.checkResult(d.ctl(args...), code, says, args)
+}
+
+func (d *daemon) checkResult(r result, code int, says string, args []string) {
+	d.t.Helper()
 	if r.Code != code || !strings.Contains(r.Out+r.Err, says) {
-		d.t.Errorf("gpctl %s: exit status %d, %q, %q; want %d and %q", strings.Join(args, " "), r.Code, r.Out, r.Err, code, says)
+		d.t.Errorf("%s: exit status %d, %q, %q; want %d and %q", strings.Join(args, " "), r.Code, r.Out, r.Err, code, says)
 	}
+}
+
+// export runs gplab trace export.
+func (d *daemon) export(says string, args ...string) {
+	d.t.Helper()
+	args = append([]string{"trace", "export"}, args...)
+	d.checkResult(d.lab(args...), 0, says, args)
 }
 
 func TestGpctlSuspendsAndResumes(t *testing.T) {

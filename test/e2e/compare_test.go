@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/evidence"
 )
 
 func TestCompareMeasuresPoliciesAndQueues(t *testing.T) {
@@ -22,7 +21,7 @@ func TestCompareMeasuresPoliciesAndQueues(t *testing.T) {
 		fmt.Sprintf(strings.ReplaceAll(workReports, "--queues 2", "--queues {queues}"), kfdemuBinary+" work", ""), "--progress", workProgress,
 		"--policy", "strict", "--policy", "balanced", "--queues", "1,3", "--processes", "2", "--iterations", "15", "--hold", "5ms", "--gap", "100ms",
 		"--warm-up", "200ms", "--output-dir", dir)
-	var result struct{ Arms []evidence.Summary }
+	var result struct{ Arms []trialSummary }
 	if err := json.Unmarshal([]byte(stdout), &result); err != nil || code != 0 {
 		t.Fatalf("exit code %d: %v\n%s\n%s", code, err, stdout, stderr)
 	}
@@ -54,7 +53,7 @@ func TestCompareMeasuresMechanisms(t *testing.T) {
 	}
 	dir := filepath.Join(t.TempDir(), "run")
 	code, stdout, stderr := compare(dir, "freezer")
-	run, err := evidence.Read(dir)
+	run, err := readRun(dir)
 	if err != nil || code != 0 || !strings.Contains(stdout, "REDUCTION") {
 		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
@@ -90,7 +89,7 @@ profile: %s
 	if code != 9 || !strings.Contains(stdout, "CANNOT TELL") || !strings.Contains(stdout, "protected::criu was left out: "+missing) {
 		t.Errorf("exit code %d:\n%s\n%s", code, stdout, stderr)
 	}
-	if run, err = evidence.Read(dir); err != nil || len(run.Arms[0].Repeats) != 0 || len(run.Arms[1].Repeats) != 1 {
+	if run, err = readRun(dir); err != nil || len(run.Arms[0].Repeats) != 0 || len(run.Arms[1].Repeats) != 1 {
 		t.Errorf("%v, %+v", err, run)
 	}
 }

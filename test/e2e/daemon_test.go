@@ -288,8 +288,19 @@ type result struct {
 // ctl runs gpctl.
 func (d *daemon) ctl(args ...string) result {
 	d.t.Helper()
+	return d.client(gpctl, args...)
+}
+
+// lab runs gplab.
+func (d *daemon) lab(args ...string) result {
+	d.t.Helper()
+	return d.client(gplab, args...)
+}
+
+func (d *daemon) client(program string, args ...string) result {
+	d.t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(d.t.Context(), gpctl, append([]string{"--socket", d.socket}, args...)...)
+	cmd := exec.CommandContext(d.t.Context(), program, append([]string{"--socket", d.socket}, args...)...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = environment(), &out, &errs
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		d.t.Fatal(err)

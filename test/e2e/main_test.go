@@ -23,7 +23,7 @@ import (
 // The paths of the binaries under test, and of the clients of an emulated GPU.
 // trainBinary is kfdemuBinary by the name of an offline job, strangersBinary that of
 // the tests where another user can run it.
-var gpreemptd, gpctl, gpaccept, kfdemuBinary, simBinary, trainBinary, strangersBinary string
+var gpreemptd, gpctl, gplab, gpaccept, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
 // busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes and a kmap.Lease of 10 s. The emulated
 // driver runs in the process of the test: when a busy host does not run that, it looks like a GPU that
@@ -108,6 +108,7 @@ func build(dir string) error {
 	// The programs that stand for others' are built as those are: without the detector.
 	for _, args := range [][]string{
 		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl", "../../accept/cmd/gpaccept"),
+		append(slices.Insert(slices.Clone(args), 1, "-C", "../../lab"), "./cmd/gplab"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "busy")+string(filepath.Separator)), "-overlay", busy, "../../cmd/gpreemptd"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "sim")+string(filepath.Separator)), "../../emu/cmd/kfdemu"), // runs the daemon, too
 		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu"},
@@ -121,7 +122,7 @@ func build(dir string) error {
 
 // setBinaries sets the paths of what build has put into dir.
 func setBinaries(dir string) {
-	gpreemptd, gpctl, gpaccept = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "gpaccept")
+	gpreemptd, gpctl, gplab, gpaccept = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "gplab"), filepath.Join(dir, "gpaccept")
 	kfdemuBinary, simBinary = filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
 	trainBinary, busyHostDaemon = filepath.Join(dir, "train"), filepath.Join(dir, "busy", "gpreemptd")
 }

@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,6 +19,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/config"
 	daemonpkg "github.com/gpreempt/gpreempt/internal/daemon"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -37,7 +40,7 @@ func readText(t *testing.T, path string) string {
 
 var (
 	codeSpan = regexp.MustCompile("`([^`\n]+)`")
-	codeLine = regexp.MustCompile(`(?m)^    (?:sudo )?(?:build/)?((?:gpctl|gpreemptd)\b.*)$`)
+	codeLine = regexp.MustCompile(`(?m)^    (?:sudo )?(?:build/)?((?:gpctl|gplab|gpreemptd)\b.*)$`)
 	// commandEnd is where the shell, or a comment, takes over.
 	commandEnd = regexp.MustCompile(`\s*(?:[|;>&]|\s#).*$`)
 )
@@ -54,7 +57,7 @@ func commandLines(document string) (lines []string) {
 func commands(document string) [][]string {
 	lines := commandLines(document)
 	for _, m := range codeSpan.FindAllStringSubmatch(document, -1) {
-		if program, _, _ := strings.Cut(m[1], " "); program == "gpctl" || program == "gpreemptd" {
+		if program, _, _ := strings.Cut(m[1], " "); program == "gpctl" || program == "gplab" || program == "gpreemptd" {
 			lines = append(lines, m[1])
 		}
 	}
@@ -77,9 +80,16 @@ func inWords(lines []string) (all [][]string) {
 
 // understood parses a command as its program does, and runs nothing.
 func understood(words []string) error {
+	if words[0] == "gplab" { // another module: its program says which commands and flags it has
+		out, err := exec.Command(gplab, append(words[1:], "--help")...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}
 	root := daemonpkg.Command()
 	if words[0] == "gpctl" {
-		root = cli.New(cli.IO{Out: io.Discard, Err: io.Discard, Getenv: func(string) string { return "" }})
+		root = cli.Program.New(term.IO{Out: io.Discard, Err: io.Discard, Getenv: func(string) string { return "" }})
 	}
 	cmd, rest, err := root.Find(words[1:])
 	if err != nil {
@@ -189,9 +199,9 @@ func TestRunbookNamesOnlyWhatExists(t *testing.T) {
 	}
 }
 
-// elsewhere are commands that have tests of their own: what asks several daemons, what serves until it is stopped, what is
-// no client.
-var elsewhere = [][]string{{"gpctl", "fleet"}, {"gpctl", "web"}, {"gpreemptd"}}
+// elsewhere are commands that have tests of their own: what asks several daemons, what serves until it is stopped, what
+// needs a host's tracefs, what is no client.
+var elsewhere = [][]string{{"gpctl", "fleet"}, {"gpctl", "web"}, {"gplab", "trace", "kfd"}, {"gpreemptd"}}
 
 // TestEveryCommandOfTheRunbookWorks runs them in their order, as somebody would who
 // tries one after the other on simulated GPUs.
@@ -215,8 +225,12 @@ func TestEveryCommandOfTheRunbookWorks(t *testing.T) {
 			"PID", strconv.Itoa(int(pid)), "LEASE", lease.GetLeaseId(), "GPU", strconv.Itoa(int(d.target(pid).GetGpuIds()[0])),
 			"NAME=VALUE", "share_floor=0.2", "--follow", "--all", // which ends
 		).Replace(strings.Join(words[1:], " ")))
-		if r := d.ctl(args...); r.Code != 0 {
-			t.Errorf("gpctl %s: exit status %d: %s%s", strings.Join(args, " "), r.Code, r.Out, r.Err)
+		program := gpctl
+		if words[0] == "gplab" {
+			program = gplab
+		}
+		if r := d.client(program, args...); r.Code != 0 {
+			t.Errorf("%s %s: exit status %d: %s%s", words[0], strings.Join(args, " "), r.Code, r.Out, r.Err)
 		} else {
 			n++
 		}

@@ -20,7 +20,7 @@ func TestSuspendedQueuesAreInNoHardwareSlot(t *testing.T) {
 	target := fmt.Sprint(pid)
 	slots := func() int {
 		var list gpreemptv1.ListHqdsResponse
-		d.ctlJSON(&list, "hqd", "list", "--target", target)
+		d.ctlJSON(&list, "queue", "slots", "--target", target)
 		return len(list.GetHqds())
 	}
 	d.eventually("its queue is in a slot", func() bool { return slots() > 0 })

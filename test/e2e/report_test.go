@@ -13,16 +13,16 @@ import (
 )
 
 // madeUpRun is a run with made-up figures, which has everything that a report can show.
-var madeUpRun = filepath.Join("..", "..", "internal", "report", "testdata", "run")
+var madeUpRun = filepath.Join("..", "..", "lab", "report", "testdata", "run")
 
-// writeReport has gpctl make a page of a run, and returns its address.
+// writeReport has gplab make a page of a run, and returns its address.
 func writeReport(t *testing.T, run string) string {
 	t.Helper()
 	page := filepath.Join(t.TempDir(), "report.html")
-	cmd := exec.Command(gpctl, "report", run, "-o", page)
+	cmd := exec.Command(gplab, "report", run, "-o", page)
 	cmd.Env = environment()
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-		t.Fatalf("gpctl report: %v: %s", err, out)
+		t.Fatalf("gplab report: %v: %s", err, out)
 	}
 	return "file://" + page
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// traced is a trace that gpctl exported.
+// traced is a trace that gplab exported.
 type traced struct {
 	OtherData   map[string]string `json:"otherData"`
 	TraceEvents []struct {
@@ -37,7 +37,7 @@ func readTrace(t *testing.T, path string) traced {
 	var schema jsonschema.Schema
 	var trace traced
 	var raw any
-	for file, to := range map[string][]any{"../../internal/cli/testdata/trace-event-format.schema.json": {&schema}, path: {&trace, &raw}} {
+	for file, to := range map[string][]any{"../../lab/cli/testdata/trace-event-format.schema.json": {&schema}, path: {&trace, &raw}} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -68,7 +68,7 @@ func TestExportedTraceShowsAPreemptionFromEndToEnd(t *testing.T) {
 	d.awaitTarget(pid, since, running)
 
 	file := filepath.Join(t.TempDir(), "trace.json")
-	d.check(0, "no hardware is involved", "trace", "export", "--lease", lease, "--output-file", file)
+	d.export("no hardware is involved", "--lease", lease, "--output-file", file)
 	trace := readTrace(t, file)
 	if got, want := trace.OtherData["backend"], d.status().GetBackend(); got != want {
 		t.Errorf("the trace is of %q, want %q", got, want)
@@ -108,7 +108,7 @@ func TestExportedTraceShowsAPreemptionFromEndToEnd(t *testing.T) {
 	if len(begin) != 8 {
 		t.Errorf("spans %v", begin)
 	}
-	d.check(0, "", "trace", "export", "--output-file", file)
+	d.export("", "--output-file", file)
 	readTrace(t, file)
 }
 
@@ -143,7 +143,7 @@ func TestCallersTraceContinuesInTheDaemon(t *testing.T) {
 	since := d.revision()
 	d.complete(answer.GetAnnounced().GetLeaseId())
 	d.awaitTarget(pid, since, running)
-	d.check(0, "", "trace", "export", "--otlp", "unix:"+socket)
+	d.export("", "--otlp", "unix:"+socket)
 
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()

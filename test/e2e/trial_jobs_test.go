@@ -13,7 +13,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/evidence"
 )
 
 // answering begins a trial with a server whose work the trial announces.
@@ -42,8 +41,8 @@ func TestHourOfStabilityRunsShortened(t *testing.T) {
 	code, stdout, stderr := trialOf(t, m, d, append(answering(), "--plan", "stability-1h", "--duration", "12s", "--warm-up", "200ms", "-o", "json",
 		"--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress, "--output-dir", filepath.Join(t.TempDir(), "run"))...)
 	var result struct {
-		Verdict evidence.Verdict
-		Arms    []evidence.Summary
+		Verdict trialVerdict
+		Arms    []trialSummary
 	}
 	if err := json.Unmarshal([]byte(stdout), &result); err != nil || code != 9 || len(result.Arms) != 1 || result.Arms[0].Latency.N == 0 || result.Arms[0].Suspends.N == 0 {
 		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
@@ -89,7 +88,7 @@ echo '[{"Id": "%064x", "Name": "/train", "State": {"Running": true}}]'
 		t.Errorf("a container that does not exist: exit code %d:\n%s\n%s", code, stdout, stderr)
 	}
 	code, stdout, stderr := trialOf(t, m, d, slices.Concat(args, []string{"train"})...)
-	run, err := evidence.Read(dir)
+	run, err := readRun(dir)
 	if err != nil {
 		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
@@ -119,7 +118,7 @@ echo '[{"Id": "%064x", "Name": "/train", "State": {"Running": true}}]'
 // pidsOf returns the pids that the map of a run has of a repeat.
 func pidsOf(t *testing.T, dir, arm string, repeat int) (offline, online []int32) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(dir, evidence.PIDsFile))
+	text, err := os.ReadFile(filepath.Join(dir, "pids.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/evidence"
 )
 
 // unmanaged is a config by which no process is offline: a trial classifies its jobs itself.
@@ -46,7 +45,7 @@ const (
 	workProgress = `\],"packets":\d+,"count":(\d+)`
 )
 
-// trialOf runs gpctl trial on the machine.
+// trialOf runs gplab on the machine.
 func trialOf(t *testing.T, m *emulated, d *daemon, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	cmd := trialCommand(m, d, args...)
@@ -59,7 +58,7 @@ func trialOf(t *testing.T, m *emulated, d *daemon, args ...string) (code int, st
 }
 
 func trialCommand(m *emulated, d *daemon, args ...string) *exec.Cmd {
-	cmd := m.Command(context.Background(), gpctl, append([]string{"--socket", d.socket}, args...)...)
+	cmd := m.Command(context.Background(), gplab, append([]string{"--socket", d.socket}, args...)...)
 	cmd.Env = environment(cmd.Env...)
 	return cmd
 }
@@ -133,18 +132,18 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	}, serving(t)...)
 	code, stdout, stderr := trialOf(t, m, d, args...)
 	var result struct {
-		Verdict evidence.Verdict
-		Arms    []evidence.Summary
+		Verdict trialVerdict
+		Arms    []trialSummary
 		Backend string
 		Report  string
 	}
 	if err := json.Unmarshal([]byte(stdout), &result); err != nil {
 		t.Fatalf("exit code %d: %v\n%s\n%s", code, err, stdout, stderr)
 	}
-	if code != 0 || result.Verdict.Result != evidence.Pass || result.Verdict.Origin != evidence.Emulated || !strings.HasPrefix(result.Backend, "emulated") {
+	if code != 0 || result.Verdict.Result != "PASS" || result.Verdict.Origin != "emulated" || !strings.HasPrefix(result.Backend, "emulated") {
 		t.Errorf("exit code %d: %s\n%s", code, stdout, stderr)
 	}
-	run, err := evidence.Read(dir)
+	run, err := readRun(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,14 +152,14 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 		names = append(names, arm.Name)
 		for n, r := range arm.Repeats {
 			requests := 20
-			if arm.Kind == evidence.OfflineAlone {
+			if arm.Kind == "offline alone" {
 				requests = 0
 			}
-			if len(r.Requests) != requests || r.Seconds <= 0 || len(r.Samples) == 0 || (r.Work > 0) != (arm.Kind != evidence.OnlineAlone) {
+			if len(r.Requests) != requests || r.Seconds <= 0 || len(r.Samples) == 0 || (r.Work > 0) != (arm.Kind != "online alone") {
 				t.Errorf("%s, repeat %d: %d requests, %v s, %d samples, %v %s", arm.Name, n+1, len(r.Requests), r.Seconds, len(r.Samples), r.Work, r.WorkUnit)
 			}
-			protected := arm.Kind == evidence.Protected
-			if protected != (len(r.Suspends) > 0) || protected != (len(r.Resumes) > 0) || protected && result.Arms[i].Readings[evidence.HQDsActive] == 0 {
+			protected := arm.Kind == "protected"
+			if protected != (len(r.Suspends) > 0) || protected != (len(r.Resumes) > 0) || protected && result.Arms[i].Readings["hqds_active"] == 0 {
 				t.Errorf("%s, repeat %d: %d suspends, %d resumes, %v", arm.Name, n+1, len(r.Suspends), len(r.Resumes), result.Arms[i].Readings)
 			}
 		}
@@ -197,7 +196,7 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	for _, arm := range run.Arms {
 		for repeat := range arm.Repeats {
 			offline, online := pidsOf(t, dir, arm.Name, repeat)
-			if (len(offline) == 1) != (arm.Kind != evidence.OnlineAlone) || (len(online) > 1) != (arm.Kind != evidence.OfflineAlone) {
+			if (len(offline) == 1) != (arm.Kind != "online alone") || (len(online) > 1) != (arm.Kind != "offline alone") {
 				t.Errorf("%s, repeat %d: the pid map has %v offline and %v online", arm.Name, repeat+1, offline, online)
 			}
 		}
@@ -214,13 +213,13 @@ func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
 	t.Run("its report in a browser", func(t *testing.T) { trialReport(t, result.Report, "lenient") })
 
 	// The runs of one machine and plan can be compared, and a run with itself has ratio 1.
-	if r := d.ctl("trial", "compare", dir, dir); r.Code != 0 || !strings.Contains(r.Out, "online mean") || strings.Contains(r.Out, "differs") {
+	if r := d.lab("trial", "compare", dir, dir); r.Code != 0 || !strings.Contains(r.Out, "online mean") || strings.Contains(r.Out, "differs") {
 		t.Errorf("trial compare: %+v", r)
 	}
-	if r := d.ctl("trial", "judge", dir, "--profile", "loss-5"); r.Code == 0 || !strings.Contains(r.Out, "EMULATED, profile loss-5: ") {
+	if r := d.lab("trial", "judge", dir, "--profile", "loss-5"); r.Code == 0 || !strings.Contains(r.Out, "EMULATED, profile loss-5: ") {
 		t.Errorf("trial judge: %+v", r)
 	}
-	if r := d.ctl("trial", "--resume", dir); r.Code == 0 && !strings.Contains(r.Out, "PASS") {
+	if r := d.lab("trial", "--resume", dir); r.Code == 0 && !strings.Contains(r.Out, "PASS") {
 		t.Errorf("resume of a complete run: %+v", r)
 	}
 }
@@ -270,7 +269,7 @@ func TestTrialReplaysATraceToAServer(t *testing.T) {
 	code, stdout, stderr := trialOf(t, m, d, "trial", "--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress, "--unit", "packets",
 		"--request", server.URL+"/predict", "--trace", trace, "--count", fmt.Sprint(lines), "--arm", "shared", "--arm", "protected:strict", "--repeats", "1",
 		"--warm-up", "200ms", "--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir)
-	run, err := evidence.Read(dir)
+	run, err := readRun(dir)
 	if err != nil || len(run.Arms) != 2 {
 		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
@@ -280,7 +279,7 @@ func TestTrialReplaysATraceToAServer(t *testing.T) {
 			continue
 		}
 		for i, r := range arm.Repeats[0].Requests {
-			if r.Failed != "" || r.Total <= 0 || i > 0 && r.At < arm.Repeats[0].Requests[i-1].At {
+			if r["failed"] != "" || valueOf(r, "total_ms") <= 0 || i > 0 && valueOf(r, "at_ms") < valueOf(arm.Repeats[0].Requests[i-1], "at_ms") {
 				t.Errorf("%s, request %d: %+v", arm.Name, i, r)
 			}
 		}
@@ -410,7 +409,7 @@ exec sleep 600
 	if text, err := os.ReadFile(report); err != nil || !strings.Contains(string(text), "CANNOT TELL") || !strings.Contains(out.String(), dir+"/report.html") {
 		t.Errorf("the report of the interrupted run: %v\n%s\n%s", err, text, &out)
 	}
-	run, err := evidence.Read(dir)
+	run, err := readRun(dir)
 	if err != nil || len(run.Arms[0].Repeats) != 1 || len(run.Arms[1].Repeats) != 0 {
 		t.Fatalf("the folder has %+v: %v", run, err)
 	}
@@ -420,7 +419,7 @@ exec sleep 600
 			t.Errorf("%s: the pid map has %v, want %d", arm, offline, w.PID)
 		}
 	}
-	if run, err = evidence.Read(dir); err != nil || len(run.Arms[1].Repeats) != 1 || len(run.Arms[1].Repeats[0].Suspends) == 0 || run.Arms[1].Repeats[0].Work == 0 {
+	if run, err = readRun(dir); err != nil || len(run.Arms[1].Repeats) != 1 || len(run.Arms[1].Repeats[0].Suspends) == 0 || run.Arms[1].Repeats[0].Work == 0 {
 		t.Errorf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
 }

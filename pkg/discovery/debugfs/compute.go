@@ -3,6 +3,7 @@ package debugfs
 import (
 	"fmt"
 
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -81,9 +82,9 @@ type Compute struct {
 	VMID int `json:"vmid"`
 	// PipePriority is 0 low, 1 medium, 2 high. QueuePriority is the priority that the
 	// process requested, 0 to 15, up to 6.12, and 0 later. See Priority.
-	PipePriority  uint32  `json:"pipe_priority"`
-	QueuePriority uint32  `json:"queue_priority"`
-	Quantum       Quantum `json:"quantum"`
+	PipePriority  uint32            `json:"pipe_priority"`
+	QueuePriority uint32            `json:"queue_priority"`
+	Quantum       discovery.Quantum `json:"quantum"`
 
 	// RingBase is the virtual address of the ring in the owner, RingBytes its size.
 	RingBase  uint64 `json:"-"`
@@ -153,36 +154,6 @@ type Compute struct {
 	Chunk      uint32 `json:"chunk,omitempty"`
 }
 
-// Quantum is how long a queue runs before the next of the same priority on its pipe
-// (CP_HQD_QUANTUM).
-type Quantum struct {
-	// Enabled is false for a queue that runs until it is empty.
-	Enabled bool
-	// Scale is the unit of Duration, 0 to 63: 1 is milliseconds (QUANTUM_SCALE_1MS of the
-	// driver's cik_regs.h). The meaning of 0 is not public.
-	Scale, Duration uint8
-}
-
-// DecodeQuantum decodes the register CP_HQD_QUANTUM.
-func DecodeQuantum(register uint32) Quantum {
-	return Quantum{Enabled: register&1 != 0, Scale: uint8(register >> 4 & 1), Duration: uint8(register >> 8 & 0x3f)}
-}
-
-// String returns the quantum for display: "1 ms", "off", or both fields when the unit is
-// unknown.
-func (q Quantum) String() string {
-	switch {
-	case !q.Enabled:
-		return "off"
-	case q.Scale == 1:
-		return fmt.Sprintf("%d ms", q.Duration)
-	}
-	return fmt.Sprintf("%d of scale %d", q.Duration, q.Scale)
-}
-
-// MarshalText returns String.
-func (q Quantum) MarshalText() ([]byte, error) { return []byte(q.String()), nil }
-
 // DecodeCompute decodes the 56 registers of a compute slot or of the HIQ, or an MQD of 2048
 // or 4096 bytes, of gfx9 to gfx12. An MQD may be cut after its registers. The words are
 // kept, not copied.
@@ -199,7 +170,7 @@ func DecodeCompute(words []uint32) (Compute, error) {
 	c.Active = r[regActive]&1 != 0
 	c.VMID = int(r[regVMID] & 0xf)
 	c.PipePriority, c.QueuePriority = r[regPipePriority], r[regQueuePriority]
-	c.Quantum = DecodeQuantum(r[regQuantum])
+	c.Quantum = discovery.DecodeQuantum(r[regQuantum])
 
 	c.RingBase = wide(r, regPQBase) << 8
 	control := r[regPQControl]

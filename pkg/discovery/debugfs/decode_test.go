@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -37,7 +38,7 @@ func TestImageOfAQueueIsDecoded(t *testing.T) {
 	copy(w[0x2ac/4:], []uint32{0xa4000000, 0x7f41, 0, 0x1f00, 0x2000, 0x2100, 0x00ba6000, 0, 0x5, 0, 1, 0x3b80, 0})
 	want := debugfs.Compute{
 		Image: true, Valid: true, MQD: 0x8100120000, VMID: 3, PipePriority: 2, QueuePriority: 11,
-		Quantum:  debugfs.Quantum{Enabled: true, Scale: 1, Duration: 1},
+		Quantum:  discovery.Quantum{Enabled: true, Scale: 1, Duration: 1},
 		RingBase: 0x7f0b5a200000, RingBytes: 1 << 20, AQL: true, ReadPosition: 0x3a40, WritePosition: 0x3b80,
 		ReadPointer: 0x7f0b0c100080, WritePointer: 0x7f0b0c100038, Empty: true,
 		Doorbell: 0x400, DoorbellEnabled: true,

@@ -1,0 +1,189 @@
+package term
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Printer writes lines and aligned tables for people. It keeps the first error of the
+// output in err.
+type Printer struct {
+	W      io.Writer
+	Wide   bool
+	colour bool
+	Err    error
+	// rec takes lines and tables instead of w, if it is not nil.
+	rec *Capture
+}
+
+// Printer returns the printer for the output of this run.
+func (a *App) Printer() *Printer {
+	return &Printer{
+		W:    a.Out,
+		rec:  a.Rec,
+		Wide: a.Output == FormatWide,
+		colour: a.Terminal && a.Getenv("NO_COLOR") == "" &&
+			a.Getenv("TERM") != "dumb",
+	}
+}
+
+// Style is how a cell is highlighted.
+type Style string
+
+// The styles, as the parameters of the terminal's SGR sequence.
+const (
+	StyleNone Style = ""
+	StyleBold Style = "1"
+	StyleGood Style = "32"
+	StyleNote Style = "33"
+	StyleBad  Style = "31"
+)
+
+// Cell is a piece of text. It is made printable when it is written: users choose command
+// names and labels, which may contain escape sequences.
+type Cell struct {
+	Text  string
+	Style Style
+}
+
+// CellOf returns v if it is a cell, else a cell without style with the text of
+// fmt.Sprint.
+func CellOf(v any) Cell {
+	if c, ok := v.(Cell); ok {
+		return c
+	}
+	return Cell{Text: fmt.Sprint(v)}
+}
+
+func (p *Printer) paint(c Cell) string {
+	s := Printable(c.Text)
+	if p.colour && c.Style != StyleNone && s != "" {
+		return "\x1b[" + string(c.Style) + "m" + s + "\x1b[0m"
+	}
+	return s
+}
+
+func (p *Printer) Write(s string) {
+	if p.Err == nil {
+		_, p.Err = io.WriteString(p.W, s)
+	}
+}
+
+// Line writes a line of cells, or of values as fmt.Sprint formats them.
+func (p *Printer) Line(values ...any) {
+	if p.rec != nil {
+		var cells []Cell
+		for _, v := range values {
+			cells = append(cells, CellOf(v))
+		}
+		p.rec.Blocks = append(p.rec.Blocks, Block{Line: cells})
+		return
+	}
+	var b strings.Builder
+	for _, v := range values {
+		b.WriteString(p.paint(CellOf(v)))
+	}
+	p.Write(strings.TrimRight(b.String(), " ") + "\n")
+}
+
+// Linef writes one line without style.
+func (p *Printer) Linef(format string, args ...any) { p.Line(fmt.Sprintf(format, args...)) }
+
+// Columns are the names of a table's columns: "NAME", ">NAME" to align right, "+NAME" or
+// "+>NAME" for wide output only. A number after the name, as in "NAME:12", is the
+// minimum width.
+type Columns []string
+
+// Table writes rows below a header. Every row has a value for every column, including
+// those of wide output.
+type Table struct {
+	P      *Printer
+	shown  []int
+	right  []bool
+	widths []int
+	rows   [][]Cell
+	indent string
+}
+
+// Table begins a table; indent is before each of its lines.
+func (p *Printer) Table(indent string, cols Columns) *Table {
+	t := &Table{P: p, indent: indent}
+	var head []Cell
+	for i, name := range cols {
+		name, wide := strings.CutPrefix(name, "+")
+		if wide && !p.Wide {
+			continue
+		}
+		name, right := strings.CutPrefix(name, ">")
+		name, least, _ := strings.Cut(name, ":")
+		width, _ := strconv.Atoi(least) // 0 without a number
+		t.shown = append(t.shown, i)
+		t.right = append(t.right, right)
+		t.widths = append(t.widths, width)
+		head = append(head, Cell{Text: name})
+	}
+	t.rows = append(t.rows, head)
+	return t
+}
+
+// Row adds a row with a value for each column.
+func (t *Table) Row(values ...any) {
+	var row []Cell
+	for _, i := range t.shown {
+		row = append(row, CellOf(values[i]))
+	}
+	t.rows = append(t.rows, row)
+}
+
+// Flush writes the rows added since the last flush, each column as wide as its widest
+// cell so far.
+func (t *Table) Flush() {
+	if t.P.rec != nil {
+		b := Block{Rows: t.rows[1:]}
+		for i, c := range t.rows[0] {
+			b.Header = append(b.Header, Heading{c.Text, t.right[i]})
+		}
+		t.P.rec.Blocks = append(t.P.rec.Blocks, b)
+		return
+	}
+	for _, row := range t.rows {
+		for i, c := range row {
+			t.widths[i] = max(t.widths[i], utf8.RuneCountInString(Printable(c.Text)))
+		}
+	}
+	for _, row := range t.rows {
+		line := []any{t.indent}
+		for i, c := range row {
+			pad := strings.Repeat(" ", t.widths[i]-utf8.RuneCountInString(Printable(c.Text)))
+			if t.right[i] {
+				line = append(line, pad, c)
+			} else {
+				line = append(line, c, pad)
+			}
+			line = append(line, "  ")
+		}
+		t.P.Line(line...)
+	}
+	t.rows = slices.Delete(t.rows, 0, len(t.rows))
+}
+
+// Capture keeps what a printer would print.
+type Capture struct{ Blocks []Block }
+
+// Block is a line, or the rows of a table with their header.
+type Block struct {
+	Line []Cell
+	// Header is nil for a line.
+	Header []Heading
+	Rows   [][]Cell
+}
+
+// Heading is the name of a column.
+type Heading struct {
+	Name  string
+	Right bool
+}

@@ -1,0 +1,169 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpreempt/gpreempt/lab/evidence"
+)
+
+// Report is a report of runs.
+type Report struct {
+	runs []evidence.Run
+	doc  document
+}
+
+// New makes a report of runs, side by side, with the verdict of a profile. The error is an
+// *evidence.UnlikeError when the runs must not be compared with the first one.
+func New(runs []evidence.Run, profile evidence.Profile) (*Report, error) {
+	r := &Report{runs: runs}
+	d := &r.doc
+	all := arms(runs)
+	d.Origin, d.OriginText = origins(runs)
+	var names []string
+	for i := range runs {
+		names = append(names, clean(runs[i].Name))
+	}
+	d.Title = strings.Join(names, ", ")
+	d.Sections = append(d.Sections, verdictSection(runs, profile), adviceSection(all))
+	if len(runs) > 1 {
+		compared, err := comparisonSection(runs)
+		if err != nil {
+			return nil, err
+		}
+		d.Sections = append(d.Sections, compared)
+	}
+	d.Sections = append(d.Sections, checkSection(runs, all), armSection(all), latencySection(all, d.Origin))
+	d.Sections = append(d.Sections, partSections(all, d.Origin)...)
+	d.Sections = append(d.Sections, suspendSection(all, d.Origin), timelineSection(all, d.Origin), machineSection(all, d.Origin),
+		stabilitySection(all, d.Origin), frontierSection(all, d.Origin), troubleSection(runs), environmentSection(runs))
+	for i := range runs {
+		if runs[i].Plan != "" {
+			d.Sections = append(d.Sections, section{ID: fmt.Sprintf("plan-%d", i+1), Title: "Plan of " + clean(runs[i].Name), File: cleanLines(runs[i].Plan)})
+		}
+	}
+	return r, nil
+}
+
+// troubleSection lists alarms and faults.
+func troubleSection(runs []evidence.Run) section {
+	s := section{ID: "alarms", Title: "Alarms and faults"}
+	faults := table{Title: "Faults: why a run may not be trusted", Head: []string{"run", "arm", ">repeat", "what", "effect"}}
+	alarms := table{Title: "Alarms of the daemon and the kernel", Head: []string{"run", "time", "from", "text"}}
+	for i := range runs {
+		name := clean(runs[i].Name)
+		for _, f := range runs[i].Faults {
+			effect := "no verdict"
+			if f.Fails {
+				effect = "the run failed"
+			}
+			faults.Rows = append(faults.Rows, []string{name, or(clean(f.Arm)), fmt.Sprint(f.Repeat + 1), clean(f.What), effect})
+		}
+		for _, a := range runs[i].Alarms {
+			at := "-"
+			if !a.At.IsZero() {
+				at = a.At.UTC().Format(time.RFC3339)
+			}
+			alarms.Rows = append(alarms.Rows, []string{name, at, or(clean(a.From)), clean(a.Text)})
+		}
+	}
+	for _, t := range []table{faults, alarms} {
+		if len(t.Rows) > 0 {
+			s.Tables = append(s.Tables, t)
+		}
+	}
+	if len(s.Tables) == 0 {
+		s.text("No alarm and no fault was recorded.")
+	}
+	return s
+}
+
+// environmentSection says where the runs ran.
+func environmentSection(runs []evidence.Run) section {
+	s := section{ID: "environment", Title: "Environment"}
+	for i := range runs {
+		run := &runs[i]
+		t := table{Title: clean(run.Name), Head: []string{"fact", "value"}, Rows: [][]string{
+			{"measured on", or(strings.ToUpper(clean(string(run.Origin))))},
+			{"backend", or(clean(run.Backend))},
+			{"command", or(clean(run.Command))},
+			{"seed", fmt.Sprint(run.Seed)},
+		}}
+		if !run.Began.IsZero() {
+			t.Rows = append(t.Rows, []string{"began", run.Began.UTC().Format(time.RFC3339)})
+		}
+		for _, key := range slices.Sorted(maps.Keys(run.Environment)) {
+			t.Rows = append(t.Rows, []string{clean(key), or(clean(run.Environment[key]))})
+		}
+		for _, what := range slices.Sorted(maps.Keys(run.Missing)) {
+			t.Rows = append(t.Rows, []string{"no " + clean(what), clean(run.Missing[what])})
+		}
+		s.Tables = append(s.Tables, t)
+	}
+	return s
+}
+
+// cleanLines is clean for a text of several lines.
+func cleanLines(s string) string {
+	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	for i := range lines {
+		lines[i] = clean(strings.ReplaceAll(lines[i], "\t", "    "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Markdown writes the report as Markdown: texts and tables, without charts.
+func (r *Report) Markdown(w io.Writer) error {
+	d := &r.doc
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s: %s\n\n**%s**: %s.\n", d.Origin, markdown(d.Title), d.Origin, d.OriginText)
+	for _, s := range d.Sections {
+		fmt.Fprintf(&b, "\n## %s\n", markdown(s.Title))
+		for _, text := range s.Text {
+			fmt.Fprintf(&b, "\n%s\n", markdown(text))
+		}
+		for _, t := range s.Tables {
+			b.WriteByte('\n')
+			if t.Title != "" {
+				fmt.Fprintf(&b, "%s:\n\n", markdown(t.Title))
+			}
+			writeTable(&b, &t)
+		}
+		if s.File != "" {
+			// Four spaces: no text of a plan can end the block.
+			fmt.Fprintf(&b, "\n    %s\n", strings.ReplaceAll(s.File, "\n", "\n    "))
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeTable(b *strings.Builder, t *table) {
+	head, rule := "|", "|"
+	for _, name := range t.Head {
+		name, right := strings.CutPrefix(name, ">")
+		head += " " + markdown(name) + " |"
+		if right {
+			rule += "---:|"
+		} else {
+			rule += "---|"
+		}
+	}
+	fmt.Fprintf(b, "%s\n%s\n", head, rule)
+	for _, row := range t.Rows {
+		b.WriteByte('|')
+		for _, c := range row {
+			fmt.Fprintf(b, " %s |", markdown(c))
+		}
+		b.WriteByte('\n')
+	}
+}
+
+// markdown escapes what Markdown would read as markup.
+var markdownEscapes = strings.NewReplacer(`\`, `\\`, "|", `\|`, "`", "\\`", "<", "&lt;", "*", `\*`, "_", `\_`, "[", `\[`, "#", `\#`)
+
+func markdown(s string) string { return markdownEscapes.Replace(s) }

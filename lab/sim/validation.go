@@ -1,0 +1,191 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/gpreempt/gpreempt/lab/scenario"
+)
+
+// Limit is the error up to which a simulated figure counts as that of the publication.
+const Limit = 0.15
+
+// Use is what a published row is for.
+type Use string
+
+// The uses.
+const (
+	// Fitted: a parameter was set so that the row is met.
+	Fitted Use = "fitted"
+	// HeldOut: nothing was set by it.
+	HeldOut Use = "held out"
+)
+
+// Row is a published figure beside the simulated one.
+type Row struct {
+	Set      string `json:"set"`
+	Scenario string `json:"scenario"`
+	Scheme   Kind   `json:"scheme"`
+	// Figure says what was measured, in Unit.
+	Figure    string  `json:"figure"`
+	Unit      string  `json:"unit"`
+	Published float64 `json:"published"`
+	Simulated float64 `json:"simulated"`
+	Use       Use     `json:"use"`
+	// Reason is why a row is missed, if that is known.
+	Reason string `json:"reason,omitempty"`
+}
+
+// Error returns how far the simulated figure is from the published one, relative to that.
+func (r Row) Error() float64 { return r.Simulated/r.Published - 1 }
+
+// Met reports whether the error is within Limit.
+func (r Row) Met() bool { return math.Abs(r.Error()) <= Limit }
+
+// Parameter is a value that was fitted to one row.
+type Parameter struct {
+	Set     string  `json:"set"`
+	Name    string  `json:"name"`
+	Meaning string  `json:"meaning"`
+	Value   float64 `json:"value"`
+	Unit    string  `json:"unit,omitempty"`
+	// Row is the figure of the row that it was fitted to.
+	Row string `json:"row"`
+}
+
+// Validation is the comparison with all publications.
+type Validation struct {
+	Parameters []Parameter `json:"parameters"`
+	Rows       []Row       `json:"rows"`
+}
+
+// set is the rows of one publication on one machine.
+type set struct {
+	name, source string
+	parameters   []parameter
+	rows         []published
+	// figure simulates the figure of a row.
+	figure func(values map[string]float64, row published) (float64, error)
+}
+
+// parameter is fitted by bisection: the figure of the row grows with it, or falls.
+type parameter struct {
+	name, meaning, unit string
+	least, most         float64
+	row                 string // id
+	falls               bool
+}
+
+// published is a row as it was published.
+type published struct {
+	id       string
+	scenario string // for readers
+	scheme   Scheme
+	figure   string
+	unit     string
+	value    float64
+	use      Use
+	reason   string // why the model cannot meet it, for when it does not
+}
+
+// fitRounds is how often all parameters of a set are fitted one after another, and fitSteps the
+// bisections of each.
+const (
+	fitRounds = 3
+	fitSteps  = 14
+)
+
+// Fit sets the parameters of every publication.
+func Fit() ([]Parameter, error) {
+	v, err := validate(false)
+	return v.Parameters, err
+}
+
+// Validate fits the parameters and simulates every published row. It takes seconds.
+func Validate() (Validation, error) { return validate(true) }
+
+func validate(rows bool) (Validation, error) {
+	var v Validation
+	all, err := sets()
+	if err != nil {
+		return v, err
+	}
+	for _, s := range all {
+		values, err := s.fit()
+		if err != nil {
+			return v, fmt.Errorf("%s: %w", s.name, err)
+		}
+		for _, p := range s.parameters {
+			v.Parameters = append(v.Parameters, Parameter{s.name, p.name, p.meaning, values[p.name], p.unit, s.row(p.row).figure + ", " + string(s.row(p.row).scheme.Kind)})
+		}
+		for i := 0; rows && i < len(s.rows); i++ {
+			r := s.rows[i]
+			got, err := s.figure(values, r)
+			if err != nil {
+				return v, fmt.Errorf("%s: %s: %w", s.name, r.id, err)
+			}
+			row := Row{s.name, r.scenario, r.scheme.Kind, r.figure, r.unit, r.value, got, r.use, ""}
+			if !row.Met() {
+				row.Reason = r.reason
+			}
+			v.Rows = append(v.Rows, row)
+		}
+	}
+	return v, nil
+}
+
+func (s *set) row(id string) published {
+	for _, r := range s.rows {
+		if r.id == id {
+			return r
+		}
+	}
+	panic("sim: no row " + id)
+}
+
+// fit returns the values of the parameters by name.
+func (s *set) fit() (map[string]float64, error) {
+	values := map[string]float64{}
+	for _, p := range s.parameters {
+		values[p.name] = (p.least + p.most) / 2
+	}
+	for range fitRounds {
+		for _, p := range s.parameters {
+			row := s.row(p.row)
+			least, most := p.least, p.most
+			for range fitSteps {
+				values[p.name] = (least + most) / 2
+				got, err := s.figure(values, row)
+				if err != nil {
+					return nil, err
+				}
+				if (got < row.value) != p.falls {
+					least = values[p.name]
+				} else {
+					most = values[p.name]
+				}
+			}
+		}
+	}
+	return values, nil
+}
+
+// scaled returns the scenario with all GPU work taking factor times as long and, if occupancy is
+// above 0, filling that part of the GPU.
+func scaled(s scenario.Scenario, factor, occupancy float64) scenario.Scenario {
+	s.Online = append([]scenario.Service(nil), s.Online...)
+	s.Offline = append([]scenario.Job(nil), s.Offline...)
+	change := func(w *scenario.Work) {
+		w.Total = scaleTime(w.Alone(), factor)
+		if occupancy > 0 {
+			w.Occupancy = occupancy
+		}
+	}
+	for i := range s.Online {
+		change(&s.Online[i].Request)
+	}
+	for i := range s.Offline {
+		change(&s.Offline[i].Step)
+	}
+	return s
+}
