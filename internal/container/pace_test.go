@@ -394,7 +394,7 @@ func TestWarningsNameTheRemedy(t *testing.T) {
 		g     gpreempt.Cgroup
 		want  string
 	}{
-		"no socket at all": {map[string]*peer{dockerd: {err: absent}}, inDocker, "add the socket of its runtime"},
+		"no socket at all": {map[string]*peer{dockerd: {err: absent}}, inDocker, "make a symbolic link to its runtime"},
 		"one of ctr's":     {map[string]*peer{containerd: {}}, gpreempt.Cgroup{Runtime: "containerd", ContainerID: "redis"}, "nerdctl and ctr"},
 		"another's":        {map[string]*peer{dockerd: {}}, inDocker, "or match it by container id"},
 	}

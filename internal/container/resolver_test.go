@@ -120,7 +120,7 @@ func TestSocketOfAUserIsNotQueried(t *testing.T) {
 	r.Lookup(gpreempt.Cgroup{ContainerID: id("b")})
 	wait(t, r.logged, "the warning", "container runtime does not answer")
 	want := []gpreempt.Warning{gpreempt.WarnContainerRuntime.Warn("the container runtime at " + users + " is not queried: it is of user 65534, who can say anything of a container: " +
-		"remove it from containers.sockets, and match that user's containers by uid and user_unit")}
+		"remove it, and match that user's containers by uid and user_unit")}
 	if diff := cmp.Diff(want, r.Warnings()); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}

@@ -88,7 +88,7 @@ func newSocket(path string, log *zap.Logger) *socket {
 type foreignError struct{ uid uint32 }
 
 func (e *foreignError) Error() string {
-	return fmt.Sprintf("it is of user %d, who can say anything of a container: remove it from containers.sockets, and match that user's containers by uid and user_unit", e.uid)
+	return fmt.Sprintf("it is of user %d, who can say anything of a container: remove it, and match that user's containers by uid and user_unit", e.uid)
 }
 
 // ofSystem returns an error unless root, or the user of the daemon, listens at the other end.

@@ -69,15 +69,18 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 	return all
 }
 
+// link is how a runtime is found whose socket is elsewhere.
+const link = "make a symbolic link to its runtime's socket at a path where gpreemptd looks for one, such as /run/crio/crio.sock"
+
 // remedy returns what to do about a container that no runtime knows.
 func (e *entry) remedy() string {
 	switch {
 	case e.state == noSocket:
-		return "add the socket of its runtime to containers.sockets"
+		return link
 	case e.runtime == "containerd" && e.pod == "":
 		return "containerd lists only Kubernetes containers over the CRI: match those of nerdctl and ctr by container id or cgroup"
 	}
-	return "add the socket of its runtime to containers.sockets, or match it by container id or cgroup"
+	return link + ", or match it by container id or cgroup"
 }
 
 // containers describes some containers, the first of them by its id.

@@ -159,7 +159,7 @@ func (c *client) takeRequest(l Limits, cost int) error {
 	switch {
 	case !c.meter.take(now, l.own(), cost):
 		e.Message = fmt.Sprintf("%v sends more than %d requests per second", c.peer, l.RequestsPerSecond)
-		e.Next = "send fewer, or raise limits.requests_per_second"
+		e.Next = "send fewer, or raise limits.requests_per_user"
 	case !c.user.meter.take(now, l.shared(), cost):
 		e.Message = fmt.Sprintf("the clients of %s together send more than %d requests per second", c.user.id, l.RequestsPerUser)
 		e.Next = "send fewer, or raise limits.requests_per_user"
@@ -220,7 +220,7 @@ func (c *client) openStream(l Limits) error {
 	if c.streams >= l.StreamsPerClient {
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonStreamsPerClient,
 			fmt.Sprintf("%v has %d streams open, its maximum", c.peer, c.streams),
-			"use the open streams, or raise limits.streams_per_client")
+			"use the open streams")
 	}
 	c.streams++
 	return nil
@@ -383,7 +383,7 @@ func (cs *clients) tooOften(u *user) error {
 		"use the open connections, or raise limits.requests_per_user")
 }
 
-// reservedPlaces is the part of limits.connections_total that is for admins: a sixteenth.
+// reservedPlaces is the part of ConnectionsTotal that is for admins: a sixteenth.
 func reservedPlaces(total int) int { return total / 16 }
 
 // place returns an error if a user may not have another connection. Admins may use every
@@ -401,11 +401,11 @@ func (cs *clients) place(u *user, admin bool) error {
 	case u.conns >= l.ConnectionsPerUser:
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser,
 			fmt.Sprintf("%s has %d connections, its maximum", u.id, u.conns),
-			"use the open connections, or raise limits.connections_per_user")
+			"use the open connections")
 	case left <= 0, !admin && u.conns >= most:
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal,
 			fmt.Sprintf("%d connections are open, %d of them of %s, and %d are left", len(cs.byConn), u.conns, u.id, max(0, left)),
-			"see which processes have them (ss -xp), or raise limits.connections_total")
+			"see which processes have them (ss -xp)")
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // maxOutstanding is how many announcements of one stream may wait until their
-// answer is sent. With limits.streams_per_client and the connections of a user, it
+// answer is sent. With StreamsPerClient and the connections of a user, it
 // bounds the memory that a client which does not read can take.
 const maxOutstanding = 128
 

@@ -94,7 +94,7 @@ var (
 	WarnGPUMemoryShort = define("GPU_MEMORY_SHORT", SeverityWarning, "the driver evicts queues for lack of GPU memory",
 		"have the processes use less memory together than the GPU has: gpreempt frees time, not memory")
 	WarnJobSlow = define("JOB_SLOW", SeverityWarning, "the processes of a job run together for less than the share floor",
-		"set policy.gang: job, so that the job is suspended as a whole; under that policy, gpctl target explain shows why a process does not run")
+		"gpctl target explain shows why a process does not run")
 	WarnSlotsLow = define("HQD_SLOTS_LOW", SeverityWarning, "few slots for compute queues are free on a GPU: with more queues than slots, queues take turns, online ones too",
 		"fewer queues: GPU_MAX_HW_QUEUES=2 for each process; or hqd_budget, which parks idle offline processes; gpctl gpu list has the figures")
 	WarnAllGPUsTaken = define("ALL_GPUS_TAKEN", SeverityWarning, "a process without GPU queues announced work without naming GPUs: its lease covers all GPUs of the host",
@@ -112,13 +112,13 @@ var (
 	WarnDebugfsDenied = define("DEBUGFS_DENIED", SeverityWarning, "debugfs may not be read: fewer details of queues are known",
 		"run gpreemptd as root outside of containers; kernel lockdown may be in force; discovery.mqds_interval: 0s turns this off")
 	WarnContainerRuntime = define("CONTAINER_RUNTIME_UNREACHABLE", SeverityWarning, "a container runtime does not answer: rules by names, images and labels match less",
-		"see whether the runtime is up; if it is not in use, remove its socket from containers.sockets")
+		"see whether the runtime is up; if it is not in use, remove its socket")
 	WarnContainerAnswer = define("CONTAINER_ANSWER_REFUSED", SeverityWarning, "the answer of a runtime about a container is too large or invalid",
 		"look at the container with the runtime's own tool (docker inspect, crictl inspect): rules by its name, image or labels do not match it")
 	WarnContainerUnknown = define("CONTAINER_UNKNOWN", SeverityWarning, "no configured runtime knows a container",
-		"add the socket of its runtime to containers.sockets")
+		"make a symbolic link to its runtime's socket at a path where gpreemptd looks for one, such as /run/crio/crio.sock")
 	WarnKubelet = define("KUBELET_UNREACHABLE", SeverityWarning, "the kubelet does not list its pods: priority classes are not known",
-		"check that containers.kubelet is its address, containers.kubelet_token a token that may get nodes/proxy, and containers.kubelet_ca the authority of its certificate")
+		"check that containers.kubelet is its address, token and ca.crt in /etc/gpreempt-kubelet a token that may get nodes/proxy and the authority of its certificate")
 )
 
 // WarningKinds returns every kind of warning, in the order of their definitions.

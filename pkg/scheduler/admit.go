@@ -88,19 +88,19 @@ func (c *Core) Admit(req *LeaseRequested) (repeated LeaseID, err error) {
 }
 
 func (c *Core) checkTTL(ttl time.Duration) error {
-	return checkTTL(ttl, c.policy.MaxTTL, "max_ttl")
+	return checkTTL(ttl, c.policy.MaxTTL, "")
 }
 
 func (c *Core) checkOrderTTL(ttl time.Duration) error {
-	return checkTTL(ttl, c.policy.MaxSuspend, "max_suspend")
+	return checkTTL(ttl, c.policy.MaxSuspend, ", the policy's max_suspend")
 }
 
-func checkTTL(ttl, limit time.Duration, knob string) error {
+func checkTTL(ttl, limit time.Duration, why string) error {
 	if ttl > 0 && ttl <= limit {
 		return nil
 	}
 	return invalid(gpreempt.ReasonTTLRange, fmt.Sprintf("ttl %v is out of range", ttl),
-		fmt.Sprintf("use more than 0 and at most %v, the policy's %s", limit, knob))
+		fmt.Sprintf("use more than 0 and at most %v%s", limit, why))
 }
 
 // UnknownLease returns the error for a lease ID that this daemon does not know.

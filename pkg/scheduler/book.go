@@ -150,7 +150,7 @@ func (b *book) room(id ClientID, user UserID) error {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerClient,
 			Message: fmt.Sprintf("this client holds %d leases, which is its limit", len(cl.leases)),
-			Next:    "complete some, or raise limits.leases_per_client",
+			Next:    "complete some",
 		}
 	}
 	if n := b.perUser[user]; id != 0 && n >= max(b.limits.LeasesPerUser, b.limits.LeasesPerClient) {
@@ -176,7 +176,7 @@ func (b *book) room(id ClientID, user UserID) error {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesTotal,
 			Message: fmt.Sprintf("%d leases of %s are live on this host, which is the limit", live, of),
-			Next:    "see their owners with gpctl lease list, or raise limits.leases_total",
+			Next:    "see their owners with gpctl lease list",
 		}
 	}
 	return nil

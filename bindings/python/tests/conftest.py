@@ -32,7 +32,7 @@ rules:
     match: {comm: "train*"}
     class: offline
     priority: 0
-policy: {attach_after: 0s, default_ttl: 30s}
+policy: {attach_after: 0s}
 """
 
 

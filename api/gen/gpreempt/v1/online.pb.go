@@ -373,7 +373,7 @@ type RenewRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The lease.
 	LeaseId string `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	// New time to live from now; absent: default_ttl.
+	// New time to live from now; absent: 1 s.
 	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

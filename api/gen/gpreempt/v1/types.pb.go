@@ -1571,8 +1571,8 @@ type Job struct {
 	// Share of the time measured_over in which all of them ran, 0 to 1; absent for a new
 	// job.
 	RunningRatio *float64 `protobuf:"fixed64,4,opt,name=running_ratio,json=runningRatio,proto3,oneof" json:"running_ratio,omitempty"`
-	// Time over which running_ratio is measured, until now: at most a minute, or six
-	// times the policy's share_window if that is longer.
+	// Time over which running_ratio is measured, until now: at most two
+	// minutes.
 	MeasuredOver  *durationpb.Duration `protobuf:"bytes,5,opt,name=measured_over,json=measuredOver,proto3" json:"measured_over,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
