@@ -81,9 +81,8 @@ type Limits struct {
 // process, or one user, takes from the rest.
 func limits() Limits {
 	return Limits{
-		// A server has a lease for each request in flight on a GPU: 64 is eight on each of eight
-		// GPUs. All leases together take a few megabytes.
-		Leases: scheduler.Limits{LeasesPerClient: 64, LeasesTotal: 4096},
+		// All leases together take a few megabytes.
+		Leases: scheduler.Limits{LeasesTotal: 4096},
 		// A process needs a session, and perhaps a watch. A connection needs two file descriptors,
 		// and the unit permits more than twice ConnectionsTotal of them.
 		Clients: server.Limits{StreamsPerClient: 16, ConnectionsPerUser: 256, ConnectionsTotal: 1024},

@@ -273,9 +273,8 @@ func TestDefaultRatesFollowTheProcessors(t *testing.T) {
 	}
 }
 
-// A process has at most 64 leases, and no more than all processes of its user.
-func TestAProcessHasNoMoreLeasesThanItsUser(t *testing.T) {
-	for text, want := range map[string]int{"": 64, "limits: {leases_per_user: 100}": 64, "limits: {leases_per_user: 3}": 3} {
+func TestAProcessHasHalfOfTheLeasesOfItsUser(t *testing.T) {
+	for text, want := range map[string]int{"": 512, "limits: {leases_per_user: 100}": 50, "limits: {leases_per_user: 3}": 2, "limits: {leases_per_user: 1}": 1} {
 		if got := parsed(t, text).Limits.Leases.LeasesPerClient; got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
 		}

@@ -52,7 +52,7 @@ func parse(name string, data []byte, defaults Config) (Config, error) {
 	}
 	p.config.Policy = p.config.Policy.Normalize()
 	leases := &p.config.Limits.Leases
-	leases.LeasesPerClient = min(leases.LeasesPerClient, leases.LeasesPerUser)
+	leases.LeasesPerClient = (leases.LeasesPerUser + 1) / 2 // a server has one for each request in flight
 	return p.config, nil
 }
 

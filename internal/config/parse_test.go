@@ -121,7 +121,7 @@ log: {level: debug}
 		Mechanisms: Mechanisms{"criu", "freezer", "dbgtrap"},
 		Access:     auth.Names{OnlineGroups: []string{"serving", "1001"}, AdminUsers: []string{"0"}},
 		Limits: Limits{
-			Leases:          scheduler.Limits{LeasesPerClient: 2, LeasesPerUser: 2, LeasesTotal: 4096},
+			Leases:          scheduler.Limits{LeasesPerClient: 1, LeasesPerUser: 2, LeasesTotal: 4096},
 			Clients:         server.Limits{StreamsPerClient: 16, RequestsPerUser: 6, ConnectionsPerUser: 256, ConnectionsTotal: 1024},
 			MaxMessageBytes: 64 << 10,
 		},

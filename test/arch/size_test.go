@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io/fs"
 	"os"
+	"path"
 	"strings"
 	"testing"
 )
@@ -15,6 +16,8 @@ const (
 	maxPackages = 44
 	// maxProduct bounds its lines, without tests and generated code; make count prints them.
 	maxProduct = 60_000
+	// maxWords and maxPages bound the documents that are written by hand, and those in docs.
+	maxWords, maxPages = 45_000, 20
 )
 
 // maxLinked bounds the lines of this module that a program links, counted in the same way.
@@ -82,5 +85,35 @@ func TestProductAndProgramsStayWithinTheirLines(t *testing.T) {
 		if n > limit {
 			t.Errorf("%s links %d lines, more than %d", program, n, limit)
 		}
+	}
+}
+
+// byHand reports whether a file is a document that no program writes and that is no translation.
+func byHand(name string) bool {
+	switch {
+	case path.Ext(name) != ".md", name == "CHANGELOG.md", path.Base(name) == "simdoc.md", path.Base(name) == "README.zh-CN.md":
+		return false
+	}
+	return !within(name, "docs/reference") && !within(name, "docs/zh-CN")
+}
+
+func TestDocumentsAreShort(t *testing.T) {
+	root := os.DirFS("../..")
+	words, pages := 0, 0
+	for _, name := range readable(t, root) {
+		if !byHand(name) {
+			continue
+		}
+		text, err := fs.ReadFile(root, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		words += len(strings.Fields(string(text)))
+		if path.Dir(name) == "docs" {
+			pages++
+		}
+	}
+	if words > maxWords || pages > maxPages {
+		t.Errorf("%d words by hand and %d pages in docs, more than %d or %d: a new page replaces an old one", words, pages, maxWords, maxPages)
 	}
 }

@@ -225,7 +225,7 @@ func (d *daemon) settled(before *gpreemptv1.GetStatusResponse, fds int, opts ...
 func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 	t.Parallel()
 	const asked = 10_000
-	const perClient, total = 64, 4096 // the defaults
+	const perClient, total = 512, 4096 // the defaults
 	d := start(t, atOnce+"limits:\n  requests_per_user: 1000000\n")
 	pid := d.startOffline()
 	before, fds := d.status(), d.fds()

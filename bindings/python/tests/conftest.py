@@ -26,7 +26,7 @@ from gpreempt import _lease, _proto, _sync  # noqa: E402
 # No lease expires because the host is busy.
 CONFIG = """
 access: {online_groups: [%(gid)d], admin_groups: [%(gid)d]}
-limits: {requests_per_second: 1000000, requests_per_user: 1000000, leases_per_client: 1000, connections_per_user: 900}
+limits: {requests_per_user: 1000000, leases_per_user: 100000}
 rules:
   - name: training
     match: {comm: "train*"}
@@ -58,7 +58,7 @@ class Daemon:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [self._kfdemu, "serve-sim", "--config", str(self._config), "--socket", self.socket, "--gpus", "2", "--job", "train:4:25ms:2"],
+            [self._kfdemu, "serve-sim", "--config", str(self._config), "--socket", self.socket, "--gpus", "2", "--default-ttl", "30s", "--job", "train:4:25ms:2"],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log.open("a"), env={"PATH": os.environ["PATH"]},
         )  # fmt: skip
 

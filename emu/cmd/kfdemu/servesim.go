@@ -28,6 +28,7 @@ func serveSimCommand() *cobra.Command {
 		cfg     Config
 		machine string
 		jobs    []string
+		ttl     time.Duration
 	)
 	cmd := &cobra.Command{
 		Use:   "serve-sim [flags]",
@@ -63,6 +64,9 @@ standard input, each of which is answered by a line of JSON:
 			}
 			go c.serve(cmd.InOrStdin(), cmd.OutOrStdout()) // ends with the process or its input
 			opts.Host = m.Host()
+			if ttl > 0 {
+				opts.Tune = func(c *config.Config) { c.Policy.DefaultTTL = ttl }
+			}
 			if err := daemon.Run(ctx, opts); err != nil {
 				text := err.Error()
 				if refusal, ok := errors.AsType[*gpreempt.Error](err); ok && refusal.Next != "" {
@@ -81,6 +85,7 @@ standard input, each of which is answered by a line of JSON:
 	f.IntVar(&cfg.GPUs, "gpus", 1, "how many of them")
 	f.StringVar(&cfg.Profile, "profile", "6.12", "whose driver's rules: "+strings.Join(append(driver.Profiles(), driver.KmapProfile), ", "))
 	f.Uint64Var(&cfg.Seed, "seed", 1, "decides the jitter of modelled durations")
+	f.DurationVar(&ttl, "default-ttl", 0, "time to live of leases without one, instead of a second: for clients on a busy host, which may renew late")
 	f.StringArrayVar(&jobs, "job", nil, "a job to start, as COMMAND:QUEUES:KERNEL-DURATION[:GPUS], such as train:10:25ms; repeat for more")
 	return cmd
 }
