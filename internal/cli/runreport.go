@@ -144,6 +144,18 @@ func descends(pid, root int32) bool {
 	return false
 }
 
+// readable reports whether a descriptor can be read without waiting.
+func readable(fd uintptr) bool {
+	var set syscall.FdSet
+	const bits = 64
+	if int(fd) >= bits*len(set.Bits) {
+		return false
+	}
+	set.Bits[fd/bits] |= 1 << (fd % bits)
+	n, err := syscall.Select(int(fd)+1, &set, nil, nil, new(syscall.Timeval))
+	return n > 0 && err == nil
+}
+
 // awaitEnd calls ended when a process ends, unless stop is called before.
 func awaitEnd(pid int, ended func()) (stop func(), err error) {
 	process, err := os.FindProcess(pid)
@@ -167,13 +179,9 @@ func awaitEnd(pid int, ended func()) (stop func(), err error) {
 	}
 	var waiter sync.WaitGroup
 	waiter.Go(func() {
-		looked := false
-		// A pidfd is readable when its process has ended. The first look lets the runtime wait.
-		err := conn.Read(func(uintptr) bool {
-			defer func() { looked = true }()
-			return looked
-		})
-		if err == nil {
+		// A pidfd is readable when its process has ended. The runtime wakes it up for a change only,
+		// and that may have come before the wait.
+		if err := conn.Read(readable); err == nil {
 			ended()
 		}
 	})

@@ -19,6 +19,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
@@ -248,7 +249,14 @@ func TestRunReportEndsWithTheCommand(t *testing.T) {
 	if err := sleeper.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-ended
+	testutil.Receive(t, ended, "the end of the killed process")
+	// It has ended already, and is not waited for yet.
+	again := make(chan struct{})
+	if stop, err = awaitEnd(sleeper.Process.Pid, func() { close(again) }); err != nil {
+		t.Fatal(err)
+	}
+	testutil.Receive(t, again, "the end of a process that ended before")
+	stop()
 	_ = sleeper.Wait() // killed
 	if _, err := awaitEnd(sleeper.Process.Pid, func() {}); err == nil {
 		t.Error("a process that has ended was accepted")
