@@ -60,7 +60,7 @@ var liveCases = []liveCase{
 
 	{
 		keys: "limits.leases_per_user", from: "10", to: "3", others: map[string]string{"access.online_groups": "[65534]"},
-		start: leases(gpreempt.ReasonLeasesPerUser, peer{uid: nobody, gid: nobody}, peer{uid: nobody, gid: nobody}, 4),
+		start: leases(gpreempt.ReasonLeasesPerUser, peer{uid: nobody, gid: nobody}, peer{uid: nobody, gid: nobody}, 3),
 	},
 	{
 		keys: "limits.requests_per_user", from: "1000000", to: "20", start: requestsTogether, others: map[string]string{"access.online_groups": "[65534]"},

@@ -237,8 +237,10 @@ func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	open := make(chan struct{}, 64) // has an element for each frame that is not answered
 	go func() {
 		for tag := range uint64(asked) {
+			open <- struct{}{}
 			if stream.Send(announceFrame(tag, long)) != nil {
 				return // Recv reports why
 			}
@@ -251,6 +253,7 @@ func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		<-open
 		err = api.FromFrame(resp.GetError())
 		got[gpreempt.ReasonOf(err)]++
 		if err != nil {
