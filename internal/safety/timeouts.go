@@ -24,8 +24,8 @@ const (
 // timeoutEnv are the variables that the check of time-outs reads.
 var timeoutEnv = []string{envWorldSize, envHeartbeat, envMonitoring, envHandling, envDeepSpeed}
 
-// A suspension that begins in the middle of a collective is followed by min_run, and by
-// another one: a time-out below two of them can expire although the job progressed between.
+// A suspension that begins in the middle of a collective is followed by the least run of the
+// policy, and by another one: a time-out below two of them can expire although the job progressed between.
 const suspensionsInATimeout = 2
 
 // Defaults of PyTorch, in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp and .cpp.

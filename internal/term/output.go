@@ -160,7 +160,7 @@ func ReplaceRegular(path string, write func(io.Writer) error) error {
 // flag is the flag that names the path. Every user may read the file: it is of no
 // use without access to the processes.
 func ReplaceFile(path, flag string, write func(io.Writer) error) (err error) {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".gpctl-*")
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".gpreempt-*")
 	if err != nil {
 		return &Failure{Code: ExitFailure, Message: fmt.Sprintf("cannot write %s: %v", path, err), Next: "choose another path with " + flag}
 	}

@@ -69,20 +69,20 @@ const (
 	// UNAUTHENTICATED: the kernel does not report the caller's process. Connect from the daemon's pid
 	// namespace or one below.
 	ReasonNoIdentity Reason = "PEER_IDENTITY_MISSING"
-	// RESOURCE_EXHAUSTED: `limits.leases_per_client` live leases of the process.
+	// RESOURCE_EXHAUSTED: live leases of the process: half of `limits.leases_per_user`.
 	ReasonLeasesPerClient Reason = "LEASES_PER_CLIENT"
 	// RESOURCE_EXHAUSTED: `limits.leases_per_user` live leases of all processes of the user.
 	ReasonLeasesPerUser Reason = "LEASES_PER_USER"
-	// RESOURCE_EXHAUSTED: `limits.leases_total` live leases of all clients, or as many of admins; less for a
-	// user who has many. See `gpctl lease list`.
+	// RESOURCE_EXHAUSTED: 4096 live leases of all clients, or as many of admins; less for a user who has
+	// many. See `gpctl lease list`.
 	ReasonLeasesTotal Reason = "LEASES_TOTAL"
-	// RESOURCE_EXHAUSTED: requests that cost more than `limits.requests_per_second` of the process or
-	// `limits.requests_per_user` of the user, or too many calls in flight; or the user connects, or is
+	// RESOURCE_EXHAUSTED: requests that cost more than `limits.requests_per_user` of the user, or half of it of
+	// the process, or too many calls in flight; or the user connects, or is
 	// refused, too often. The Session stream needs less of the daemon.
 	ReasonRateLimited Reason = "RATE_LIMITED"
-	// RESOURCE_EXHAUSTED: more than `limits.streams_per_client`. Use one stream for many leases.
+	// RESOURCE_EXHAUSTED: more than 16 streams of the process. Use one stream for many leases.
 	ReasonStreamsPerClient Reason = "STREAMS_PER_CLIENT"
-	// RESOURCE_EXHAUSTED: a message above `limits.max_message_bytes`. gRPC itself refuses it, without an
+	// RESOURCE_EXHAUSTED: a message above 64 KiB. gRPC itself refuses it, without an
 	// ErrorInfo.
 	ReasonMessageTooLarge Reason = "MESSAGE_TOO_LARGE"
 	// RESOURCE_EXHAUSTED: a watch fell too far behind: list again, then watch. Also for a connection whose
@@ -106,10 +106,10 @@ const (
 
 // The reasons of refused connections, with those of rights, RATE_LIMITED and SLOW_READER.
 const (
-	// RESOURCE_EXHAUSTED: `limits.connections_per_user` connections of the user.
+	// RESOURCE_EXHAUSTED: 256 connections of the user.
 	ReasonConnsPerUser Reason = "CONNECTIONS_PER_USER"
-	// RESOURCE_EXHAUSTED: no place is left of `limits.connections_total`, or the user has many of them. `ss
-	// -xp` shows the processes.
+	// RESOURCE_EXHAUSTED: no place is left of 1024 connections, or the user has many of them. `ss -xp`
+	// shows the processes.
 	ReasonConnsTotal Reason = "CONNECTIONS_TOTAL"
 	// the message of a call did not follow its header within 5 s; the connection is closed.
 	ReasonSlowRequest Reason = "SLOW_REQUEST"

@@ -87,8 +87,8 @@ func copySelf(path string) error {
 	return os.Chmod(filepath.Dir(path), 0o711)
 }
 
-// racing tells that gpreemptd, gpctl and gpaccept are built with the race detector: when the
-// tests are, or when the environment says so.
+// racing reports whether the programs are built with the race detector: with that of the tests, or by
+// the environment.
 func racing() bool { return raceDetector || os.Getenv("GPREEMPT_E2E_RACE") != "" }
 
 // build puts the binaries into dir.
