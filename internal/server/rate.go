@@ -6,7 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -261,10 +260,10 @@ const readsPerUser = 2
 // The calls that read the state, of all users without the right Admin together, use at most half
 // of the processors' time: a seat for each processor, which rests as long as it was used. So
 // announcements, completions and renewals, which never wait here, find the rest free, also with
-// one processor: the runtime looks at the network when nothing else can run, or every 10 ms.
+// one processor.
 // The others wait in the order of their arrival; with readsPerUser no user has more of that queue
 // than another. Diagnose may wait for the driver, and is computed once at a time.
-func newSeats() chan struct{} { return make(chan struct{}, runtime.GOMAXPROCS(0)) }
+func newSeats(processors int) chan struct{} { return make(chan struct{}, max(1, processors)) }
 
 // takeSeat waits until a caller may read; free lets the next one do so.
 func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (free func(), err error) {

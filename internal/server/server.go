@@ -147,6 +147,8 @@ type Config struct {
 	MaxMessageBytes int
 	// Epoch distinguishes the leases of this run of the daemon from those of others.
 	Epoch uint64
+	// Processors is how many processors the daemon has; 0 is 1.
+	Processors int
 	// Now is the wall clock.
 	Now func() time.Time
 	Log *zap.Logger
@@ -215,7 +217,7 @@ func New(cfg Config) *Server {
 		unidentified: newLogLimiter(),
 		started:      cfg.Now(),
 		leasePrefix:  leasePrefix(cfg.Epoch),
-		seats:        newSeats(),
+		seats:        newSeats(cfg.Processors),
 		explaining:   make(chan struct{}, explaining),
 		statistics:   newShared[*gpreemptv1.GetStatisticsResponse](),
 		diagnosis:    newShared[*gpreemptv1.DiagnoseResponse](),
