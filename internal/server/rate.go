@@ -268,7 +268,14 @@ func newSeats(processors int) chan struct{} { return make(chan struct{}, max(1, 
 // takeSeat waits until a caller may read; free lets the next one do so.
 func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (free func(), err error) {
 	need, _ := auth.Need(method)
-	if need != auth.Read || c.rights.Allows(auth.Admin) || method == gpreemptv1.AdminService_Diagnose_FullMethodName {
+	if need != auth.Read || method == gpreemptv1.AdminService_Diagnose_FullMethodName {
+		return func() {}, nil
+	}
+	return s.sit(ctx, c)
+}
+
+func (s *Server) sit(ctx context.Context, c *connection) (free func(), err error) {
+	if c.rights.Allows(auth.Admin) {
 		return func() {}, nil
 	}
 	select {
@@ -278,6 +285,23 @@ func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (fr
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// seatTime is how long a stream keeps a seat at most: its client may read slowly.
+const seatTime = 5 * time.Millisecond
+
+// seated has a stream send in a seat: what happens on the host is sent to all who watch, so the cost
+// of an event grows with them.
+func (s *Server) seated(ctx context.Context, send func() error) error {
+	free, err := s.sit(ctx, callerOf(ctx))
+	if err != nil {
+		return err
+	}
+	free = sync.OnceFunc(free)
+	defer free()
+	late := time.AfterFunc(seatTime, free)
+	defer late.Stop()
+	return send()
 }
 
 // pace waits while the users of a connection are in debt: what a stream sends is charged, and a
