@@ -3,12 +3,14 @@ package server
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -141,6 +143,48 @@ func TestStreamThatIsNotReadKeepsNoSeat(t *testing.T) {
 		close(read)
 		if err := <-sent; err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// proving is credentials that prove every peer.
+type proving struct {
+	credentials.TransportCredentials
+}
+
+func (proving) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return raw, nil, nil
+}
+
+// at is a connection with a local address.
+type at struct {
+	net.Conn
+	net.Addr
+}
+
+func (a at) LocalAddr() net.Addr { return a.Addr }
+
+// Handshakes of TLS wait for a turn; a process on the unix socket does not wait for them.
+func TestHandshakesOfTLSTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{handshakes: make(chan struct{}, 1), closing: t.Context()}
+		s.handshakes <- struct{}{}
+		proved := map[string]bool{}
+		sc := &serverCredentials{TransportCredentials: proving{}, s: s}
+		for _, local := range []net.Addr{&net.TCPAddr{}, &net.UnixAddr{Net: "unix"}} {
+			go func() {
+				_, _, err := sc.prove(at{Addr: local})
+				proved[local.Network()] = err == nil
+			}()
+			synctest.Wait()
+		}
+		if diff := cmp.Diff(map[string]bool{"unix": true}, proved); diff != "" {
+			t.Errorf("proved while another handshake has the turn (-want +got):\n%s", diff)
+		}
+		<-s.handshakes
+		synctest.Wait()
+		if diff := cmp.Diff(map[string]bool{"unix": true, "tcp": true}, proved); diff != "" {
+			t.Errorf("proved at the end (-want +got):\n%s", diff)
 		}
 	})
 }

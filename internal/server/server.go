@@ -195,7 +195,9 @@ type Server struct {
 	statistics *shared[*gpreemptv1.GetStatisticsResponse]
 	diagnosis  *shared[*gpreemptv1.DiagnoseResponse]
 
-	seats chan struct{} // has an element for each call that reads the state, while it does
+	// seats has an element for each call that reads the state, while it does, and handshakes for
+	// each handshake of TLS.
+	seats, handshakes chan struct{}
 
 	parting auth.Parting
 
@@ -218,6 +220,7 @@ func New(cfg Config) *Server {
 		started:      cfg.Now(),
 		leasePrefix:  leasePrefix(cfg.Epoch),
 		seats:        newSeats(cfg.Processors),
+		handshakes:   newSeats(cfg.Processors),
 		explaining:   make(chan struct{}, explaining),
 		statistics:   newShared[*gpreemptv1.GetStatisticsResponse](),
 		diagnosis:    newShared[*gpreemptv1.DiagnoseResponse](),
