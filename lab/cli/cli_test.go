@@ -38,7 +38,7 @@ func TestScripts(t *testing.T) {
 // elsewhere are the commands whose output is compared by other tests than the scripts.
 var elsewhere = map[string]string{
 	"gplab sim fit":      "TestValidationIsShownInTables",
-	"gplab sim validate": "TestValidationIsShownInTables, and docs/validation.md",
+	"gplab sim validate": "TestValidationIsShownInTables, and docs/reference/validation.md",
 	"gplab trace kfd":    "TestTraceShowsHowLongQueueOperationsTake",
 }
 

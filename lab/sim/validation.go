@@ -17,6 +17,8 @@ type Use string
 const (
 	// Fitted: a parameter was set so that the row is met.
 	Fitted Use = "fitted"
+	// Assumed: a time of the scenario, which is not published, was assumed from it.
+	Assumed Use = "assumed"
 	// HeldOut: nothing was set by it.
 	HeldOut Use = "held out"
 )

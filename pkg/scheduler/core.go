@@ -12,8 +12,8 @@
 //  2. Every suspension has a deadline: the lease's TTL, max_suspend, the share floor.
 //  3. Only targets of class offline are suspended, by leases only those of lower priority, and
 //     none by a lease of its own process or of its Kin.
-//  4. One action is in flight per target; queues born while their target is
-//     suspended are suspended too.
+//  4. Except Inspect and Kill, one action is in flight per target; queues born while their
+//     target is suspended are suspended too.
 //  5. No announcement waits longer than its max_wait.
 //  6. The end of the last overlapping lease resumes; calls are idempotent by request id.
 //  7. Failures quarantine the target, as does an action that waits for the target itself; the
