@@ -124,7 +124,7 @@ func TestCallThatEndsTakesNoSeat(t *testing.T) {
 	}
 }
 
-// A stream whose client does not read gives its seat to others.
+// A stream whose client does not read leaves its seat to others.
 func TestStreamThatIsNotReadKeepsNoSeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &Server{seats: make(chan struct{}, 1)}

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A checkout's bench is a program that writes bench.txt where it is told.
+// A checkout's bench is a program that writes bench.txt in the directory of -o.
 func TestFiguresOfACheckoutAreItsMediansByName(t *testing.T) {
 	dir := t.TempDir()
 	script := "#!/bin/sh\nmkdir -p \"$4\"; cat >\"$4/bench.txt\" <<END\n" + `BenchmarkStep-2 10 5 ns/op
