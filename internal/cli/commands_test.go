@@ -16,7 +16,6 @@ import (
 var elsewhere = map[string]string{
 	"gpctl queue moves": "TestSlotsAreWatchedUntilTheDaemonEnds",
 	"gpctl top":         "TestTopScreen: the screens of docs/images",
-	"gpctl fleet top":   "TestFleetTopShowsTheHostsAgainAndAgain",
 	"gpctl web":         "TestWebShowsWhatTheDaemonAnswers, and the pages of docs/images",
 }
 

@@ -63,7 +63,7 @@ func checkHosts(a *term.App, cmd *cobra.Command) error {
 	case given("socket") || given("address"):
 		return term.Usage(cmd, "--hosts names the daemons: --socket and --address do not apply")
 	case given("watch") && !inFleet:
-		return term.Usage(cmd, "--watch does not apply to --hosts; gpctl fleet top shows many hosts again and again")
+		return term.Usage(cmd, "--watch does not apply to --hosts; gpctl fleet status --watch shows many hosts again and again")
 	case !inFleet && !slices.Contains(onManyHosts, cmd.CommandPath()):
 		return term.Usage(cmd, "%s does not take --hosts; these do: %s, gpctl fleet", cmd.CommandPath(), strings.Join(onManyHosts, ", "))
 	}
@@ -157,7 +157,7 @@ func runOnHost(ctx context.Context, a *term.App, h fleet.Host, input []byte) (r 
 		extra[1], extra[2], extra[3] = "--cert=", "--key=", "--ca="
 	}
 	if a.ForPrograms() {
-		extra = append(extra, "--output=json", "--jq=", "--template=")
+		extra = append(extra, "--output=json", "--jq=")
 	}
 	err := a.Program.Execute(ctx, append(slices.Clone(a.Args), extra...), streams)
 	r = hostResult{Host: h.Name, notes: notes.String(), blocks: rec.Blocks}
