@@ -20,7 +20,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
@@ -63,13 +62,8 @@ func watchTable(t *testing.T, m *clitest.Machine, args []string, steps ...func()
 }
 
 // watchMachine runs gpctl against m on a clock that moves only while gpctl sleeps;
-// slept is called with each pause.
+// slept, if it is not nil, is called with each pause.
 func watchMachine(t *testing.T, m *clitest.Machine, slept func(time.Duration), args ...string) (code int, stdout, stderr string) {
-	t.Helper()
-	return watchUntil(t.Context(), t, m, slept, args...)
-}
-
-func watchUntil(ctx context.Context, t *testing.T, m *clitest.Machine, slept func(time.Duration), args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	clitest.Serve(t, socket, m)
@@ -78,10 +72,12 @@ func watchUntil(ctx context.Context, t *testing.T, m *clitest.Machine, slept fun
 	now, sleep := clitest.Clock()
 	streams.Now = now
 	streams.Sleep = func(ctx context.Context, d time.Duration) error {
-		slept(d)
+		if slept != nil {
+			slept(d)
+		}
 		return sleep(ctx, d)
 	}
-	code = Program.Run(ctx, append(args, "--socket", socket), streams)
+	code = Program.Run(t.Context(), append(args, "--socket", socket), streams)
 	return code, out.String(), err.String()
 }
 
@@ -214,35 +210,35 @@ func TestRunReportEndsWithTheCommand(t *testing.T) {
 	if err := sleeper.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	stop, err := awaitEnd(sleeper.Process.Pid, func() { close(ended) })
+	began, err := readStat(int32(sleeper.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stop()
-	select {
-	case <-ended:
-		t.Error("a living process has ended")
-	default:
+	looks := 0
+	a := &term.App{IO: term.IO{Sleep: func(ctx context.Context, d time.Duration) error {
+		if looks++; looks == 3 {
+			if err := sleeper.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+			_ = sleeper.Wait() // killed
+		}
+		return ctx.Err()
+	}}}
+	awaitEnd(t.Context(), a, began)
+	if looks != 3 {
+		t.Errorf("the end was seen at look %d, want 3", looks)
 	}
-	stopped, err := awaitEnd(os.Getpid(), func() { t.Error("this process has ended") })
+	if _, err := readStat(began.PID); err == nil {
+		t.Error("a process that has ended was read")
+	}
+	// Another process with the pid is not this one.
+	self, err := readStat(int32(os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	stopped()
-	if err := sleeper.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	testutil.Receive(t, ended, "the end of the killed process")
-	// It has ended already, and is not waited for yet.
-	again := make(chan struct{})
-	if stop, err = awaitEnd(sleeper.Process.Pid, func() { close(again) }); err != nil {
-		t.Fatal(err)
-	}
-	testutil.Receive(t, again, "the end of a process that ended before")
-	stop()
-	_ = sleeper.Wait() // killed
-	if _, err := awaitEnd(sleeper.Process.Pid, func() {}); err == nil {
-		t.Error("a process that has ended was accepted")
-	}
+	self.Start--
+	awaitEnd(t.Context(), a, self)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	awaitEnd(ctx, a, self)
 }
