@@ -57,7 +57,7 @@ check-gen: ## Fail when generated code or the reference are not what their gener
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
 	$(GO) test -run '^TestReference|^TestListsOfTheDocuments$$' $(REFERENCES); \
-	$(GO) test -C lab -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./cli ./report ./scenario; \
+	$(GO) test -C lab -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./report ./scenario ./sim; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
