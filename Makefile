@@ -57,7 +57,7 @@ check-gen: ## Fail when generated code or the reference are not what their gener
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
 	$(GO) test -run '^TestReference|^TestListsOfTheDocuments$$' $(REFERENCES); \
-	$(GO) test -C lab -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./cli ./report ./scenario; \
+	$(GO) test -C lab -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./report ./scenario ./sim; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
@@ -103,7 +103,7 @@ race: ## Run the concurrent packages COUNT times with the race detector
 # Hand-written Go without tests, in lines: the product, what tests and measures it, and what each program links.
 PROGRAMS := ./cmd/gpreemptd ./cmd/gpctl ./accept/cmd/gpaccept ./emu/cmd/kfdemu
 # Markdown that no program writes and that is no translation.
-BY_HAND = git ls-files -- '*.md' | grep -vE '^(CHANGELOG|README\.zh-CN)\.md$$|^docs/(reference|zh-CN)/|/testdata/|/simdoc\.md$$'
+BY_HAND = git ls-files -- '*.md' | grep -vE '^(CHANGELOG|README\.zh-CN)\.md$$|^docs/(reference|zh-CN)/|/testdata/'
 count: ## Count lines of product, lab and kit and of what each program links, packages, import cycles, and words of the documents
 	@lines() { git ls-files -- "$$@" | grep '\.go$$' | grep -v '_test\.go$$' | xargs cat | wc -l; }; \
 	linked() { $(GO) list -C "$$1" -deps -f '{{if not .Standard}}{{$$d := .Dir}}{{range .GoFiles}}{{$$d}}/{{.}}{{"\n"}}{{end}}{{end}}' "$$2" | grep "^$$PWD/" | grep -v /api/gen/ | xargs cat | wc -l; }; \

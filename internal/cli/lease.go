@@ -24,7 +24,7 @@ func leaseList(a *term.App) *cobra.Command {
 		Use:   "list",
 		Short: "List the live leases, oldest first",
 		Args:  term.Operands(),
-	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		resp, err := admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
 		names := a.NameGPUs(ctx, admin)
 		return resp, func(p *term.Printer) {
@@ -39,7 +39,7 @@ func leaseList(a *term.App) *cobra.Command {
 
 func printLeases(a *term.App, p *term.Printer, list []*gpreemptv1.Lease, names term.GPUNames) {
 	t := p.Table("", term.Columns{
-		"LEASE", "LABEL", "STATE", ">PRIO", "HIP", "GPUS", "+PRODUCT", "OWNER", "+>UID", ">AGE", ">EXPIRES IN", "+TARGETS",
+		"LEASE", "-LABEL", "STATE", ">PRIO", "HIP", "-GPUS", "+PRODUCT", "OWNER", "+>UID", "->AGE", ">EXPIRES IN", "+TARGETS",
 	})
 	for _, l := range list {
 		uid := fmt.Sprint(l.GetClientUid())

@@ -81,7 +81,7 @@ func targetList(a *term.App) *cobra.Command {
 		Use:   "list",
 		Short: "List the processes with GPU queues, their class and state",
 		Args:  term.Operands(),
-	}, onEvents, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		class, err := f.check(cmd)
 		if err != nil {
 			return nil, nil, err

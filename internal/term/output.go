@@ -61,9 +61,6 @@ func (a *App) ShowLine(m proto.Message, people func(p *Printer)) error {
 func Marshal(v any) ([]byte, error) {
 	if m, ok := v.(proto.Message); ok {
 		raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
-		if err == nil {
-			raw, err = withNulls(raw)
-		}
 		return escaped(raw), err
 	}
 	var raw bytes.Buffer
@@ -71,6 +68,12 @@ func Marshal(v any) ([]byte, error) {
 	enc.SetEscapeHTML(false)
 	err := enc.Encode(v)
 	return escaped(bytes.TrimSpace(raw.Bytes())), err
+}
+
+// Brief returns the JSON of a message without the fields that have their defaults.
+func Brief(m proto.Message) ([]byte, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	return escaped(raw), err
 }
 
 // escaped returns JSON, or YAML in which such texts are in double quotes, with an escape for

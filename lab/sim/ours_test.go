@@ -10,36 +10,36 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// SweptCosts are the times of a suspend and of a resume for which gpreempt is simulated on the
+// sweptCosts are the times of a suspend and of a resume for which gpreempt is simulated on the
 // published scenarios: nobody has measured them on an AMD GPU.
-func SweptCosts() []time.Duration {
+func sweptCosts() []time.Duration {
 	return []time.Duration{
 		50 * time.Microsecond, 100 * time.Microsecond, 200 * time.Microsecond, 400 * time.Microsecond,
 		time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond,
 	}
 }
 
-// Ours is gpreempt on a published scenario with one policy and one cost. Ratios are to online work
+// ownRow is gpreempt on a published scenario with one policy and one cost. Ratios are to online work
 // alone.
-type Ours struct {
-	Scenario string `json:"scenario"`
-	Policy   string `json:"policy"`
+type ownRow struct {
+	Scenario string
+	Policy   string
 	// Ahead is how much earlier than in the scenario the services announce, in ms: they have so
 	// much more to do on the CPU first, also alone.
-	Ahead float64 `json:"ahead_ms,omitempty"`
+	Ahead float64
 	// Cost of a suspend and of a resume, in ms.
-	Cost  float64 `json:"cost_ms"`
-	Mean  float64 `json:"mean_ratio"`
-	P99   float64 `json:"p99_ratio"`
-	TTFT  float64 `json:"ttft_ratio,omitempty"`
-	TPOT  float64 `json:"tpot_ratio,omitempty"`
-	Share float64 `json:"offline_share"`
+	Cost  float64
+	Mean  float64
+	P99   float64
+	TTFT  float64
+	TPOT  float64
+	Share float64
 	// Preemptions is the most that one request caused.
-	Preemptions int `json:"preemptions"`
+	Preemptions int
 	// Goal, whether it is met, and if not, which part of it and where the time goes.
-	Goal   string `json:"goal"`
-	Met    bool   `json:"met"`
-	Reason string `json:"reason,omitempty"`
+	Goal   string
+	Met    bool
+	Reason string
 }
 
 // contest is a published scenario, with what gpreempt should reach there.
@@ -51,18 +51,18 @@ type contest struct {
 	// share is what the offline work is relative to: all requests and steps without
 	// preemption (as GPreempt counts), or offline work alone.
 	overall bool
-	misses  func(Ours) []string
+	misses  func(ownRow) []string
 }
 
-// OurRows simulates gpreempt on the published scenarios with every cost of SweptCosts and the
-// presets balanced and strict, and with balanced and services that announce earlier. fitted are the parameters of Fit or Validate, and trace is the Azure
-// LLM trace of 2023, or nil to leave it out. It takes seconds.
-func OurRows(fitted []Parameter, trace []scenario.Arrival) ([]Ours, error) {
-	all, err := contests(fitted, trace)
+// ownRows simulates gpreempt on the published scenarios with every cost of sweptCosts and the
+// presets balanced and strict, and with balanced and services that announce earlier. trace is the
+// Azure LLM trace of 2023.
+func ownRows(parameters []fittedParameter, trace []scenario.Arrival) ([]ownRow, error) {
+	all, err := contests(parameters, trace)
 	if err != nil {
 		return nil, err
 	}
-	var rows []Ours
+	var rows []ownRow
 	for _, c := range all {
 		for _, way := range []struct {
 			preset string
@@ -72,7 +72,7 @@ func OurRows(fitted []Parameter, trace []scenario.Arrival) ([]Ours, error) {
 			if err != nil {
 				return nil, err
 			}
-			for _, cost := range SweptCosts() {
+			for _, cost := range sweptCosts() {
 				row, err := c.run(policy, cost, way.ahead)
 				if err != nil {
 					return nil, fmt.Errorf("%s: %w", c.name, err)
@@ -84,12 +84,12 @@ func OurRows(fitted []Parameter, trace []scenario.Arrival) ([]Ours, error) {
 	return rows, nil
 }
 
-// announcedAhead is longer than every suspend of SweptCosts, the message to the daemon included.
+// announcedAhead is longer than every suspend of sweptCosts, the message to the daemon included.
 const announcedAhead = 6 * time.Millisecond
 
-func contests(fitted []Parameter, trace []scenario.Arrival) ([]contest, error) {
+func contests(parameters []fittedParameter, trace []scenario.Arrival) ([]contest, error) {
 	values := map[string]float64{}
-	for _, p := range fitted {
+	for _, p := range parameters {
 		values[p.Name] = p.Value
 	}
 	machine, err := gpreemptMachine(values)
@@ -103,31 +103,28 @@ func contests(fitted []Parameter, trace []scenario.Arrival) ([]contest, error) {
 	list := []contest{
 		{
 			name: "GPreempt A to E, MI100", goal: "mean latency at most 1.05, 90 % of all requests", scenarios: machine, o: Options{Seed: validationSeed, Paced: true}, overall: true,
-			misses: func(o Ours) []string {
+			misses: func(o ownRow) []string {
 				return beyond(atMost("mean latency", o.Mean, 1.05), atLeast("requests", o.Share, 0.90))
 			},
 		},
 		{
 			name: "XSched figure 7, MI50", goal: "p99 at most 1.05", scenarios: others[:1], o: Options{Seed: validationSeed, Sharing: Sharing{Gain: values["gain"]}},
-			misses: func(o Ours) []string { return beyond(atMost("p99", o.P99, 1.05)) },
+			misses: func(o ownRow) []string { return beyond(atMost("p99", o.P99, 1.05)) },
 		},
 	}
 	llm := func(name string, s scenario.Scenario) contest {
 		return contest{
 			name: name, goal: "TTFT at most 1.05, TPOT at most 1.02, one preemption", scenarios: []scenario.Scenario{s}, o: Options{Seed: validationSeed},
-			misses: func(o Ours) []string {
+			misses: func(o ownRow) []string {
 				return beyond(atMost("TTFT", o.TTFT, 1.05), atMost("TPOT", o.TPOT, 1.02), atMost("preemptions", float64(o.Preemptions), 1))
 			},
 		}
 	}
 	list = append(list, llm("LLM serving, Poisson", others[1]))
-	if trace != nil {
-		s := others[1]
-		s.Online = append([]scenario.Service(nil), s.Online...)
-		s.Online[0].Arrivals = scenario.Arrivals{Kind: scenario.Trace, Speed: traceSpeed, Points: trace}
-		list = append(list, llm("LLM serving, Azure trace", s))
-	}
-	return list, nil
+	s := others[1]
+	s.Online = slices.Clone(s.Online)
+	s.Online[0].Arrivals = scenario.Arrivals{Kind: scenario.Trace, Speed: traceSpeed, Points: trace}
+	return append(list, llm("LLM serving, Azure trace", s)), nil
 }
 
 // traceSpeed is at which the trace is replayed: the whole of it keeps one GPU busy all the time.
@@ -155,8 +152,8 @@ func beyond(bounds ...bound) []string {
 }
 
 // run simulates all scenarios of a contest and returns the means of their figures.
-func (c contest) run(policy scheduler.Policy, cost, ahead time.Duration) (Ours, error) {
-	row := Ours{Scenario: c.name, Policy: policy.Preset, Ahead: ms(ahead), Cost: ms(cost), Goal: c.goal}
+func (c contest) run(policy scheduler.Policy, cost, ahead time.Duration) (ownRow, error) {
+	row := ownRow{Scenario: c.name, Policy: policy.Preset, Ahead: ms(ahead), Cost: ms(cost), Goal: c.goal}
 	n := float64(len(c.scenarios))
 	var waiting, service, ceiling float64
 	for _, s := range c.scenarios {
