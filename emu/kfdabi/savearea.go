@@ -1,4 +1,4 @@
-package kfd
+package kfdabi
 
 // SaveArea has the sizes of the memory to which the driver saves the waves of a compute queue, in
 // bytes for each XCC.
