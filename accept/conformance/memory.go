@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/kfdabi"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -187,7 +186,7 @@ const topology = "/sys/class/kfd/kfd/topology/nodes"
 
 // topologyNode reads the node of a GPU.
 func topologyNode(gpu uint32) (node, error) {
-	n, err := discovery.NodeValues(os.DirFS("/"), gpreempt.GPUID(gpu))
+	n, err := kfdabi.NodeValues(os.DirFS("/"), gpreempt.GPUID(gpu))
 	if err == nil && n == nil {
 		err = fmt.Errorf("GPU %d: %w", gpu, unix.ENODEV)
 	}

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/kfdabi"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -134,7 +133,7 @@ func (d *device) xccs() uint64 { return max(d.node["num_xcc"], 1) }
 
 // readNode returns the properties of a GPU's node in the topology.
 func readNode(gpu uint32) (map[string]uint64, error) {
-	node, err := discovery.NodeValues(os.DirFS("/"), gpreempt.GPUID(gpu))
+	node, err := kfdabi.NodeValues(os.DirFS("/"), gpreempt.GPUID(gpu))
 	if err == nil && node == nil {
 		err = fmt.Errorf("the topology has no GPU %d", gpu)
 	}

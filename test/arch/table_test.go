@@ -79,11 +79,11 @@ var table = []struct {
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 
 	// The calls of the driver that gpreempt does not make: GPU programs do, here or emulated.
-	{"emu/kfdabi", rule{imports: []string{"pkg/kfd"}, stdOnly: true}},
+	{"emu/kfdabi", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 
 	// Acceptance of a GPU, a program of its own with the daemon's mechanism.
-	{"accept/conformance", rule{imports: []string{"emu/kfdabi", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
-	{"accept/workload", rule{imports: []string{"emu/kfdabi", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"accept/conformance", rule{imports: []string{"emu/kfdabi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"accept/workload", rule{imports: []string{"emu/kfdabi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"accept", rule{imports: []string{"internal/api", "accept/workload", "accept/conformance", "internal/mechanism", "internal/mechanism/dbgtrap", "internal/mechanism/helper", "internal/proc", "internal/safety", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"accept/cmd/gpaccept", rule{imports: []string{"accept", "accept/conformance", "accept/workload", "internal/mechanism/helper", "pkg/discovery", "pkg/gpreempt"}}},
 
