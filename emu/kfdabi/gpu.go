@@ -1,6 +1,10 @@
-package kfd
+package kfdabi
 
-import "structs"
+import (
+	"structs"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // The structures of a process's settings of a GPU and of queries about it.
 
@@ -53,8 +57,8 @@ type SetScratchBackingVAArgs struct {
 // TileConfigArgs is struct kfd_ioctl_get_tile_config_args.
 type TileConfigArgs struct {
 	_                  structs.HostLayout
-	TileConfigPtr      Pointer // uint32s
-	MacroTileConfigPtr Pointer // uint32s
+	TileConfigPtr      kfd.Pointer // uint32s
+	MacroTileConfigPtr kfd.Pointer // uint32s
 	// The lengths of the arrays, and in the result the number of entries filled in.
 	NumTileConfigs      uint32
 	NumMacroTileConfigs uint32
@@ -76,7 +80,7 @@ type SetTrapHandlerArgs struct {
 // QueueWaveStateArgs is struct kfd_ioctl_get_queue_wave_state_args.
 type QueueWaveStateArgs struct {
 	_                structs.HostLayout
-	CtlStackAddress  Pointer
+	CtlStackAddress  kfd.Pointer
 	CtlStackUsedSize uint32 // bytes, set by the driver
 	SaveAreaUsedSize uint32 // bytes, set by the driver
 	QueueID          uint32

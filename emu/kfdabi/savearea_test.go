@@ -1,10 +1,14 @@
-package kfd
+package kfdabi
 
 import (
 	"maps"
+	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // The sizes are those of kfd_queue_ctx_save_restore_size of Linux 6.12, computed manually.
@@ -33,5 +37,31 @@ func TestSaveAreaIsComputedWhereTheTopologyHasNone(t *testing.T) {
 		if diff := cmp.Diff(c.want, SaveAreaOf(c.node)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}
+	}
+}
+
+func TestNodeValuesAreThoseOfTheGPU(t *testing.T) {
+	const nodes = "sys/class/kfd/kfd/topology/nodes/"
+	root := fstest.MapFS{
+		nodes + "0/gpu_id":     {Data: []byte("0\n")},
+		nodes + "3/gpu_id":     {Data: []byte("3183\n")},
+		nodes + "3/properties": {Data: []byte("cwsr_size 4096\nctl_stack_size 18446744073709551615\n")},
+		nodes + "4/gpu_id":     {Data: []byte("77\n")},
+		nodes + "4/properties": {Data: []byte("cwsr_size many\n")},
+	}
+	for gpu, want := range map[gpreempt.GPUID]map[string]uint64{
+		3183: {"cwsr_size": 4096, "ctl_stack_size": 1<<64 - 1},
+		318:  nil,
+	} {
+		got, err := NodeValues(root, gpu)
+		if err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("GPU %d (-want +got):\n%s", gpu, diff)
+		}
+	}
+	if got, err := NodeValues(root, 77); got != nil || err == nil || !strings.Contains(err.Error(), nodes+"4/properties") {
+		t.Errorf("an invalid value: %v, %v", got, err)
 	}
 }

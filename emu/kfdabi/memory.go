@@ -1,6 +1,10 @@
-package kfd
+package kfdabi
 
-import "structs"
+import (
+	"structs"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // The structures of a process's calls about its GPU memory.
 
@@ -47,7 +51,7 @@ type FreeMemoryArgs struct {
 type MapMemoryArgs struct {
 	_                 structs.HostLayout
 	Handle            uint64
-	DeviceIDsArrayPtr Pointer
+	DeviceIDsArrayPtr kfd.Pointer
 	NumDevices        uint32
 	// NumSuccess is the number of devices done before, and in the result the number done.
 	NumSuccess uint32
@@ -57,7 +61,7 @@ type MapMemoryArgs struct {
 type UnmapMemoryArgs struct {
 	_                 structs.HostLayout
 	Handle            uint64
-	DeviceIDsArrayPtr Pointer
+	DeviceIDsArrayPtr kfd.Pointer
 	NumDevices        uint32
 	NumSuccess        uint32 // see MapMemoryArgs
 }
@@ -74,7 +78,7 @@ type AvailableMemoryArgs struct {
 type DmabufInfoArgs struct {
 	_            structs.HostLayout
 	Size         uint64 // bytes, set by the driver
-	MetadataPtr  Pointer
+	MetadataPtr  kfd.Pointer
 	MetadataSize uint32
 	GPUID        uint32 // set by the driver
 	Flags        uint32 // of the Alloc constants, set by the driver

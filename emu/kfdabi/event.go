@@ -1,6 +1,10 @@
-package kfd
+package kfdabi
 
-import "structs"
+import (
+	"structs"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // The structures of a process's calls about events that it waits for (kfd_events.c). These
 // are not the events of a debugger.
@@ -57,7 +61,7 @@ type ResetEventArgs struct {
 type WaitEventsArgs struct {
 	_ structs.HostLayout
 	// EventsPtr points to an array of SignalEventData, MemoryEventData or HWEventData.
-	EventsPtr  Pointer
+	EventsPtr  kfd.Pointer
 	NumEvents  uint32
 	WaitForAll uint32
 	Timeout    uint32 // ms, or WaitForever; after an interruption the rest

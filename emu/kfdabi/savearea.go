@@ -1,4 +1,42 @@
-package kfd
+package kfdabi
+
+import (
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// NodeValues returns every value in the file "properties" of a GPU's topology node below root,
+// by name; nil if the topology has no such GPU.
+func NodeValues(root fs.FS, gpu gpreempt.GPUID) (map[string]uint64, error) {
+	files, err := fs.Glob(root, "sys/class/kfd/kfd/topology/nodes/*/gpu_id")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		id, err := fs.ReadFile(root, file)
+		if err != nil || strings.TrimSpace(string(id)) != strconv.FormatUint(uint64(gpu), 10) {
+			continue
+		}
+		path := strings.TrimSuffix(file, "gpu_id") + "properties"
+		text, err := fs.ReadFile(root, path)
+		if err != nil {
+			return nil, err
+		}
+		values := map[string]uint64{}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if values[name], err = strconv.ParseUint(value, 10, 64); err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", path, name, err)
+			}
+		}
+		return values, nil
+	}
+	return nil, nil
+}
 
 // SaveArea has the sizes of the memory to which the driver saves the waves of a compute queue, in
 // bytes for each XCC.
