@@ -60,6 +60,7 @@ type loggedEvent struct {
 	Lease      string           `json:"lease_id"`
 	FromLease  string           `json:"from_lease"`
 	ToLease    string           `json:"to_lease"`
+	Cause      string           `json:"cause"`
 	Clock      string           `json:"clock"`
 	GPUs       []gpreempt.GPUID `json:"gpu_ids"`
 }
@@ -80,7 +81,8 @@ type recording struct {
 	priorities map[string]gpreempt.Priority // of leases
 
 	missing           uint64 // revisions
-	clipped, byHand   int    // leases
+	clipped           int    // leases
+	byHand            int    // suspensions
 	assumedPriority   int    // leases
 	unknown, inferred int    // targets
 }
@@ -223,6 +225,8 @@ const (
 	targetGone       = "TARGET_STATE_GONE"
 
 	classOffline = "CLASS_OFFLINE"
+
+	causeByHand = "by-hand"
 )
 
 func (r *recording) lease(e *loggedEvent) {
@@ -233,9 +237,6 @@ func (r *recording) lease(e *loggedEvent) {
 		switch {
 		case e.FromLease != leaseNone && e.FromLease != "":
 			r.clipped++
-			l.ended = true
-		case len(e.GPUs) == 0:
-			r.byHand++
 			l.ended = true
 		default:
 			l.gpus = sorted(e.GPUs)
@@ -272,6 +273,9 @@ func (r *recording) moved(e *loggedEvent) error {
 		t.until, t.gone = r.now, true
 	case e.ToTarget == targetSuspending || e.ToTarget == targetResuming:
 		t.since, t.state = r.now, e.ToTarget
+		if e.Cause == causeByHand {
+			r.byHand++
+		}
 		if l := r.leases[e.Lease]; l != nil {
 			for _, id := range l.gpus {
 				t.causes[id] = true

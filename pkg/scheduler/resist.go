@@ -19,13 +19,11 @@ func refusalBy(result Outcome) Outcome {
 	return result
 }
 
-func (t *target) refuses() bool { return t.attachment.refusal != OutcomeOK }
-
 // cannotSuspend reports whether the target is to be suspendable and is not. Its own calls
 // (stuck), the breakers and an admin do not count.
 func (c *Core) cannotSuspend(t *target) bool {
 	return t.class == gpreempt.Offline &&
-		(c.now < t.quarantinedUntil && t.quarantineCause == CauseQuarantine || c.mayAttach(t.attachment) && t.refuses())
+		(c.now < t.quarantinedUntil && t.quarantineCause == CauseQuarantine || c.mayAttach(t) && t.refusal != OutcomeOK)
 }
 
 // refused counts a suspension that a lease or an admin asked for and that the target resisted.
@@ -39,6 +37,6 @@ func (c *Core) refused(t *target) {
 		return
 	}
 	t.killed = true
-	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseKilled, Lease: c.lease(t.gang)})
+	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseKilled, Lease: c.lease(t.job, CauseLease)})
 	c.emit(ActKill).Target = t.key
 }

@@ -10,9 +10,6 @@ type timer struct {
 	owner timed
 }
 
-// overslept reports whether a timer fires so late that this program did not run.
-func (t *timer) overslept(now Time) bool { return now-t.due > InspectTime }
-
 // timed is called when its timer is due.
 type timed interface{ fire(c *Core) }
 
