@@ -102,8 +102,9 @@ func (x explained) pinned() string {
 		return "none"
 	case scheduler.CauseByHand:
 		return "an admin suspended it; " + x.ends(x.PinnedToSuspend)
+	default:
+		return "idle, and suspended to keep hardware slots free; " + x.ends(x.PinnedToSuspend)
 	}
-	return "idle, and suspended to keep hardware slots free; " + x.ends(x.PinnedToSuspend)
 }
 
 func (x explained) quarantine() string {

@@ -53,8 +53,9 @@ func worded(err error) error {
 			"it ended long ago or belongs to an earlier run of the daemon: announce again")
 	case gpreempt.ReasonShuttingDown:
 		return errShuttingDown
+	default:
+		return err
 	}
-	return err
 }
 
 // unknownGPU is the error for a GPU that is not on this host.

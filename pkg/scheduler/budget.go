@@ -13,7 +13,7 @@ func (c *Core) mustRun(j *job) Cause {
 	if c.now >= c.maxSuspendAt(j) {
 		return CauseMaxSuspend
 	}
-	if due, ok := c.floorAt(j); ok && c.now >= due {
+	if c.now >= c.floorAt(j) {
 		return CauseShareFloor
 	}
 	return ""
@@ -22,12 +22,12 @@ func (c *Core) mustRun(j *job) Cause {
 func (c *Core) maxSuspendAt(j *job) Time { return j.suspendedSince + c.policy.MaxSuspend }
 
 // floorAt returns when the share floor ends the suspension: early enough for the resume
-// to be complete when the budget is used up; false without a floor.
-func (c *Core) floorAt(j *job) (Time, bool) {
+// to be complete when the budget is used up.
+func (c *Core) floorAt(j *job) Time {
 	if c.policy.ShareFloor <= 0 || j.byHand() {
-		return 0, false
+		return Never
 	}
-	return c.now + max(0, j.budget-j.resumeCost()), true
+	return c.now + max(0, j.budget-j.resumeCost())
 }
 
 // linger returns how long a job stays suspended after the last lease.
@@ -46,16 +46,15 @@ func (c *Core) linger(j *job) time.Duration {
 	for _, m := range j.members {
 		cost = max(cost, m.suspend.mean+m.resume.mean)
 	}
-	breakEven := min(2*cost, LongestLearned)
-	expected, known := time.Duration(0), false
+	expected := Never
 	for _, u := range j.gpus {
-		if u.gap.samples >= 3 && (!known || u.gap.likely() < expected) {
-			expected, known = u.gap.likely(), true
+		if u.gap.samples >= 3 {
+			expected = min(expected, u.gap.likely())
 		}
 	}
 	switch {
-	case !known:
-		return breakEven
+	case expected == Never:
+		return min(2*cost, LongestLearned)
 	case expected <= 2*cost:
 		return min(expected, LongestLearned)
 	default:
@@ -87,17 +86,15 @@ func (c *Core) charge(j *job) {
 // setJobTimer arms the timer for the next time at which the decision may change without
 // an event.
 func (c *Core) setJobTimer(j *job) {
-	due, armed := Time(0), false
+	due := Never
 	add := func(t Time) {
-		if t > c.now && (!armed || t < due) {
-			due, armed = t, true
+		if t > c.now {
+			due = min(due, t)
 		}
 	}
 	if j.suspended && j.forced == "" {
 		add(c.maxSuspendAt(j))
-		if at, ok := c.floorAt(j); ok {
-			add(at)
-		}
+		add(c.floorAt(j))
 		if !j.leased {
 			add(j.lingerUntil)
 		}
@@ -106,11 +103,7 @@ func (c *Core) setJobTimer(j *job) {
 	for _, m := range j.members {
 		add(m.pin.until)
 	}
-	if armed {
-		c.timers.set(&j.timer, due)
-	} else {
-		c.timers.clear(&j.timer)
-	}
+	c.timers.set(&j.timer, due)
 }
 
 func (j *job) fire(c *Core) { c.mark(j) }

@@ -42,7 +42,7 @@ const (
 // checks are what decides about a job: the first that applies. Nothing else does.
 var checks = []check{
 	{CheckClass, false, func(_ *Core, j *job) Cause {
-		return when(j.any(func(t *target) bool { return t.class != gpreempt.Offline }), CauseClass)
+		return when(j.any(func(t *target) bool { return t.Class != gpreempt.Offline }), CauseClass)
 	}},
 	{CheckQuarantine, false, func(c *Core, j *job) Cause {
 		until, cause := j.quarantine()

@@ -147,11 +147,13 @@ func (c *Core) apply(ev Event) {
 	case Attached:
 		c.done(ActAttach, Suspended{Target: ev.Target, Result: ev.Result, FailedGPUs: ev.FailedGPUs}, ev.ReportsBirths)
 	case Detached:
-		c.done(ActDetach, Suspended{Target: ev.Target, Result: ev.Result, FailedGPUs: ev.FailedGPUs, Took: ev.Took}, false)
+		c.done(ActDetach, Suspended(ev), false)
 	case Lost:
 		c.sessionLost(ev)
 	case Running:
-		c.runs(ev)
+		if t := c.targets[ev.Target]; t != nil {
+			c.runs(t, ev.Cause)
+		}
 	case Suspended:
 		c.done(ActSuspend, ev, false)
 	case Resumed:

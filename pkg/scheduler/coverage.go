@@ -53,7 +53,7 @@ func (c *Core) cover(s *coverage, j *job) {
 // fresh reports whether all of the job is suspended, new queues included.
 func (j *job) fresh() bool {
 	for _, m := range j.members {
-		if m.state != TargetSuspended || m.runsAgain() != "" {
+		if m.state != TargetSuspended || m.again != "" {
 			return false
 		}
 	}
@@ -89,24 +89,30 @@ func (j *job) touches(gpus []*gpu) bool {
 	return slices.ContainsFunc(j.gpus, func(u *gpu) bool { return slices.Contains(gpus, u) })
 }
 
-// blockReason returns the reason in the answer to an announcement for a job that runs.
+// blocking are the reasons in the answer to an announcement for a job that runs, and the causes that
+// lead to each, the worst last: that is the one that an admin should see first.
+var blocking = []struct {
+	reason QuiesceReason
+	causes []Cause
+}{
+	{QuiesceNone, nil},
+	{QuiesceShadow, nil},
+	{QuiesceShareFloor, []Cause{CauseShareFloor, CauseMaxSuspend}},
+	{QuiesceHold, []Cause{CauseHold}},
+	{QuiesceStuck, []Cause{CauseStuck}},
+	{QuiesceCannotSuspend, []Cause{CauseCannotSuspend, CauseQuarantine}},
+	{QuiesceDRMQueues, []Cause{CauseDRMQueues}},
+	{QuiesceUnsafe, nil},
+	{QuiesceDraining, []Cause{CauseDrain}},
+}
+
 func blockReason(cause Cause) QuiesceReason {
-	switch cause {
-	case CauseDrain:
-		return QuiesceDraining
-	case CauseHold:
-		return QuiesceHold
-	case CauseStuck:
-		return QuiesceStuck
-	case CauseDRMQueues:
-		return QuiesceDRMQueues
-	case CauseCannotSuspend, CauseQuarantine:
-		return QuiesceCannotSuspend
-	case CauseShareFloor, CauseMaxSuspend:
-		return QuiesceShareFloor
-	default:
-		return QuiesceUnsafe
+	for _, b := range blocking {
+		if slices.Contains(b.causes, cause) {
+			return b.reason
+		}
 	}
+	return QuiesceUnsafe
 }
 
 // answer is an answer that the GPUs are not quiet.
@@ -123,11 +129,12 @@ func (s coverage) instead(reason QuiesceReason) QuiesceReason {
 	return reason
 }
 
-// worse returns the reason that an admin should see first.
+// worse returns the worse of two reasons.
 func worse(a, b QuiesceReason) QuiesceReason {
-	order := []QuiesceReason{QuiesceNone, QuiesceShadow, QuiesceShareFloor, QuiesceHold, QuiesceStuck, QuiesceCannotSuspend, QuiesceDRMQueues, QuiesceUnsafe, QuiesceDraining}
-	if slices.Index(order, a) > slices.Index(order, b) {
-		return a
+	for _, r := range slices.Backward(blocking) {
+		if r.reason == a || r.reason == b {
+			return r.reason
+		}
 	}
-	return b
+	return QuiesceNone
 }

@@ -21,10 +21,15 @@ func (c *Core) evaluate(j *job) {
 		j.suspended, j.suspendedSince, j.lingerUntil = true, c.now, 0
 		j.leased = v.cause == CauseLease
 	}
-	if c.policy.Shadow {
-		c.shadow(j, v)
-	} else {
-		c.act(j, v)
+	for _, m := range j.members {
+		if c.policy.Shadow {
+			c.shadow(m, v)
+		} else {
+			c.act(m, v)
+		}
+	}
+	if j.suspended && !v.suspend && !j.anyAway() {
+		c.release(j)
 	}
 	j.verdict = v
 	c.setJobTimer(j)
@@ -47,43 +52,34 @@ func (c *Core) follow(j *job) {
 	j.leased = leased
 }
 
-func (c *Core) act(j *job, v verdict) {
-	for _, m := range j.members {
-		m.shadowed = false
-		switch {
-		case m.state == TargetSuspended && !v.suspend:
-			c.resumeTarget(m, v.cause)
-		case m.state == TargetSuspended && m.runsAgain() != "":
-			c.suspendTarget(m, m.runsAgain(), 0)
-			c.requiesce(j)
-		case m.state == TargetRunning && v.suspend:
-			c.suspendTarget(m, v.cause, c.lease(j, v.cause))
-			c.requiesce(j)
-		}
-	}
-	if j.suspended && !v.suspend && !j.anyAway() {
-		c.release(j)
+// act sends the action that the verdict asks for.
+func (c *Core) act(t *target, v verdict) {
+	t.shadowed = false
+	switch {
+	case t.state == TargetSuspended && !v.suspend:
+		c.resumeTarget(t, v.cause)
+	case t.state == TargetSuspended && t.again != "":
+		c.suspendTarget(t, t.again, 0)
+		c.requiesce(t.job)
+	case t.state == TargetRunning && v.suspend:
+		c.suspendTarget(t, v.cause, c.lease(t.job, v.cause))
+		c.requiesce(t.job)
 	}
 }
 
-// shadow records what act would have done, and resumes targets that were suspended
+// shadow records what act would have done, and resumes a target that was suspended
 // before the policy changed.
-func (c *Core) shadow(j *job, v verdict) {
-	from, to := TargetRunning, TargetSuspended
-	if !v.suspend {
-		from, to = to, from
+func (c *Core) shadow(t *target, v verdict) {
+	if t.state == TargetSuspended {
+		c.resumeTarget(t, CausePolicy)
 	}
-	for _, m := range j.members {
-		if m.state == TargetSuspended {
-			c.resumeTarget(m, CausePolicy)
+	if t.shadowed != v.suspend {
+		t.shadowed = v.suspend
+		from, to := TargetRunning, TargetSuspended
+		if !v.suspend {
+			from, to = to, from
 		}
-		if m.shadowed != v.suspend {
-			m.shadowed = v.suspend
-			c.record(Record{Kind: RecordShadow, Target: m.key, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(j, v.cause)})
-		}
-	}
-	if j.suspended && !v.suspend && !j.anyAway() {
-		c.release(j)
+		c.record(Record{Kind: RecordShadow, Target: t.Target, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(t.job, v.cause)})
 	}
 }
 

@@ -77,14 +77,9 @@ type (
 		ReportsBirths bool `json:"reports_births,omitempty"`
 	}
 
-	// Detached is the result of a Detach action. After OutcomeOK all queues run and
+	// Detached is the result of a Detach action, which has no Seq. After OutcomeOK all queues run and
 	// the process is released; another Detach follows any other result but OutcomeGone.
-	Detached struct {
-		Target     gpreempt.ProcessKey `json:"target"`
-		Result     Outcome             `json:"result"`
-		FailedGPUs []gpreempt.GPUID    `json:"failed_gpus,omitempty"`
-		Took       time.Duration       `json:"took"`
-	}
+	Detached Suspended
 
 	// Lost says that the mechanism can suspend the target no longer, without an action
 	// having failed: another debugger took the process, its runtime or a GPU failed, or

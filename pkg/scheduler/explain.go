@@ -96,23 +96,22 @@ func (c *Core) Explain(key gpreempt.ProcessKey) (Explanation, bool) {
 	if t == nil {
 		return Explanation{}, false
 	}
-	v := c.decide(t.job)
-	e := Explanation{State: t.state, Suspend: v.suspend, Cause: v.cause, Facts: c.facts(t.job)}
-	decided := false
+	e := Explanation{State: t.state, Facts: c.facts(t.job)}
 	for _, ch := range checks {
-		result := CheckPass
-		switch {
-		case ch.cause(c, t.job) == "":
-		case ch.suspend:
-			result = CheckSuspend
-		default:
-			result = CheckRun
+		x := ExplainedCheck{Name: ch.name, Result: CheckPass}
+		if cause := ch.cause(c, t.job); cause != "" {
+			x.Result = CheckRun
+			if ch.suspend {
+				x.Result = CheckSuspend
+			}
+			if x.Decides = e.Cause == ""; x.Decides {
+				e.Suspend, e.Cause = ch.suspend, cause
+			}
 		}
-		e.Checks = append(e.Checks, ExplainedCheck{ch.name, result, result != CheckPass && !decided})
-		decided = decided || result != CheckPass
+		e.Checks = append(e.Checks, x)
 	}
 	for _, l := range c.Leases() {
-		if slices.ContainsFunc(l.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(t.gpus, id) }) {
+		if slices.ContainsFunc(l.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(t.GPUs, id) }) {
 			e.Leases = append(e.Leases, l.ID)
 		}
 	}
@@ -121,7 +120,7 @@ func (c *Core) Explain(key gpreempt.ProcessKey) (Explanation, bool) {
 
 func (c *Core) facts(j *job) Facts {
 	f := Facts{
-		Now: c.now, Class: j.members[0].class, Priority: j.priority, Draining: c.draining, Shadow: c.policy.Shadow,
+		Now: c.now, Class: j.members[0].Class, Priority: j.priority, Draining: c.draining, Shadow: c.policy.Shadow,
 		PinnedToRun: j.pinnedUntil(false), PinnedToSuspend: j.pinnedUntil(true), Pin: j.pinned(c.now, true), RunUntil: j.runUntil, LingerUntil: j.lingerUntil, ShareFloor: c.policy.ShareFloor, BudgetLeft: c.budgetLeft(j),
 		Top: j.top(), Owners: j.owners,
 	}
@@ -132,7 +131,7 @@ func (c *Core) facts(j *job) Facts {
 	for _, m := range j.members {
 		attaching := m.flight.is(ActAttach)
 		f.Members = append(f.Members, MemberFacts{
-			Key: m.key, Ready: m.ready(), Stuck: m.flight.stuck && !attaching, AttachStuck: m.flight.stuck && attaching, Refusal: m.refusal, Refusals: m.refusals, OnResist: m.onResist,
+			Key: m.Target, Ready: m.ready(), Stuck: m.flight.stuck && !attaching, AttachStuck: m.flight.stuck && attaching, Refusal: m.refusal, Refusals: m.refusals, OnResist: m.OnResist,
 		})
 		if !m.attached && !attaching && c.mayAttach(m) {
 			f.AttachAt = max(f.AttachAt, c.attachDue(m))

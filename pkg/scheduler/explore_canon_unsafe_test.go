@@ -190,8 +190,8 @@ func writeBackoff(w *canon, b *Backoff) {
 }
 
 func writeRefusals(w *canon, t *target) {
-	if t.refusals > 0 && t.onResist.KillAfter > 0 && !t.killed {
-		w.small(uint8(min(t.refusals, t.onResist.KillAfter)))
+	if t.refusals > 0 && t.OnResist.KillAfter > 0 && !t.killed {
+		w.small(uint8(min(t.refusals, t.OnResist.KillAfter)))
 		w.num(uint64(max(0, t.refusedAt+RefusalTime-w.core.now)))
 	}
 }
@@ -307,7 +307,7 @@ func plan(t reflect.Type, field string) write {
 	}
 }
 
-func (w *canon) target(t *target) uint8 { return w.names.proc[t.key.PID] }
+func (w *canon) target(t *target) uint8 { return w.names.proc[t.Target.PID] }
 
 // job returns the least member of a job as its name.
 func (w *canon) job(g *job) uint8 {

@@ -354,7 +354,7 @@ func (x *explored) checkProcess(i int, p *modelProcess, t *target) error {
 		if p.alive && p.running() > p.born-p.reported && !p.lostUnnoticed() {
 			return fmt.Errorf("process %d counts as suspended, and %d of its queues run", i+1, p.running())
 		}
-		if p.born > 0 && t.runsAgain() != "" {
+		if p.born > 0 && t.again != "" {
 			return fmt.Errorf("rule 4: process %d has a new queue that nothing suspends", i+1)
 		}
 		if err := x.checkDeadline(i); err != nil {

@@ -22,6 +22,7 @@ const (
 	leaseTTL  = 8 * time.Millisecond
 	leaseWait = 2 * time.Millisecond
 	leaseETA  = time.Millisecond
+	parkTime  = 4 * time.Millisecond
 )
 
 // modelLease is the live lease of a client.
@@ -372,7 +373,7 @@ func (x *explored) make(m move) error {
 	case movePark:
 		ev := Pin{Target: procKey(m.n + 1), Cause: CauseHQDRoom}
 		if x.now >= x.parked[m.n] {
-			ev.Cause, ev.For = CauseHQDBudget, leaseTTL
+			ev.Cause, ev.For = CauseHQDBudget, parkTime
 		}
 		if x.now >= x.held[m.n] {
 			x.parked[m.n] = x.now + ev.For

@@ -14,7 +14,7 @@ import (
 func (c *Core) CheckInvariants() error {
 	for _, t := range c.order {
 		if err := c.checkTarget(t); err != nil {
-			return fmt.Errorf("target %v (%d): %w", t.key, t.state, err)
+			return fmt.Errorf("target %v (%d): %w", t.Target, t.state, err)
 		}
 	}
 	for id, l := range c.leases {
@@ -30,23 +30,23 @@ func (c *Core) checkTarget(t *target) error {
 	if !slices.Contains(j.members, t) {
 		return fmt.Errorf("not a member of its job")
 	}
-	if c.targets[t.key] != t || c.leaving[t.key] != nil {
+	if c.targets[t.Target] != t || c.leaving[t.Target] != nil {
 		return fmt.Errorf("it is listed as another, or as one that has left")
 	}
 	next, armed := c.NextDeadline()
 	switch t.state {
 	case TargetSuspended:
 		switch {
-		case t.class != gpreempt.Offline:
-			return fmt.Errorf("rule 3: class %v is suspended", t.class)
+		case t.Class != gpreempt.Offline:
+			return fmt.Errorf("rule 3: class %v is suspended", t.Class)
 		case c.draining:
 			return fmt.Errorf("rule 8: suspended while draining")
 		case c.policy.Shadow:
 			return fmt.Errorf("suspended under a shadow policy")
 		case t.quarantinedUntil > c.now:
 			return fmt.Errorf("rule 7: suspended in quarantine")
-		case t.runsAgain() != "":
-			return fmt.Errorf("rule 4: it runs: %v", t.runsAgain())
+		case t.again != "":
+			return fmt.Errorf("rule 4: it runs: %v", t.again)
 		case !j.suspended:
 			return fmt.Errorf("suspended, but its job is not")
 		case j.pinned(c.now, true) == "" && j.top() <= int(j.priority) && c.now >= j.lingerUntil:
@@ -65,10 +65,10 @@ func (c *Core) checkTarget(t *target) error {
 		}
 		for _, m := range j.members {
 			if m.state == TargetRunning || m.state == TargetQuarantined {
-				return fmt.Errorf("its job is torn: %v runs", m.key)
+				return fmt.Errorf("its job is torn: %v runs", m.Target)
 			}
 		}
-		if due, ok := c.floorAt(j); ok && c.now >= due && j.budget < 0 {
+		if c.now >= c.floorAt(j) && j.budget < 0 {
 			return fmt.Errorf("share floor: suspended with budget %v", j.budget)
 		}
 	case TargetRunning:
@@ -180,7 +180,7 @@ func (c *Core) checkOwners() error {
 	}
 	for _, t := range c.order {
 		if want := c.ownersOf(t); !slices.Equal(t.job.owners, want) {
-			return fmt.Errorf("the job of target %v has owners %v, its own are %v", t.key, t.job.owners, want)
+			return fmt.Errorf("the job of target %v has owners %v, its own are %v", t.Target, t.job.owners, want)
 		}
 	}
 	return nil
@@ -191,18 +191,18 @@ func (c *Core) checkJobs() error {
 	type count struct{ members, away int }
 	want, got := map[string]count{}, map[string]count{}
 	for _, t := range c.order {
-		name, p := t.jobName, t.job.progress
-		if t.class != gpreempt.Offline || name == "" {
+		name, p := t.Job, t.job.progress
+		if t.Class != gpreempt.Offline || name == "" {
 			if p != nil {
-				return fmt.Errorf("target %v is of job %s, and should not be", t.key, p.name)
+				return fmt.Errorf("target %v is of job %s, and should not be", t.Target, p.name)
 			}
 			continue
 		}
 		if p != c.progress[name] {
-			return fmt.Errorf("target %v is not of job %s", t.key, name)
+			return fmt.Errorf("target %v is not of job %s", t.Target, name)
 		}
 		if !slices.Contains(p.parts, t.job) {
-			return fmt.Errorf("the parts of job %s and target %v do not fit", name, t.key)
+			return fmt.Errorf("the parts of job %s and target %v do not fit", name, t.Target)
 		}
 		n := want[name]
 		n.members++
@@ -263,7 +263,7 @@ func (c *Core) CheckExplanation(n int) error {
 		return nil
 	}
 	t := c.order[n%len(c.order)]
-	e, _ := c.Explain(t.key)
+	e, _ := c.Explain(t.Target)
 	decides, result := 0, CheckPass
 	for _, check := range e.Checks {
 		if check.Decides {
@@ -271,7 +271,7 @@ func (c *Core) CheckExplanation(n int) error {
 		}
 	}
 	if suspend := c.decide(t.job).suspend; decides != 1 || suspend != (result == CheckSuspend) {
-		return fmt.Errorf("target %v, suspend %v, is explained by %+v", t.key, suspend, e)
+		return fmt.Errorf("target %v, suspend %v, is explained by %+v", t.Target, suspend, e)
 	}
 	return nil
 }

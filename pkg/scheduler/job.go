@@ -53,14 +53,14 @@ func (c *Core) join(t *target) {
 		j = &job{progress: p, budget: c.policy.MaxBudget(), budgetAt: c.now, owners: owners}
 		j.timer.owner = j
 	}
-	p.count(c.now, t, 1)
+	p.add(c.now, 1, t.countAway())
 	if old != nil {
 		c.charge(j)
 		c.inherit(j, old, t.isAway())
 		c.forget(old.progress)
 	}
 	t.job = j
-	at, _ := slices.BinarySearchFunc(j.members, t.key, func(m *target, k gpreempt.ProcessKey) int { return m.key.Compare(k) })
+	at, _ := slices.BinarySearchFunc(j.members, t.Target, byKey)
 	j.members = slices.Insert(j.members, at, t)
 	if p != nil && len(j.members) == 1 {
 		p.parts = append(p.parts, j)
@@ -95,7 +95,7 @@ func (c *Core) leave(t *target) {
 	j := t.job
 	c.charge(j)
 	j.members = slices.DeleteFunc(j.members, func(m *target) bool { return m == t })
-	j.progress.count(c.now, t, -1)
+	j.progress.add(c.now, -1, -t.countAway())
 	if p := j.progress; p != nil && len(j.members) == 0 {
 		p.parts = slices.DeleteFunc(p.parts, func(o *job) bool { return o == j })
 	}
@@ -112,8 +112,8 @@ func (c *Core) regroup(j *job) {
 	j.gpus = j.gpus[:0]
 	j.priority = 0
 	for _, m := range j.members {
-		j.priority = max(j.priority, m.priority)
-		for _, id := range m.gpus {
+		j.priority = max(j.priority, m.Priority)
+		for _, id := range m.GPUs {
 			if u := c.gpu(id); !slices.Contains(j.gpus, u) {
 				j.gpus = append(j.gpus, u)
 			}

@@ -68,7 +68,7 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 	if t.state != scheduler.TargetSuspending {
 		return fmt.Errorf("suspended in state %v", t.state)
 	}
-	t.sentWith, t.again = t.Queues, ""
+	t.again = ""
 	return o.justified(t, before[len(before)-1].Record)
 }
 

@@ -208,8 +208,8 @@ func (o *Observer) checkSuspended(t *seenTarget) error {
 	if err := o.eligible(t); err != nil {
 		return err
 	}
-	if t.Queues != t.sentWith || t.again != "" {
-		return fmt.Errorf("rule 4: it runs: %d new queues, %q", t.Queues-t.sentWith, t.again)
+	if t.again != "" {
+		return fmt.Errorf("rule 4: it runs: %q", t.again)
 	}
 	for _, m := range o.job(t) {
 		if !Away(m.state) {
@@ -290,7 +290,7 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 		}
 		whole := true
 		for _, m := range o.job(t) {
-			whole = whole && m.state == scheduler.TargetSuspended && m.Queues == m.sentWith && m.again == ""
+			whole = whole && m.state == scheduler.TargetSuspended && m.again == ""
 		}
 		quiet = quiet && whole
 		if o.mayAttach(t.Target) && o.session(t.Target).refuses && !whole {

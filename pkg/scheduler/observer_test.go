@@ -85,7 +85,6 @@ type seenTarget struct {
 	asked          uint64
 	hung           bool
 	due            bool            // it was time to ask when the step began
-	sentWith       uint64          // Queues when the last Suspend was sent
 	again          scheduler.Cause // why it has run since then
 
 	Detaching        bool           // a Detach that resumes is in flight
@@ -250,8 +249,8 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 			o.Targets[ev.Target] = t
 		}
 		before := t.TargetSeen
-		if t.state != scheduler.TargetNone && o.session(ev.Target).births {
-			ev.Queues = before.Queues
+		if ev.Queues != before.Queues && !o.session(ev.Target).births && (t.state == scheduler.TargetSuspending || t.state == scheduler.TargetSuspended) {
+			t.again = scheduler.CauseNewQueue
 		}
 		if !t.hadQueues && ev.Queues > 0 {
 			t.hadQueues, t.queuesSince = true, o.now
@@ -308,12 +307,9 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		t := o.Targets[ev.Target]
 		switch {
 		case t == nil:
-		case ev.Cause == scheduler.CauseNewQueue && o.session(ev.Target).births:
-			t.Queues++
-			o.Counts["Births"]++
 		case t.state == scheduler.TargetSuspending || t.state == scheduler.TargetSuspended:
 			t.again = ev.Cause
-			o.Counts["Reruns"]++
+			o.Counts[map[bool]string{true: "Births", false: "Reruns"}[ev.Cause == scheduler.CauseNewQueue]]++
 		}
 	case scheduler.Stopped:
 		o.stopped = true

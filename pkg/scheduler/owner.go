@@ -36,7 +36,7 @@ func (c *Core) leaveOwner(cl *client) {
 func (c *Core) rejoinKin(owner gpreempt.ProcessKey) {
 	for _, t := range c.order {
 		switch {
-		case t.key != owner && !slices.Contains(t.kin, owner):
+		case t.Target != owner && !slices.Contains(t.Kin, owner):
 		case slices.Equal(t.job.owners, c.ownersOf(t)):
 			c.mark(t.job)
 		default:
@@ -56,8 +56,8 @@ func (c *Core) ownersOf(t *target) (owners []gpreempt.ProcessKey) {
 			owners = append(owners, key)
 		}
 	}
-	add(t.key)
-	for _, key := range t.kin {
+	add(t.Target)
+	for _, key := range t.Kin {
 		add(key)
 	}
 	slices.SortFunc(owners, gpreempt.ProcessKey.Compare)
@@ -70,7 +70,7 @@ func (j *job) ownedBy(l *lease) bool {
 }
 
 // offline reports whether the class of the job permits a suspension.
-func (j *job) offline() bool { return len(j.members) > 0 && j.members[0].class == gpreempt.Offline }
+func (j *job) offline() bool { return len(j.members) > 0 && j.members[0].Class == gpreempt.Offline }
 
 // outrankedBy reports whether the lease has the higher priority, and is not the job's own.
 func (j *job) outrankedBy(l *lease) bool { return l.req.Priority > j.priority && !j.ownedBy(l) }

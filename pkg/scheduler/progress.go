@@ -44,12 +44,12 @@ func jobWindow(p Policy) time.Duration { return max(time.Minute, 6*p.ShareWindow
 
 // progressOf returns that of the name of a target; nil if it has none, or is not offline.
 func (c *Core) progressOf(t *target) *progress {
-	if t.class != gpreempt.Offline || t.jobName == "" {
+	if t.Class != gpreempt.Offline || t.Job == "" {
 		return nil
 	}
-	p := c.progress[t.jobName]
+	p := c.progress[t.Job]
 	if p == nil {
-		p = &progress{name: t.jobName}
+		p = &progress{name: t.Job}
 		p.restart(c.now, jobWindow(c.policy))
 		c.progress[p.name] = p
 	}
@@ -75,23 +75,12 @@ func (p *progress) part(owners []gpreempt.ProcessKey) *job {
 	return nil
 }
 
-// count counts a member that comes or leaves; p may be nil.
-func (p *progress) count(now Time, t *target, by int) {
-	if p == nil {
-		return
-	}
-	p.charge(now)
-	p.members += by
-	if t.isAway() {
-		p.away += by
-	}
-}
-
-// moved counts a member that left the GPUs, or returned; p may be nil.
-func (p *progress) moved(now Time, by int) {
+// add counts members that come or leave, and those that are away; p may be nil.
+func (p *progress) add(now Time, members, away int) {
 	if p != nil {
 		p.charge(now)
-		p.away += by
+		p.members += members
+		p.away += away
 	}
 }
 

@@ -172,9 +172,6 @@ func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, 
 	if err := r.core.Owned(client, id); err != nil {
 		return EndNone, 0, err
 	}
-	if how, held, ok := r.core.Ended(id); ok {
-		return how, held, nil
-	}
 	r.step(r.clock.Now(), LeaseFinished{Lease: id, End: end})
 	how, held, _ := r.core.Ended(id)
 	return how, held, nil

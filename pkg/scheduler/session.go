@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"math"
 	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -43,9 +42,6 @@ type flight struct {
 	doubted []gpreempt.GPUID
 }
 
-// Never is later than every deadline.
-const Never Time = math.MaxInt64
-
 // is reports whether an action of a kind is in flight.
 func (f *flight) is(kind ActionKind) bool { return f.kind == kind }
 
@@ -64,7 +60,7 @@ func (c *Core) find(key gpreempt.ProcessKey) *target {
 
 // mayAttach reports whether the target may have a mechanism attached.
 func (c *Core) mayAttach(t *target) bool {
-	return t.state != TargetLeft && t.class == gpreempt.Offline && !c.policy.Shadow && !c.stopping
+	return t.state != TargetLeft && t.Class == gpreempt.Offline && !c.policy.Shadow && !c.stopping
 }
 
 // attachDue returns since when the target is to have a mechanism attached, if it may: at
@@ -73,7 +69,7 @@ func (c *Core) mayAttach(t *target) bool {
 // it is not trusted to be there to be suspended later.
 func (c *Core) attachDue(t *target) Time {
 	switch {
-	case c.policy.AttachAfter == 0 || t.job.covered(), t.onResist.Enforced():
+	case c.policy.AttachAfter == 0 || t.job.covered(), t.OnResist.Enforced():
 		return c.now
 	case !t.hadQueues:
 		return Never
@@ -95,7 +91,7 @@ func (c *Core) settleTarget(t *target) {
 			due = c.send(t, ActAttach, c.now+StuckAfter)
 		}
 	case !t.attached && t.state == TargetLeft:
-		delete(c.leaving, t.key)
+		delete(c.leaving, t.Target)
 	case t.attached && (t.failure != OutcomeOK || !c.mayAttach(t)) && !t.isAway():
 		if due = t.retryAt; due <= c.now {
 			due = c.send(t, ActDetach, Never)
@@ -104,18 +100,14 @@ func (c *Core) settleTarget(t *target) {
 	if t.state == TargetQuarantined {
 		due = min(due, t.quarantinedUntil)
 	}
-	if due == Never {
-		c.timers.clear(&t.timer)
-	} else {
-		c.timers.set(&t.timer, due)
-	}
+	c.timers.set(&t.timer, due)
 }
 
 // send sends an action, and returns when to ask what it waits for.
 func (c *Core) send(t *target, kind ActionKind, due Time) Time {
 	t.flight = flight{kind: kind, due: due}
 	a := c.emit(kind)
-	a.Target = t.key
+	a.Target = t.Target
 	switch kind {
 	case ActAttach:
 		t.flight.asked = c.asked(t.job)
@@ -142,7 +134,7 @@ func (t *target) fire(c *Core) {
 			c.seq++
 			f.inspection, f.due = c.seq, c.now+InspectTime
 			a := c.emit(ActInspect)
-			a.Target, a.Seq = t.key, c.seq
+			a.Target, a.Seq = t.Target, c.seq
 		}
 	}
 	switch {
@@ -171,10 +163,10 @@ func (c *Core) inspected(t *target, stuck bool) {
 	case stuck:
 		c.quarantineStuck(t)
 		if first {
-			c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseStuck, Took: c.now - t.since})
+			c.record(Record{Kind: RecordTarget, Target: t.Target, FromTarget: t.state, ToTarget: t.state, Class: t.Class, Cause: CauseStuck, Took: c.now - t.since})
 		}
 	default:
-		for _, id := range t.gpus {
+		for _, id := range t.GPUs {
 			c.openBreaker(c.gpu(id), CauseHung)
 		}
 	}
@@ -275,20 +267,6 @@ func (c *Core) failSession(t *target, failure Outcome) {
 	}
 }
 
-// runs takes in that a queue of a target runs.
-func (c *Core) runs(ev Running) {
-	t := c.targets[ev.Target]
-	switch {
-	case t == nil:
-		return
-	case ev.Cause == CauseNewQueue && t.reportsBirths:
-		t.queues++
-	case t.state == TargetSuspending || t.state == TargetSuspended:
-		t.again = ev.Cause
-	}
-	c.mark(t.job)
-}
-
 // openBreakers opens the breakers of the GPUs that reported an error; those of the
 // target when it is not known which they are.
 func (c *Core) openBreakers(result Outcome, gpus []gpreempt.GPUID, t *target) {
@@ -296,7 +274,7 @@ func (c *Core) openBreakers(result Outcome, gpus []gpreempt.GPUID, t *target) {
 		return
 	}
 	if len(gpus) == 0 && t != nil && t.state != TargetLeft {
-		gpus = t.gpus
+		gpus = t.GPUs
 	}
 	for _, id := range gpus {
 		c.openBreaker(c.gpu(id), CauseHardware)
@@ -308,7 +286,7 @@ func (c *Core) openBreakers(result Outcome, gpus []gpreempt.GPUID, t *target) {
 func (c *Core) alarm(u *gpu, cause Cause) {
 	for _, j := range u.jobs {
 		for _, t := range j.members {
-			if t.flight.is(ActSuspend) && slices.Contains(t.gpus, u.id) && !slices.Contains(t.flight.doubted, u.id) {
+			if t.flight.is(ActSuspend) && slices.Contains(t.GPUs, u.id) && !slices.Contains(t.flight.doubted, u.id) {
 				t.flight.doubted = append(t.flight.doubted, u.id)
 			}
 		}
@@ -322,13 +300,13 @@ func (c *Core) alarm(u *gpu, cause Cause) {
 func (c *Core) queueReset(ev QueueReset) {
 	r := Record{Kind: RecordReset, GPU: ev.GPU, Target: ev.Process, Suspects: len(ev.Suspects)}
 	if t := c.targets[ev.Process]; t != nil {
-		r.Class = t.class
+		r.Class = t.Class
 	}
 	c.record(r)
 	c.alarm(c.gpu(ev.GPU), CauseReset)
 	for _, key := range ev.Suspects {
 		t := c.targets[key]
-		if t == nil || t.class != gpreempt.Offline {
+		if t == nil || t.Class != gpreempt.Offline {
 			continue
 		}
 		c.quarantine(t, CauseReset)

@@ -9,14 +9,8 @@ import (
 
 // target is a process that owns queues, and the session of a mechanism with it.
 type target struct {
-	key      gpreempt.ProcessKey
-	jobName  string // of the last TargetSeen
-	kin      []gpreempt.ProcessKey
-	onResist gpreempt.Resistance
-	class    gpreempt.Class
-	priority gpreempt.Priority
-	gpus     []gpreempt.GPUID
-	job      *job
+	TargetSeen // the last
+	job        *job
 	session
 
 	state TargetState
@@ -24,11 +18,8 @@ type target struct {
 	// queuesSince is when it was first seen with a queue, if hadQueues.
 	queuesSince Time
 	hadQueues   bool
-	// again is why it runs although it was suspended; "" while that is not known.
+	// again is why it is to be suspended again: it runs although the last Suspend was sent; "" for no reason.
 	again Cause
-	// queues is the number of queues that were ever born, by TargetSeen and Running;
-	// suspendedQueues is what it was when the last Suspend was sent.
-	queues, suspendedQueues uint64
 
 	quarantinedUntil Time
 	quarantineCause  Cause
@@ -57,6 +48,14 @@ func (t *target) isAway() bool {
 	return t.state == TargetSuspending || t.state == TargetSuspended || t.state == TargetResuming
 }
 
+// countAway returns 1 if it is away.
+func (t *target) countAway() int {
+	if t.isAway() {
+		return 1
+	}
+	return 0
+}
+
 func (c *Core) markTarget(t *target) {
 	if !t.dirty {
 		t.dirty = true
@@ -67,58 +66,53 @@ func (c *Core) markTarget(t *target) {
 func (c *Core) targetSeen(ev TargetSeen) {
 	t := c.targets[ev.Target]
 	if t == nil {
-		t = &target{key: ev.Target, since: c.now}
+		t = &target{TargetSeen: ev, since: c.now}
 		t.timer.owner = t
 		c.targets[ev.Target] = t
-		at, _ := slices.BinarySearchFunc(c.order, ev.Target, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) })
+		at, _ := slices.BinarySearchFunc(c.order, ev.Target, byKey)
 		c.order = slices.Insert(c.order, at, t)
-		t.jobName, t.class, t.priority, t.gpus, t.kin, t.onResist, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Kin, ev.OnResist, ev.Queues
-		c.noteQueues(t)
-		if left := c.leaving[t.key]; left != nil {
+		if left := c.leaving[ev.Target]; left != nil {
 			t.session = left.session
 			c.timers.clear(&left.timer)
-			delete(c.leaving, t.key)
+			delete(c.leaving, ev.Target)
 		}
-		c.markTarget(t)
+		c.noteQueues(t)
 		c.setTargetState(t, TargetRunning, CauseSeen, 0, 0)
 		c.join(t)
 		return
 	}
-	t.kin = ev.Kin
-	if t.onResist != ev.OnResist {
-		t.onResist = ev.OnResist
-		c.markTarget(t)
-	}
-	rejoin := t.jobName != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs) ||
-		!slices.Equal(t.job.owners, c.ownersOf(t))
-	queues := ev.Queues
-	if t.reportsBirths {
-		queues = t.queues
-	}
-	if !rejoin && t.queues == queues {
-		return
-	}
+	old := t.TargetSeen
+	t.Kin = ev.Kin
+	reclassified := old.Class != ev.Class || old.Priority != ev.Priority
+	rejoin := reclassified || old.Job != ev.Job || !slices.Equal(old.GPUs, ev.GPUs) || !slices.Equal(t.job.owners, c.ownersOf(t))
 	if rejoin {
 		c.leave(t)
 	}
-	reclassified := t.class != ev.Class || t.priority != ev.Priority
-	t.jobName, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, queues
-	c.noteQueues(t)
-	c.markTarget(t)
+	t.TargetSeen = ev
+	if old.Queues != ev.Queues && !t.reportsBirths {
+		c.runs(t, CauseNewQueue)
+	}
+	if rejoin || old.Queues != ev.Queues || old.OnResist != ev.OnResist {
+		c.noteQueues(t)
+	}
 	if reclassified {
-		c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseClass})
+		c.record(Record{Kind: RecordTarget, Target: t.Target, FromTarget: t.state, ToTarget: t.state, Class: t.Class, Cause: CauseClass})
 	}
 	if rejoin {
 		c.join(t)
 	}
-	c.mark(t.job)
 }
 
+// noteQueues notes when it is first seen with a queue: something may be attached to it then.
 func (c *Core) noteQueues(t *target) {
-	if !t.hadQueues && t.queues > 0 {
+	if !t.hadQueues && t.Queues > 0 {
 		t.queuesSince, t.hadQueues = c.now, true
 	}
+	c.markTarget(t)
 }
+
+// byKey compares a target with a key, for lists that are sorted by it.
+func byKey(t *target, key gpreempt.ProcessKey) int { return t.Target.Compare(key) }
 
 func (c *Core) targetGone(t *target) {
 	c.setTargetState(t, TargetLeft, CauseGone, 0, 0)
@@ -127,42 +121,41 @@ func (c *Core) targetGone(t *target) {
 	if t.flight.is(ActSuspend) || t.flight.is(ActResume) {
 		t.flight = flight{}
 	}
-	c.leaving[t.key] = t
+	c.leaving[t.Target] = t
 	c.markTarget(t)
-	delete(c.targets, t.key)
-	if at, ok := slices.BinarySearchFunc(c.order, t.key, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) }); ok {
+	delete(c.targets, t.Target)
+	if at, ok := slices.BinarySearchFunc(c.order, t.Target, byKey); ok {
 		c.order = slices.Delete(c.order, at, at+1)
 	}
 }
 
 // setTargetState changes the state and leaves the record of it.
 func (c *Core) setTargetState(t *target, to TargetState, cause Cause, lease LeaseID, took time.Duration) {
-	from := t.state
-	wasAway := t.isAway()
+	from, before := t.state, t.countAway()
 	t.state, t.since = to, c.now
-	switch away := t.isAway(); {
-	case away && !wasAway:
-		t.awaySince = c.now
-		t.job.progress.moved(c.now, 1)
-	case !away && wasAway:
-		t.away += c.now - t.awaySince
-		t.job.progress.moved(c.now, -1)
+	if moved := t.countAway() - before; moved != 0 {
+		t.job.progress.add(c.now, 0, moved)
+		if moved > 0 {
+			t.awaySince = c.now
+		} else {
+			t.away += c.now - t.awaySince
+		}
 	}
-	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: from, ToTarget: to, Class: t.class, Cause: cause, Lease: lease, Took: took})
+	c.record(Record{Kind: RecordTarget, Target: t.Target, FromTarget: from, ToTarget: to, Class: t.Class, Cause: cause, Lease: lease, Took: took})
 }
 
-// runsAgain returns why a suspended target is to be suspended again, "" if it is not.
-func (t *target) runsAgain() Cause {
-	if t.queues != t.suspendedQueues {
-		return CauseNewQueue
+// runs notes that a queue of the target runs: it is suspended again if it is suspended, or will be.
+func (c *Core) runs(t *target, why Cause) {
+	if t.state == TargetSuspending || t.state == TargetSuspended {
+		t.again = why
 	}
-	return t.again
+	c.mark(t.job)
 }
 
 // suspendTarget sends a Suspend, also for queues born since the last one.
 func (c *Core) suspendTarget(t *target, cause Cause, lease LeaseID) {
 	c.setTargetState(t, TargetSuspending, cause, lease, 0)
-	t.suspendedQueues, t.again = t.queues, ""
+	t.again = ""
 	c.send(t, ActSuspend, c.now+StuckAfter)
 	c.markTarget(t)
 }
@@ -278,7 +271,7 @@ func (c *Core) quarantineStuck(t *target) {
 }
 
 func (c *Core) quarantineFailed(t *target, o Outcome, gpus []gpreempt.GPUID) {
-	if o != OutcomeResisted || !t.onResist.Enforced() {
+	if o != OutcomeResisted || !t.OnResist.Enforced() {
 		c.quarantine(t, CauseQuarantine)
 	}
 	c.openBreakers(o, gpus, t)

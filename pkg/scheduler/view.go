@@ -124,8 +124,8 @@ func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 
 func (c *Core) targetInfo(t *target) TargetInfo {
 	info := TargetInfo{
-		Key: t.key, Class: t.class, Owners: t.job.owners, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(), Stuck: t.flight.stuck,
-		CannotSuspend: len(t.job.gpus) > 0 && c.cannotSuspend(t), OnResist: t.onResist, Refusals: t.refusals,
+		Key: t.Target, Class: t.Class, Owners: t.job.owners, Priority: t.Priority, State: t.state, Since: t.since, GPUs: t.GPUs, Ready: t.ready(), Stuck: t.flight.stuck,
+		CannotSuspend: len(t.job.gpus) > 0 && c.cannotSuspend(t), OnResist: t.OnResist, Refusals: t.refusals,
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
 		BudgetLeft: c.budgetLeft(t.job),
 	}
@@ -176,7 +176,7 @@ func (c *Core) GPUs() []GPUInfo {
 		}
 		for _, j := range u.jobs {
 			for _, m := range j.members {
-				if m.state == TargetSuspended && slices.Contains(m.gpus, u.id) {
+				if m.state == TargetSuspended && slices.Contains(m.GPUs, u.id) {
 					info.Suspended++
 				}
 				if c.cannotSuspend(m) {
@@ -193,9 +193,7 @@ func (c *Core) GPUs() []GPUInfo {
 func (c *Core) Away() int {
 	n := 0
 	for _, t := range c.order {
-		if t.isAway() {
-			n++
-		}
+		n += t.countAway()
 	}
 	return n
 }
@@ -229,7 +227,7 @@ func (c *Core) FloorUse() float64 {
 	}
 	use := 0.0
 	for _, t := range c.order {
-		if t.class == gpreempt.Offline {
+		if t.Class == gpreempt.Offline {
 			use = max(use, 1-float64(c.budgetLeft(t.job))/float64(c.policy.MaxBudget()))
 		}
 	}

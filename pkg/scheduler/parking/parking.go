@@ -96,41 +96,32 @@ type job struct {
 
 func (j *job) any(is func(*member) bool) bool { return slices.ContainsFunc(j.members, is) }
 
-// slots are those of a GPU: the queues of all targets, those of offline ones, and both without the
-// parked ones.
-type slots struct {
-	permitted, permittedOffline         int
-	all, offline, mapped, mappedOffline int
-}
+// use is a number of queues, and how many of them are of offline targets.
+type use struct{ all, offline int }
 
-// over returns by how many queues more than so many, and so many offline, are too many.
-func (s *slots) over(all, offline int) int {
-	return max(all-s.permitted, offline-s.permittedOffline)
-}
-
-// gpus are the slots by GPU.
-type gpus map[gpreempt.GPUID]*slots
-
-// count adds the queues of a target, as often as said.
-func (g gpus) count(m *member, times int) {
-	for id, n := range m.load.Queues {
-		if s := g[id]; s != nil {
-			s.all += times * n
-			if m.offline() {
-				s.offline += times * n
-			}
-		}
+func (u *use) add(m *member, n int) {
+	u.all += n
+	if m.offline() {
+		u.offline += n
 	}
 }
 
-// mapped counts the queues of a target as mapped.
-func (g gpus) mapped(m *member) {
+// slots are those of a GPU: the queues that the budget permits, those of all targets, and those
+// without the parked ones.
+type slots struct{ permitted, queues, mapped use }
+
+func (s *slots) tooMany(u use) bool {
+	return u.all > s.permitted.all || u.offline > s.permitted.offline
+}
+
+// gpus are the slots of the GPUs where they are known.
+type gpus map[gpreempt.GPUID]*slots
+
+// each calls do for the GPUs that a target has queues on.
+func (g gpus) each(m *member, do func(s *slots, queues int)) {
 	for id, n := range m.load.Queues {
-		if s := g[id]; s != nil {
-			s.mapped += n
-			if m.offline() {
-				s.mappedOffline += n
-			}
+		if s := g[id]; s != nil && n > 0 {
+			do(s, n)
 		}
 	}
 }
@@ -142,16 +133,18 @@ func (p *Parking) Step(l Look) (pins []scheduler.Pin) {
 	g := gpus{}
 	for id, n := range l.Slots {
 		if n > 0 {
-			g[id] = &slots{permitted: n * (100 - l.Budget.Spare) / 100, permittedOffline: n * l.Budget.Offline / 100}
+			g[id] = &slots{permitted: use{n * (100 - l.Budget.Spare) / 100, n * l.Budget.Offline / 100}}
 		}
 	}
 	var idle []*job
 	for _, j := range jobs {
 		for _, m := range j.members {
-			g.count(m, 1)
-			if !j.unmapped(m) {
-				g.mapped(m)
-			}
+			g.each(m, func(s *slots, n int) {
+				s.queues.add(m, n)
+				if !j.unmapped(m) {
+					s.mapped.add(m, n)
+				}
+			})
 		}
 		if l.Budget.On() && j.mayPark(l) && j.left(l) > spare(l.Policy)/8 && !(j.parked && l.Now >= j.turnEnds(l)) {
 			idle = append(idle, j)
@@ -166,7 +159,7 @@ func (p *Parking) Step(l Look) (pins []scheduler.Pin) {
 	for _, j := range idle {
 		if j.wanted = j.any(g.crowded); j.wanted {
 			for _, m := range j.members {
-				g.count(m, -1)
+				g.each(m, func(s *slots, n int) { s.queues.add(m, -n) })
 			}
 		}
 	}
@@ -260,13 +253,9 @@ func (j *job) left(l Look) time.Duration {
 }
 
 // crowded reports whether the target has queues on a GPU with too many.
-func (g gpus) crowded(m *member) bool {
-	for id, n := range m.load.Queues {
-		if s := g[id]; s != nil && n > 0 && s.over(s.all, s.offline) > 0 {
-			return true
-		}
-	}
-	return false
+func (g gpus) crowded(m *member) (is bool) {
+	g.each(m, func(s *slots, _ int) { is = is || s.tooMany(s.queues) })
+	return is
 }
 
 // unmapped reports whether the target is off the GPUs because it is parked. One that a lease
@@ -277,23 +266,19 @@ func (j *job) unmapped(m *member) bool {
 
 // fits reports whether a parked job can return now, and counts it as mapped then.
 func (g gpus) fits(j *job) bool {
-	returns := map[gpreempt.GPUID]int{}
-	for _, m := range j.members {
-		for id, n := range m.load.Queues {
+	fits := true
+	count := func(sign int) {
+		for _, m := range j.members {
 			if j.unmapped(m) {
-				returns[id] += n
+				g.each(m, func(s *slots, n int) {
+					s.mapped.add(m, sign*n)
+					fits = fits && !s.tooMany(s.mapped)
+				})
 			}
 		}
 	}
-	for id, n := range returns {
-		if s := g[id]; s != nil && n > 0 && s.over(s.mapped+n, s.mappedOffline+n) > 0 {
-			return false
-		}
+	if count(1); !fits {
+		count(-1)
 	}
-	for _, m := range j.members {
-		if j.unmapped(m) {
-			g.mapped(m)
-		}
-	}
-	return true
+	return fits
 }

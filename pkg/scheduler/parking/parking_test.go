@@ -47,6 +47,7 @@ func (r *rig) step(ev scheduler.Event) {
 			results = append(results, scheduler.Suspended{Target: a.Target, Seq: a.Seq})
 		case scheduler.ActResume:
 			results = append(results, scheduler.Resumed{Target: a.Target, Seq: a.Seq})
+		default:
 		}
 	}
 	for _, ev := range results {
