@@ -122,8 +122,7 @@ func (t times) stages(a scheduler.Answer) events.Stages {
 }
 
 // announce passes an announcement to the scheduler and waits for the answer. When
-// ctx or the server ends first, the lease ends too, unless it is an admin's
-// suspension of a target, which its ttl bounds, or a retry has taken it over.
+// ctx or the server ends first, the lease ends too, unless a retry has taken it over.
 func (s *Server) announce(ctx context.Context, arrived scheduler.Time, p pendingAnnounce) (granted, error) {
 	if s.closing.Err() != nil {
 		return granted{}, errShuttingDown
@@ -132,7 +131,7 @@ func (s *Server) announce(ctx context.Context, arrived scheduler.Time, p pending
 	p.req.Arrived, p.req.Trace = arrived, traceContext(ctx)
 	id, ttl, err := s.cfg.Scheduler.Announce(p.req, func(_ scheduler.LeaseID, a scheduler.Answer) { answers <- a })
 	if err != nil {
-		return granted{}, err
+		return granted{}, worded(err)
 	}
 	g := granted{id: id, ttl: ttl, timing: times{arrived: arrived, decided: s.cfg.Scheduler.Now()}}
 	known, alive := p.client.addLease(s, id, leaseNote{scope: p.scope, label: p.label, admin: p.admin, waiting: 1})
@@ -160,7 +159,7 @@ func (s *Server) announce(ctx context.Context, arrived scheduler.Time, p pending
 
 // abandon ends a lease that no call waits for any more, and returns why.
 func (s *Server) abandon(p pendingAnnounce, id scheduler.LeaseID, why error) error {
-	if !p.client.stopWaiting(id, p.scope) || !p.req.Target.IsZero() {
+	if !p.client.stopWaiting(id, p.scope) {
 		return why
 	}
 	end := scheduler.EndDisconnected

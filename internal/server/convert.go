@@ -253,9 +253,6 @@ func (s *Server) leaseMessage(l scheduler.LeaseInfo, now clocks) *gpreemptv1.Lea
 			setOwner(m, c.peer)
 		}
 	}
-	if !l.Target.IsZero() {
-		m.TargetIds = []string{l.Target.String()}
-	}
 	return m
 }
 

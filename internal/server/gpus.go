@@ -69,7 +69,7 @@ func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) ([]gpre
 			return api.Selects(sel, uint32(g.ID), uint32(g.Node), uint32(g.RenderMinor), g.BDF)
 		})
 		if at < 0 {
-			return nil, scheduler.UnknownGPU(selectorName(i, sel))
+			return nil, unknownGPU(selectorName(i, sel))
 		}
 		if !slices.Contains(gpus, all[at].ID) { // a request has any number of selectors
 			gpus = append(gpus, all[at].ID)

@@ -203,7 +203,7 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 		e, known = c.Explain(proc.Key)
 	})
 	if !known {
-		return nil, scheduler.UnknownTarget(proc.Key)
+		return nil, unknownTarget(proc.Key)
 	}
 	now := s.clocks()
 	readable := s.mayReadMemory(ctx, proc.Process)

@@ -182,7 +182,7 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	id, ttl, err := s.cfg.Scheduler.Announce(a, p.reply)
 	if err != nil {
 		ses.outstanding.Add(-1)
-		return nil, err
+		return nil, worded(err)
 	}
 	// The reply, which may run meanwhile, uses neither timing, ttl nor known.
 	p.ttl = ttl

@@ -20,6 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/lab/sim"
 	"github.com/gpreempt/gpreempt/lab/spans"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // maxLogLine bounds a line of an event log, in bytes.
@@ -49,7 +50,8 @@ type recording struct {
 	priorities map[string]gpreempt.Priority // of leases
 
 	missing           uint64 // revisions
-	clipped, byHand   int    // leases
+	clipped           int    // leases
+	byHand            int    // suspensions
 	assumedPriority   int    // leases
 	unknown, inferred int    // targets
 }
@@ -196,6 +198,9 @@ func (r *recording) span(s *spans.Span) {
 			t.lived, t.From = true, s.Begin
 		}
 		t.Until = s.End
+		if s.Kind == spans.Suspending && s.Cause == string(scheduler.CauseByHand) {
+			r.byHand++
+		}
 		switch took := s.End - s.Begin; {
 		case s.Open || s.Clipped || !s.Done():
 		case s.Kind == spans.Suspending:
@@ -235,12 +240,8 @@ func (r *recording) finish() {
 }
 
 func (r *recording) addLease(s *spans.Span) {
-	switch {
-	case s.Clipped:
+	if s.Clipped {
 		r.clipped++
-		return
-	case len(s.GPUs) == 0:
-		r.byHand++
 		return
 	}
 	p, known := r.priorities[s.Lease]

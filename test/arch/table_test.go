@@ -43,6 +43,7 @@ var table = []struct {
 
 	// Decisions: pure, or with the filesystem as an argument.
 	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, unsafeTests: true}},
+	{"pkg/scheduler/parking", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
 	{"internal/log", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
@@ -74,8 +75,8 @@ var table = []struct {
 	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/regular", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler"}}},
+	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/regular", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler", "pkg/scheduler/parking"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 
 	// The calls of the driver that gpreempt does not make: GPU programs do, here or emulated.
@@ -101,7 +102,7 @@ var table = []struct {
 	// hardware, and what drivers and runtimes wrote.
 	{"lab/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "pkg/gpreempt"}}},
 	{"lab/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/stat"}}},
-	{"lab/sim", rule{imports: []string{"internal/stat", "lab/evidence", "lab/scenario", "pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
+	{"lab/sim", rule{imports: []string{"internal/stat", "lab/evidence", "lab/scenario", "pkg/gpreempt", "pkg/scheduler", "pkg/scheduler/parking"}, stdOnly: true, pure: true}},
 	{"lab/report", rule{imports: []string{"internal/stat", "lab/evidence"}}},
 	{"lab/spans", rule{imports: []string{apiV1, "internal/api", "pkg/scheduler"}}},
 	{"lab/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/regular", "internal/stat", "lab/evidence", "lab/scenario", "lab/spans", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
