@@ -17,29 +17,8 @@ import (
 	"time"
 )
 
-// roleEnv makes this binary a process that the tests start.
-const roleEnv = "GPREEMPT_ROLE"
-
 // guestEnv is set in a guest: the tests in it change the machine they run on.
 const guestEnv = "GPREEMPT_GUEST"
-
-// guestMain is TestMain for a guest and for the processes that its tests start. It
-// reports whether it has run.
-func guestMain(m *testing.M) (code int, ran bool) {
-	switch role := os.Getenv(roleEnv); {
-	case role == "worker":
-		return work(), true
-	case role == "job":
-		return job(), true
-	case role == "holder":
-		return holderMain(os.Args[1:], os.Stdin, os.Stdout), true
-	case role == "sandboxed":
-		return sandboxed(os.Args[1:]), true
-	case os.Getenv(guestEnv) == "systemd":
-		return m.Run(), true
-	}
-	return 0, false
-}
 
 // inGuest skips a test that changes the machine it runs on.
 func inGuest(t *testing.T) {

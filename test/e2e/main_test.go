@@ -30,29 +30,6 @@ var gpreemptd, gpctl, gplab, gpaccept, kfdemuBinary, simBinary, trainBinary, str
 // hangs; and when it does not run gpreemptd, what kmap holds would run again after 2 s.
 var busyHostDaemon string
 
-// TestMain runs the tests, or is one of the processes they start.
-func TestMain(m *testing.M) {
-	if code, ran := guestMain(m); ran {
-		os.Exit(code)
-	}
-	if code, ran := slurmMain(m); ran {
-		os.Exit(code)
-	}
-	switch {
-	case os.Getenv(clientEnv) != "":
-		os.Exit(clientMain(os.Getenv(clientEnv), os.Stdin, os.Stdout))
-	case os.Getenv(hostileEnv) != "":
-		os.Exit(hostileMain(os.Getenv(hostileEnv), os.Stdout))
-	case os.Getenv(meterEnv) != "":
-		os.Exit(meterMain(os.Getenv(meterEnv), os.Stdout))
-	case os.Getenv(heirEnv) != "":
-		os.Exit(heirMain(os.Stdout))
-	case os.Getenv(guestEnv) == softGPUGuest:
-		os.Exit(softGPUMain(m))
-	}
-	os.Exit(testMain(m))
-}
-
 func testMain(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "gpreempt-e2e-")
 	if err != nil {

@@ -27,18 +27,7 @@ import (
 
 const cannotSuspend = gpreemptv1.QuiesceReason_QUIESCE_REASON_CANNOT_SUSPEND
 
-// tracerEnv makes the test binary the tracer of a process, which keeps others from tracing it and
-// lets no SIGSTOP through.
-const tracerEnv = "GPREEMPT_E2E_TRACER"
-
-// In place of TestMain, which is for the other roles.
-func init() {
-	if pid, err := strconv.Atoi(os.Getenv(tracerEnv)); err == nil {
-		fmt.Println(tracerMain(pid))
-		os.Exit(1)
-	}
-}
-
+// tracerMain keeps others from tracing a process and lets no SIGSTOP through.
 func tracerMain(pid int) error {
 	runtime.LockOSThread() // the tracer is a thread
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))

@@ -19,16 +19,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// debuggerEnv makes the test binary a debugger that is not ours.
-const debuggerEnv = "GPREEMPT_E2E_DEBUGGER"
-
-// In place of TestMain, which is for the other roles.
-func init() {
-	if os.Getenv(debuggerEnv) != "" {
-		os.Exit(debuggerMain(os.Stdin, os.Stdout))
-	}
-}
-
 // debuggerMain obeys lines on stdin:
 //
 //	seize PID      traces the process, as gdb and strace do

@@ -22,14 +22,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// clientEnv makes the test binary another client process, of the socket it names;
-// heirEnv the heir of one.
-const (
-	clientEnv = "GPREEMPT_E2E_CLIENT"
-	heirEnv   = "GPREEMPT_E2E_HEIR"
-	// heirSocket is the descriptor an heir inherits.
-	heirSocket = 3
-)
+// heirSocket is the descriptor that an heir inherits.
+const heirSocket = 3
 
 // process is another process with one connection to the daemon.
 type process struct {

@@ -16,14 +16,11 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// meterEnv makes the test binary a program that measures what it gets from an emulated
-// machine, and prints that as JSON with times in nanoseconds:
+// meterMain measures what a program gets from an emulated machine, prints that as JSON with times
+// in nanoseconds, and returns the exit status:
 //
 //	ioctl THREADS N  make N calls of the driver on each thread
 //	native N         N rounds of work without the driver
-const meterEnv = "GPREEMPT_E2E_METER"
-
-// meterMain is that program. It returns the exit status.
 func meterMain(measurement string, out io.Writer) int {
 	var threads, n int
 	var answer any
