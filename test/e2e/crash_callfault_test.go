@@ -38,6 +38,7 @@ var callsAbout = []struct {
 // the announcement is answered correctly, other jobs are served, and nothing stays suspended
 // when the lease ends.
 func TestCallThatFailsLeavesNothingSuspended(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		profile string
 		after   bool
@@ -124,6 +125,7 @@ func TestCallThatFailsLeavesNothingSuspended(t *testing.T) {
 // A daemon that cannot open the driver runs without it and reports that; a restart uses it
 // once it can be opened.
 func TestDriverThatCannotBeOpenedIsReportedAndUsedAfterARestart(t *testing.T) {
+	t.Parallel()
 	for _, errno := range []syscall.Errno{syscall.ENODEV, syscall.EPERM, syscall.ENOMEM} {
 		t.Run(errno.Error(), func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{})
@@ -153,6 +155,7 @@ func TestDriverThatCannotBeOpenedIsReportedAndUsedAfterARestart(t *testing.T) {
 
 // A daemon that has the driver open does not need to open it again.
 func TestRunningDaemonDoesNotReopenTheDriver(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)

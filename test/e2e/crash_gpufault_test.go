@@ -116,6 +116,7 @@ var schedulers = []struct {
 // A job is suspended on all its GPUs or on none. What the one GPU does has no effect on
 // jobs that are on the other.
 func TestSuspensionThatFailsOnOneOfTwoGPUsIsUndoneAndReported(t *testing.T) {
+	t.Parallel()
 	for _, s := range schedulers {
 		t.Run(s.machine, func(t *testing.T) {
 			m, d, both, first, second := failing(t, s.machine, s.config)
@@ -166,6 +167,7 @@ func TestSuspensionThatFailsOnOneOfTwoGPUsIsUndoneAndReported(t *testing.T) {
 
 // The daemon retries queues that a GPU failed to map until the GPU maps them.
 func TestResumeThatFailsOnOneOfTwoGPUsIsRetriedUntilEveryQueueRuns(t *testing.T) {
+	t.Parallel()
 	for _, s := range schedulers {
 		for _, step := range []driver.StepKind{s.off, s.on} {
 			if s.off == driver.StepRemove && step == s.off {
@@ -331,6 +333,7 @@ func (m *emulated) newcomer(d *daemon) {
 // A reset takes the queues of every process away permanently: the driver keeps them
 // evicted. Jobs that come later are suspended and resumed as ever.
 func TestJobsStartedAfterAResetAreServed(t *testing.T) {
+	t.Parallel()
 	for _, when := range []string{"idle", "suspended"} {
 		t.Run(when, func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{GPUs: 2})
@@ -374,6 +377,7 @@ func (m *emulated) reset(gpu gpreempt.GPUID, meanwhile func()) {
 
 // The driver answers EIO for what a GPU is asked while it is reset.
 func TestSuspensionDuringAResetIsUndoneAndReported(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{GPUs: 2})
 	well := m.work("--gpus", m.gpuFlag(0), "--duration", "500", "--runtime")
 	d := m.start(atOnce)

@@ -31,7 +31,7 @@ const (
 	historyFaultsEnv = "GPREEMPT_HISTORY_FAULTS"
 	historySeedEnv   = "GPREEMPT_HISTORY_SEED"
 	// shortHistory is how many there are without.
-	shortHistory = 40
+	shortHistory = 20
 )
 
 // faultKind is something that goes wrong. A fatal one leaves no daemon, or one that is to be
@@ -124,7 +124,7 @@ func newHistorian(t *testing.T, seed uint64, long bool) *historian {
 	mount(t, "none", dir, "tmpfs", 0, "size=1m,mode=755") // before there is a machine, whose mounts are its own
 	profile := []string{"6.12", "7.2"}[seed%2]
 	c := &crashes{
-		t: t, m: emulate(t, kfdemu.Config{Machine: "mi300x", GPUs: 2, Profile: profile}), gpreemptd: withoutDetector(t, "gpreemptd"),
+		t: t, m: emulate(t, kfdemu.Config{Machine: "mi300x", GPUs: 2, Profile: profile}), gpreemptd: withoutDetector(t),
 		dir: dir, r: rand.New(rand.NewPCG(seed, 0)), died: map[stage]int{},
 	}
 	h := &historian{crashes: c, memory: memory, kinds: faultKinds, did: map[string]int{}, daemons: &lines{}}

@@ -132,6 +132,7 @@ func (d *daemon) freeze(m *emulated) {
 // A daemon that hangs in a lease keeps its jobs suspended until the service manager
 // ends it, as systemd does: with SIGABRT and SIGCONT, then with SIGKILL.
 func TestWatchdogEndsAHangingDaemonAndEveryQueueRuns(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		end  func(d *daemon)
@@ -181,6 +182,7 @@ func TestWatchdogEndsAHangingDaemonAndEveryQueueRuns(t *testing.T) {
 }
 
 func TestPausedDaemonKeepsItsLease(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	leaving := m.work("--duration", "500", "--runtime")
@@ -214,6 +216,7 @@ func TestPausedDaemonKeepsItsLease(t *testing.T) {
 }
 
 func TestLeaseThatExpiredWhileTheDaemonWasPausedEndsAfterwards(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d, _ := m.manage(testutil.TempSocketDir(t))

@@ -54,7 +54,7 @@ func TestStepsOfADocument(t *testing.T) {
 
 // notRun are the commands of README.md and the quick start that this test does not run, and why.
 var notRun = map[string]string{
-	"make demo":                      "it builds, and measures for half a minute: a step of .ci/run; TestDemo... run the demo",
+	"make demo":                      "it builds, and measures for half a minute: a step of make nightly; TestDemo... run the demo",
 	"make clib":                      "the same Makefile builds the library of TestCLibrary...",
 	"build/kfdemu demo --live":       "the machine on which the others run",
 	"build/kfdemu demo --live --top": "TestDemoWithTopShowsItAndEndsWithIt",

@@ -1,10 +1,9 @@
 package e2e
 
-// The tests named TestGuest run in a guest whose first process is systemd. They test what
-// deploy/systemd installs, and the deb: make vmtest, make packages-test. They run in the
-// order of the files' names, on one machine: first without the driver, then with the real
-// driver and no GPU, and last with a FAKED list of GPU processes that names a real process,
-// for the freezer to stop.
+// The tests named TestGuest run in a guest whose first process is systemd, and test the deb: make vmtest.
+// They run in the order of the files' names, on one machine: first the package from its installation to its
+// purge, then what it installs without the driver, then with the real driver and no GPU, and last with a FAKED
+// list of GPU processes that names a real process, for the freezer to stop.
 
 import (
 	"context"
@@ -24,7 +23,7 @@ const guestEnv = "GPREEMPT_GUEST"
 func inGuest(t *testing.T) {
 	t.Helper()
 	if os.Getenv(guestEnv) != "systemd" {
-		t.Skip("it changes the machine it runs on: make vmtest and make packages-test run it in a guest")
+		t.Skip("it changes the machine it runs on: make vmtest runs it in a guest")
 	}
 }
 

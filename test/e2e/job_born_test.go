@@ -20,6 +20,7 @@ import (
 // not run before the lease ends, whichever of the daemon's sources is slow: the
 // driver's event, its snapshot, its answer, or the scan of the process list.
 func TestQueueBornDuringALeaseDoesNotRunUntilItEnds(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		late kfd.TrapOp
@@ -60,6 +61,7 @@ func TestQueueBornDuringALeaseDoesNotRunUntilItEnds(t *testing.T) {
 // The driver answers for the queues it was asked about; one that was born since the
 // daemon looked is not among them.
 func TestQueueBornBetweenSnapshotAndSuspendIsSuspended(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -78,6 +80,7 @@ func TestQueueBornBetweenSnapshotAndSuspendIsSuspended(t *testing.T) {
 }
 
 func TestQueueCreatedDuringASuspendIsSuspended(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -99,6 +102,7 @@ func TestQueueCreatedDuringASuspendIsSuspended(t *testing.T) {
 }
 
 func TestQueueBornWhileTheJobIsResumedRuns(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -117,6 +121,7 @@ func TestQueueBornWhileTheJobIsResumedRuns(t *testing.T) {
 }
 
 func TestQueueBornWhileTheDaemonAttachesIsKnown(t *testing.T) {
+	t.Parallel()
 	for _, op := range []kfd.TrapOp{kfd.TrapEnable, kfd.TrapSendRuntimeEvent, kfd.TrapGetQueueSnapshot} {
 		t.Run(op.String(), func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{})
@@ -139,6 +144,7 @@ func TestQueueBornWhileTheDaemonAttachesIsKnown(t *testing.T) {
 
 // The driver destroys no queue that a debugger has suspended (wait_on_destroy_queue).
 func TestQueueDestroyedWhileSuspendedIsGoneAfterTheLease(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -169,6 +175,7 @@ func TestQueueDestroyedWhileSuspendedIsGoneAfterTheLease(t *testing.T) {
 // The next lease begins while the queues that waited for the end of the one before are
 // being destroyed.
 func TestNextLeaseHandlesQueuesBeingDestroyed(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "6", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -193,6 +200,7 @@ func TestNextLeaseHandlesQueuesBeingDestroyed(t *testing.T) {
 }
 
 func TestRealJobThatStartsDuringALeaseIsSuspendedUntilItEnds(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{GPUs: 2})
 	d := m.start(atOnce)
 	lease := d.announce(t.Context())
@@ -217,6 +225,7 @@ func TestRealJobThatStartsDuringALeaseIsSuspendedUntilItEnds(t *testing.T) {
 
 // A process is a target from its first queue on to its last.
 func TestJobThatRecreatesItsOnlyQueueDuringALeaseIsSuspended(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "0", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -240,6 +249,7 @@ func TestJobThatRecreatesItsOnlyQueueDuringALeaseIsSuspended(t *testing.T) {
 
 // Whenever the daemon asks what is new there is one queue more.
 func TestJobThatKeepsCreatingQueuesIsSuspendedSoon(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -279,6 +289,7 @@ func TestJobThatKeepsCreatingQueuesIsSuspendedSoon(t *testing.T) {
 // All of a job's threads that wait to destroy a queue go on at once when a lease ends,
 // and the driver lets them one after another.
 func TestJobThatDestroysManyQueuesBetweenTwoLeasesIsSuspendedInTheSecond(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		for queues := 40; !suspendedWhileDestroying(t, profile, queues); queues /= 2 {
 			if queues < 4 {

@@ -215,6 +215,7 @@ func comm(t *testing.T, pid int) string {
 // The daemon traces what it holds where the driver listens to who traces only: there a
 // debugger gets EPERM, and the job does not notice.
 func TestLaterDebuggerIsRefusedByTheTrace(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{Profile: "6.12"})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -245,6 +246,7 @@ func TestLaterDebuggerIsRefusedByTheTrace(t *testing.T) {
 // Where the driver listens to who enabled debugging, too, programs that trace the CPU
 // side work on a job that is held, suspended or not.
 func TestLaterTracerDoesNotAffectTheDaemon(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{Profile: "6.12.103"})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)

@@ -35,6 +35,7 @@ func eachRule(t *testing.T, test func(t *testing.T, profile string)) {
 }
 
 func TestJobTerminatedWhileSuspendedEndsAfterTheLease(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
@@ -53,6 +54,7 @@ func TestJobTerminatedWhileSuspendedEndsAfterTheLease(t *testing.T) {
 // A job that has nothing left to run destroys its queues and leaves: the driver lets
 // it wait until the resume.
 func TestJobThatExitsCleanlyWhileSuspendedEndsAfterTheLease(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
@@ -73,6 +75,7 @@ func TestJobThatExitsCleanlyWhileSuspendedEndsAfterTheLease(t *testing.T) {
 }
 
 func TestCleanExitOfAnAttachedJobReleasesEverything(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		fds, helper := d.fds(), m.helperOf(job)
@@ -99,6 +102,7 @@ func TestCleanExitOfAnAttachedJobReleasesEverything(t *testing.T) {
 func (w *worker) leave(command string) func() { return func() { w.tell("%s", command) } }
 
 func TestKilledJobReleasesEverything(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name   string
 		end    func(*worker) func()
@@ -150,6 +154,7 @@ func procState(t *testing.T, pid int32) string {
 // A program that is stopped still has its queues suspended and resumed: the GPU does not
 // ask the CPU. What it has in its rings is run.
 func TestStoppedJobIsSuspendedAndResumed(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
@@ -176,6 +181,7 @@ func TestStoppedJobIsSuspendedAndResumed(t *testing.T) {
 }
 
 func TestProgramReplacedWhileSuspendedIsAttachedAgain(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
@@ -206,6 +212,7 @@ func TestProgramReplacedWhileSuspendedIsAttachedAgain(t *testing.T) {
 // job is killed, and so do the open file and what the driver has of the job, except for its
 // address space and its debugger.
 func TestChildOfASuspendedJobIsNotAffected(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
@@ -249,6 +256,7 @@ func TestChildOfASuspendedJobIsNotAffected(t *testing.T) {
 // A program that inherited an open file of the driver, and opens the driver itself, is another
 // process of the driver with the same ID.
 func TestProgramThatInheritsTheDriverHasItsOwnQueues(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		job := m.workAs("sh", "-c", `exec 3<>/dev/kfd; exec "$0" work --queues 2 --duration 500 --runtime`, trainBinary)

@@ -47,6 +47,7 @@ func (m *emulated) space(w *worker) driver.MM {
 // The driver keeps eviction and suspension apart: a queue runs when it is neither
 // evicted nor suspended, in whatever order the two begin and end.
 func TestEvictedJobRunsOnlyWhenNeitherMemoryNorALeaseKeepsItOff(t *testing.T) {
+	t.Parallel()
 	const (
 		evict    = "evict"
 		restore  = "restore"
@@ -105,6 +106,7 @@ func TestEvictedJobRunsOnlyWhenNeitherMemoryNorALeaseKeepsItOff(t *testing.T) {
 
 // Memory comes back while the daemon is in the middle of a call.
 func TestJobRestoredWhileSuspendedStaysOffTheGPU(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -136,6 +138,7 @@ func TestJobRestoredWhileSuspendedStaysOffTheGPU(t *testing.T) {
 
 // Whom the driver evicts may also end, or come to be known only then.
 func TestEvictedJobThatStartsAndEndsDuringALeaseIsReleased(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	m.evict(job)

@@ -44,6 +44,7 @@ func (d *daemon) queuesFound(pid int32, queues int, args ...string) {
 }
 
 func TestJobInAPIDNamespaceIsKnownByBothItsPIDs(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		job := m.workInNamespace("--queues", "2", "--duration", "500", "--runtime")
@@ -71,6 +72,7 @@ func TestJobInAPIDNamespaceIsKnownByBothItsPIDs(t *testing.T) {
 // Two containers have a process 1 each; a third job is inside two namespaces, one in the
 // other.
 func TestJobsInSeveralPIDNamespacesAreDistinguished(t *testing.T) {
+	t.Parallel()
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {
 		t.Skip("unshare of util-linux is not there")

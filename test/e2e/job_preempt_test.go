@@ -9,6 +9,7 @@ import (
 )
 
 func TestEmulatedAnnouncementSuspendsRealProcessesUntilComplete(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "3", "--duration", "2000", "--runtime")
 	d := m.start(atOnce)
@@ -28,6 +29,7 @@ func TestEmulatedAnnouncementSuspendsRealProcessesUntilComplete(t *testing.T) {
 // On Linux 7.3 the enabling of the debugger leaves the default grace period in the register, and
 // so would a suspension with a grace period of 0.
 func TestEmulatedJobIsSuspendedAtOnceOnLinux73(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{Profile: "7.3"})
 	job := m.work("--queues", "3", "--duration", "2000", "--runtime")
 	d := m.start(atOnce)
@@ -48,6 +50,7 @@ func TestEmulatedJobIsSuspendedAtOnceOnLinux73(t *testing.T) {
 }
 
 func TestEmulatedMachineIsCalledEmulated(t *testing.T) {
+	t.Parallel()
 	d := emulate(t, kfdemu.Config{Machine: "mi210", Profile: "7.2"}).start(atOnce)
 	const want = "emulated mi210 x1 with the rules of 7.2 (kfdemu)"
 	if got := d.status().GetBackend(); got != want {

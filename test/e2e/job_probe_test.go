@@ -10,6 +10,7 @@ import (
 // A probe of Kubernetes asks the program of a job: an HTTP server in it, or a command that asks it. The worker's
 // command "report" is such a question.
 func TestAProbeIsAnsweredDuringASuspensionUnlessTheProgramIsStopped(t *testing.T) {
+	t.Parallel()
 	for _, mechanism := range []string{"dbgtrap", "freezer"} {
 		t.Run(mechanism, func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{})

@@ -12,6 +12,7 @@ import (
 // A runtime that does not enable itself for debugging cannot be suspended through the
 // debugger's interface, and the answer reports that the GPUs are not quiet.
 func TestJobWithoutRuntimeKeepsRunningAndTheAnswerReportsIt(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		old := m.work("--queues", "2", "--duration", "500")
@@ -35,6 +36,7 @@ func TestJobWithoutRuntimeKeepsRunningAndTheAnswerReportsIt(t *testing.T) {
 }
 
 func TestJobWithoutRuntimeIsPausedByTheNextMechanism(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	old := m.work("--queues", "2", "--duration", "500")
 	d := m.start(atOnce + "mechanisms: [dbgtrap, freezer]\n")
@@ -56,6 +58,7 @@ func TestJobWithoutRuntimeIsPausedByTheNextMechanism(t *testing.T) {
 // The driver lets a runtime wait for the debugger's answer when it comes and when it
 // goes; here it does so in every order with what the daemon does.
 func TestRuntimeStartAndStopDoNotBlock(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		job := m.work("--duration", "500", "--runtime")
@@ -92,6 +95,7 @@ func TestRuntimeStartAndStopDoNotBlock(t *testing.T) {
 // The daemon is one answer ahead: a runtime that leaves does not wait for one that is
 // stopped, and the next one waits until it goes on.
 func TestRuntimeWaitsAtMostOnceForAStoppedDaemon(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		job := m.work("--duration", "500", "--runtime")
@@ -124,6 +128,7 @@ func TestRuntimeWaitsAtMostOnceForAStoppedDaemon(t *testing.T) {
 
 // A daemon that dies between hearing of a runtime and answering it has answered before.
 func TestRuntimeDoesNotWaitForADaemonThatDied(t *testing.T) {
+	t.Parallel()
 	for _, op := range []kfd.TrapOp{kfd.TrapQueryDebugEvent, kfd.TrapQueryExceptionInfo, kfd.TrapSendRuntimeEvent} {
 		t.Run(op.String(), func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{})
@@ -159,6 +164,7 @@ func TestRuntimeDoesNotWaitForADaemonThatDied(t *testing.T) {
 // A runtime that is shut down takes its queues back: the driver resumes them. A program
 // does that on its way out, but this one stays.
 func TestProgramThatEndsItsRuntimeInALeaseIsNotReportedSuspended(t *testing.T) {
+	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		job := m.work("--duration", "500", "--runtime")

@@ -327,6 +327,7 @@ func (m *emulated) checkNoResume(w *worker, from int) {
 // A job whose class changes while it is being suspended runs again, and is one like any
 // other when it is offline again: nothing about it has failed.
 func TestJobThatIsReclassifiedWhileItIsBeingSuspendedIsSuspendedTheNextTime(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)

@@ -9,6 +9,7 @@ import (
 // Leases follow one another faster than a suspend and a resume take, beside an online
 // client that works all the time.
 func TestLeasesInQuickSuccessionLoseNoPacket(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name, machine, config string
 		job                   []string

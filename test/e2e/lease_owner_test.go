@@ -311,6 +311,7 @@ func TestServerInPythonIsNotSuspendedByItsOwnLeaseUnderAnyRuleOfTheDocuments(t *
 // TestServerUnderARuleThatCatchesItIsAsFastAsWithoutRules compares two machines with one server
 // each, request by request. The ratio depends on how busy the host is, so it is only reported.
 func TestServerUnderARuleThatCatchesItIsAsFastAsWithoutRules(t *testing.T) {
+	lasts(t)
 	requests := testutil.Number(t, "GPREEMPT_OWNER_REQUESTS", 50)
 	base, _, _ := strings.Cut(atOnce, "rules:")
 	start := func(rules string) (*daemon, pythonServer) {

@@ -85,6 +85,7 @@ func (d *daemon) serveHalf(ctx context.Context, gpu uint32) error {
 // time in which all of them run. The daemon finds out that they are one job, and suspends them
 // together: they run together for the share floor, and gpctl shows that.
 func TestRanksInContainersProgressTogetherByDefault(t *testing.T) {
+	lasts(t)
 	m := emulate(t, kfdemu.Config{GPUs: 8})
 	address := testutil.FreeAddress(t)
 	// The window of share is 2s: the progress is that of a minute then.

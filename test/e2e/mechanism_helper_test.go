@@ -129,6 +129,7 @@ func TestHelperThatIsKilledReleasesItsJobWhichIsAttachedAgain(t *testing.T) {
 // A helper has what it needs for one job: it inherits neither the daemon's locks nor its
 // connections. The daemon and its helpers are no processes that use a GPU.
 func TestHelperHasNoDescriptorOfTheDaemon(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{Profile: "7.2"})
 	job := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)

@@ -54,6 +54,7 @@ func (m *emulated) checkLive(jobs []*worker, queues int, want queueFlags, live i
 // Eight processes are suspended with one runlist cycle instead of eight, counted by the emulated
 // machine: each cycle interrupts the online process on the GPU.
 func TestKmapSuspendsEightProcessesWithOneRunlistCycle(t *testing.T) {
+	t.Parallel()
 	const processes = 8
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
@@ -119,6 +120,7 @@ func TestKmapSuspendsEightProcessesWithOneRunlistCycle(t *testing.T) {
 
 // A job that a lease keeps off its GPU runs after each end of the daemon, and while it hangs.
 func TestNothingStaysHeldByKmap(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{Profile: driver.KmapProfile})
 	load := []string{"--queues", "2", "--sdma", "--duration", "500", "--rate", "100", "--runtime"}
 	jobs := []*worker{m.work(load...), m.work(load...)}
@@ -178,6 +180,7 @@ func TestNothingStaysHeldByKmap(t *testing.T) {
 // On a kernel without the extension the next mechanism holds the job, and the reason says what
 // to do.
 func TestWithoutKfdKmapTheNextMechanismHoldsTheJob(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{Profile: "6.12"})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce + withKmap)

@@ -22,10 +22,6 @@ import (
 
 const queueReset = gpreemptv1.QuiesceReason_QUIESCE_REASON_QUEUE_RESET
 
-// resetsEnv has TestQueueThatTheDriverResetsIsNoticed inject 200 resets and not 24: the breaker of a
-// GPU is open for 30 s, so that each eight need a daemon of their own.
-const resetsEnv = "GPREEMPT_E2E_RESETS"
-
 // alike starts a job whose memory is at the addresses at which any other run has it
 // (ADDR_NO_RANDOMIZE).
 func alike(t *testing.T, cmd *exec.Cmd) *worker {
@@ -91,21 +87,21 @@ type resetTally struct {
 // Of two jobs on each GPU, with rings at one address, a queue of the older one does not leave the
 // GPU when that job is suspended. SUSPEND_QUEUES returns success.
 func TestQueueThatTheDriverResetsIsNoticed(t *testing.T) {
-	const gpus = 8
-	for _, tc := range []struct {
+	t.Parallel()
+	// 200 resets in all: the breaker of a GPU is open for 30 s, so that each eight need a daemon of their own.
+	gpus, rounds := 8, 9
+	if testing.Short() {
+		gpus, rounds = 2, 1
+	}
+	for _, tc := range some(1, []struct {
 		profile string
 		sdma    bool
-		rounds  int // with resetsEnv=full
 	}{
-		{"6.12.117", false, 9},
-		{"7.3", false, 8},
-		{"7.2", true, 8},
-	} {
+		{"6.12.117", false},
+		{"7.3", false},
+		{"7.2", true},
+	}) {
 		t.Run(fmt.Sprintf("%s/sdma %v", tc.profile, tc.sdma), func(t *testing.T) {
-			rounds := tc.rounds
-			if os.Getenv(resetsEnv) != "full" {
-				rounds = 1
-			}
 			m := emulate(t, kfdemu.Config{Profile: tc.profile, GPUs: gpus})
 			var hit, others []*worker
 			for g := range gpus {
@@ -287,6 +283,7 @@ func TestSoftGPUQueueThatTheDriverResetsIsNoticed(t *testing.T) {
 // MES does not answer REMOVE_QUEUE, and the driver returns success: in 7.2 the queue still runs, in 7.3 it
 // was reset.
 func TestQueueThatMESDoesNotRemoveIsNotCalledSuspended(t *testing.T) {
+	t.Parallel()
 	for _, profile := range []string{"6.12.117", "7.2", "7.3"} {
 		t.Run(profile, func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{Machine: "rx7900xtx", Profile: profile})

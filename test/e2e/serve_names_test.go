@@ -21,6 +21,7 @@ func unprintable(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
 // A job chooses its own name and a client its label: neither must be able to write
 // lines or commands to a terminal into what gpctl prints or the daemon logs.
 func TestNamesWithEscapeSequencesReachNeitherTerminalNorLog(t *testing.T) {
+	t.Parallel()
 	const name, label = "train\x1b[2J\n{x\xff", "llm\x1b]0;x\a\r\n{\"level\":\"info\",\"audit\":true}\u202e"
 	m := emulate(t, kfdemu.Config{})
 	program := filepath.Join(filepath.Dir(trainBinary), name)

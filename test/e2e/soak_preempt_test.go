@@ -22,7 +22,7 @@ import (
 const (
 	soakPackets     = 1_000_000
 	soakPreemptions = 2_000
-	shortSoak       = 30 * time.Second
+	shortSoak       = 5 * time.Second
 )
 
 // preemptSoak is programs on an emulated machine that are suspended and resumed at

@@ -63,6 +63,7 @@ func TestSignalDuringTheStartReleasesEverything(t *testing.T) {
 // A daemon that waits for the journal, for example while gpreemptd --cleanup runs, is
 // terminated.
 func TestStartThatWaitsForTheJournalEndsWithTheSignal(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	dir := testutil.TempSocketDir(t)
 	held := holdJournal(t, dir)
@@ -89,6 +90,7 @@ func TestStartThatWaitsForTheJournalEndsWithTheSignal(t *testing.T) {
 // The end is bounded as it is: who is in a hurry does not get it sooner by leaving jobs
 // suspended.
 func TestMoreSignalsDuringTheShutdownChangeNothing(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)

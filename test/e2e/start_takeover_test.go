@@ -12,6 +12,7 @@ import (
 
 // One daemon serves a host, whatever its socket.
 func TestSecondDaemonOnAMachineIsRefused(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	dir := testutil.TempSocketDir(t)

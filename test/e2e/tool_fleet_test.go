@@ -46,6 +46,7 @@ func presets(t *testing.T, daemons []*daemon) (all []string) {
 }
 
 func TestFleetIsShownTogetherAndItsAbsentHostsAreNamed(t *testing.T) {
+	t.Parallel()
 	daemons, flags := fleetOf(t, "gpu1", "gpu2", "gpu3")
 	daemons[1].startOffline()
 	daemons[1].eventually("the job is known", func() bool {
@@ -70,6 +71,7 @@ func TestFleetIsShownTogetherAndItsAbsentHostsAreNamed(t *testing.T) {
 }
 
 func TestRolloutReachesTheFleetInStages(t *testing.T) {
+	t.Parallel()
 	daemons, flags := fleetOf(t, "gpu1", "gpu2", "gpu3")
 	r := (&tcp{t: t}).gpctl(nil, append(flags, "fleet", "policy", "set", "share", "--knob", "share_floor=0.4", "--shadow", "1ms", "--observe", "1ms", "--batch", "1")...)
 	if r.Code != 0 {
@@ -120,6 +122,7 @@ func rolloutAt(t *testing.T, flags []string, text string, args ...string) (cmd *
 }
 
 func TestRolloutStopsByItselfWhenTheCanaryRaisesAnAlarm(t *testing.T) {
+	t.Parallel()
 	daemons, flags := fleetOf(t, "gpu1", "gpu2", "gpu3")
 	before := presets(t, daemons)
 	_, end := rolloutAt(t, flags, "canary: set", "share", "--canary", "gpu1,gpu2", "--shadow", "0s", "--observe", "1h")
@@ -137,6 +140,7 @@ func TestRolloutStopsByItselfWhenTheCanaryRaisesAnAlarm(t *testing.T) {
 }
 
 func TestInterruptedRolloutTakesThePolicyBack(t *testing.T) {
+	t.Parallel()
 	daemons, flags := fleetOf(t, "gpu1", "gpu2")
 	before := presets(t, daemons)
 	cmd, end := rolloutAt(t, flags, "shadow: set", "share", "--observe", "1h", "--shadow", "1h")

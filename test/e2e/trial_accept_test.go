@@ -80,6 +80,7 @@ func checkAcceptance(t *testing.T, r accept.Report, text string, more ...string)
 }
 
 func TestAcceptanceOfAnEmulatedGPURunsEveryStageThatNeedsNoWaves(t *testing.T) {
+	t.Parallel()
 	out := filepath.Join(t.TempDir(), "report.tgz")
 	text, err := acceptance(t.Context(), t, out).Output()
 	if err != nil {
@@ -89,6 +90,7 @@ func TestAcceptanceOfAnEmulatedGPURunsEveryStageThatNeedsNoWaves(t *testing.T) {
 }
 
 func TestAcceptanceRefusesAHostInUse(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	w := m.work("--queues", "1")
 	out := filepath.Join(t.TempDir(), "report.tgz")
@@ -105,6 +107,7 @@ func TestAcceptanceRefusesAHostInUse(t *testing.T) {
 }
 
 func TestAcceptanceThatIsKilledLeavesAReport(t *testing.T) {
+	t.Parallel()
 	out := filepath.Join(t.TempDir(), "report.tgz")
 	cmd := acceptance(t.Context(), t, out)
 	pipe, err := cmd.StdoutPipe()
@@ -146,6 +149,7 @@ func TestAcceptanceThatIsKilledLeavesAReport(t *testing.T) {
 
 // A helper may be killed, or be abandoned in a call that does not return.
 func TestAcceptanceWhoseHelperIsKilledFails(t *testing.T) {
+	t.Parallel()
 	out := filepath.Join(t.TempDir(), "report.tgz")
 	cmd := acceptance(t.Context(), t, out)
 	pipe, err := cmd.StdoutPipe()

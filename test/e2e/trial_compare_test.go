@@ -14,6 +14,7 @@ import (
 )
 
 func TestCompareMeasuresPoliciesAndQueues(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(unmanaged)
 	dir := filepath.Join(t.TempDir(), "run")
@@ -44,6 +45,7 @@ func TestCompareMeasuresPoliciesAndQueues(t *testing.T) {
 // Each scheme of the documents suspends in its arms, and what the daemon does not have is refused
 // before anything runs; an arm of a plan is left out.
 func TestCompareMeasuresMechanisms(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(unmanaged + "mechanisms: [dbgtrap, freezer]\n")
 	offline := fmt.Sprintf(strings.ReplaceAll(workReports, "--queues 2", "--queues {queues}"), kfdemuBinary+" work", "")
@@ -96,6 +98,7 @@ profile: %s
 
 // An attached process is handed over to the mechanism that an admin chooses, and back.
 func TestChosenMechanismReplacesTheAttachedOne(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(strings.Replace(unmanaged, "preset: strict", "preset: strict\n  max_wait: 10s", 1) + "mechanisms: [dbgtrap, freezer]\n")
 	w := m.serve("--runtime", "--queues", "2", "--duration", "2000")
