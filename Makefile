@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test test-full race build demo bench bench-quick fuzz explore history crashes mutate clib clib-install clib-test e2e e2e-full e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean packages fleet-scale cluster kernel-userq kernel-strings
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test test-full race build demo bench bench-quick fuzz explore history crashes mutate clib clib-install clib-test e2e e2e-full e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean packages versions fleet-scale cluster kernel-userq kernel-strings
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,12 @@ gen: ## Generate api/gen, the descriptors of the Python client, docs/reference a
 	$(GO) test -count=1 -run '^TestReference|^TestListsOfTheDocuments$$' $(REFERENCES) -update
 	$(GO) test -C lab -count=1 -run '^TestReference' ./scenario -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
+
+# What later versions have to go on reading: docs/api.md, Versions.
+VERSION1 = test/e2e/testdata/version1
+versions: ## Record the API, its answers and an export of events anew, as those of version 1, which is permitted before the first release only
+	cp $(DESCRIPTORS) $(VERSION1)/api.binpb
+	$(GO) test -count=1 -run 'OfVersion1' ./test/e2e -update
 
 policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
 	$(GO) test -C lab -count=1 -run '^TestPolicyDocumentIsFresh$$' ./report -update
@@ -65,6 +71,7 @@ lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files 
 lint-proto:
 	$(TOOL) buf lint
 	$(TOOL) buf format --diff --exit-code
+	$(TOOL) buf breaking --against $(VERSION1)/api.binpb
 
 lint-go:
 	$(GO) vet ./...

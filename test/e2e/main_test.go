@@ -27,8 +27,8 @@ import (
 // the tests where another user can run it.
 var gpreemptd, gpctl, gplab, gpaccept, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
-// busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes and a kmap.Lease of 10 s. The emulated
-// driver runs in the process of the test: when a busy host does not run that, it looks like a GPU that
+// busyHostDaemon is gpreemptd, as is simBinary, with a StuckAfter of 10 minutes and a kmap.Lease of 10 s. The
+// emulated driver runs in the process of the test: when a busy host does not run that, it looks like a GPU that
 // hangs; and when it does not run gpreemptd, what kmap holds would run again after 2 s.
 var busyHostDaemon string
 
@@ -89,7 +89,7 @@ func build(dir string) error {
 		goBuild(root, dir, race, "./cmd/gpreemptd", "./cmd/gpctl", "./accept/cmd/gpaccept"),
 		goBuild("../../lab", dir, race, "./cmd/gplab"),
 		goBuild(root, filepath.Join(dir, "busy"), append(race, "-overlay", busy), "./cmd/gpreemptd"),
-		goBuild(root, filepath.Join(dir, "sim"), race, "./emu/cmd/kfdemu"), // it runs the daemon, too
+		goBuild(root, filepath.Join(dir, "sim"), append(race, "-overlay", busy), "./emu/cmd/kfdemu"), // it runs the daemon, too
 		// What stands for others' programs is built as those are: without the detector.
 		goBuild(root, dir, nil, "./emu/cmd/kfdemu"),
 		os.Link(filepath.Join(dir, "kfdemu"), filepath.Join(dir, "train")),

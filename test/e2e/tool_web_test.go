@@ -27,7 +27,7 @@ import (
 // takes a minute, and of docs/trial.md:
 //
 //	go test ./test/e2e -run OfTheDocument -update
-var update = flag.Bool("update", false, "make the pictures of the documents")
+var update = flag.Bool("update", false, "make the pictures of the documents, and record version 1")
 
 // startWeb runs gpctl web and returns the address of its page.
 func (d *daemon) startWeb() (cmd *exec.Cmd, address string) {
