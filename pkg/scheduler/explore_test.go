@@ -17,7 +17,11 @@ import (
 // exploredStates returns how many states are to be explored in all layouts together.
 func exploredStates(t *testing.T) int {
 	t.Helper()
-	return testutil.Number(t, "GPREEMPT_EXPLORE", 28_000)
+	states := 28_000
+	if testing.Short() {
+		states = 7_000
+	}
+	return testutil.Number(t, "GPREEMPT_EXPLORE", states)
 }
 
 func TestEveryHistoryUpToABoundKeepsThePromises(t *testing.T) {
