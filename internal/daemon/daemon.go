@@ -111,11 +111,6 @@ type daemon struct {
 	topologyRead time.Time
 	// ready reports whether the daemon serves.
 	ready atomic.Bool
-	// reported are the warnings that have been logged. Only the scheduler's loop uses it.
-	reported reported
-	// statusAt is the time of the last status sent to systemd. Only the scheduler's loop uses
-	// it.
-	statusAt time.Time
 }
 
 // Run serves until ctx ends, then resumes everything and returns. It handles SIGHUP and
@@ -133,7 +128,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &daemon{opts: opts, hangups: hangups, reported: reported{}}
+	d := &daemon{opts: opts, hangups: hangups}
 	d.openLog(cfg)
 	defer d.logs.Close()
 	unlock, unknown, err := opts.Host.lockHost()
