@@ -72,8 +72,8 @@ func (a *actor) run() {
 		default:
 		}
 		var events <-chan struct{}
-		if a.held != nil && a.held.watcher != nil {
-			events = a.held.watcher.Events()
+		if a.held != nil {
+			events = a.held.session.Events()
 		}
 		select {
 		case c := <-a.commands:
@@ -107,9 +107,6 @@ func (a *actor) do(c command) (ended bool) {
 		default:
 			a.resume(c.seq)
 		}
-	}
-	if w := a.held.watcher; w != nil && w.Changed() {
-		a.s.cfg.Look(a.target)
 	}
 	return false
 }
@@ -186,10 +183,7 @@ func (a *actor) suspend(seq uint64) {
 		})
 	}
 	err := mechanism.Guard(func() error {
-		if w := a.held.watcher; w != nil {
-			return w.SuspendThen(a.s.ctx, func() { post(scheduler.OutcomeOK, nil) })
-		}
-		return a.held.session.Suspend(a.s.ctx)
+		return a.held.session.Suspend(a.s.ctx, func() { post(scheduler.OutcomeOK, nil) })
 	})
 	a.suspended = err == nil
 	a.noteAction(true, err)
@@ -247,25 +241,23 @@ var causes = map[mechanism.Running]scheduler.Cause{
 
 // handleEvents has the session take in what the driver reports.
 func (a *actor) handleEvents() {
-	w := a.held.watcher
-	var running mechanism.Running
+	var r mechanism.Report
 	err := mechanism.Guard(func() (err error) {
-		running, err = w.Handle(a.s.ctx)
+		r, err = a.held.session.Handle(a.s.ctx)
 		return err
 	})
-	if cause := causes[running]; cause != "" {
+	if r.Born > 0 {
+		a.s.cfg.Post(scheduler.Running{Target: a.target, Cause: scheduler.CauseNewQueue, Suspended: r.Born})
+	}
+	if cause := causes[r.Running]; cause != "" {
 		a.s.cfg.Post(scheduler.Running{Target: a.target, Cause: cause})
 	}
-	changed := w.Changed()
-	switch {
-	case err == nil:
-	case errors.Is(err, mechanism.ErrGone):
-		changed = true
-	default:
+	gone := errors.Is(err, mechanism.ErrGone)
+	if err != nil && !gone {
 		a.s.fail(a.held.name, a.target, err)
 		a.s.lost(a.target, err)
 	}
-	if changed {
+	if r.Changed || gone {
 		a.s.cfg.Look(a.target)
 	}
 }

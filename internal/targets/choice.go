@@ -187,8 +187,6 @@ func (h *history) forget(target gpreempt.ProcessKey) {
 // holding is a session with what it occupies.
 type holding struct {
 	session mechanism.Session
-	// watcher is session, if it has events.
-	watcher mechanism.Watcher
 	// reportsBirths is that of the Capability.
 	reportsBirths bool
 	// batcher is the mechanism, if it is one.
@@ -229,7 +227,6 @@ func (s *Sessions) attach(ctx context.Context, target gpreempt.ProcessKey, n int
 		if h.session == nil {
 			return nil, Choice{}, err
 		}
-		h.watcher, _ = h.session.(mechanism.Watcher)
 		h.batcher, _ = m.(mechanism.Batcher)
 		choice.Mechanism, choice.Why = m.Name(), why
 		s.disturb(target, h, attachCycles)

@@ -261,6 +261,13 @@ func (c *Core) runs(ev Running) {
 	switch {
 	case t == nil:
 		return
+	case ev.Suspended > 0:
+		t.queues += uint64(ev.Suspended)
+		t.suspendedQueues += uint64(ev.Suspended)
+		c.active(t)
+		if t.state == TargetSuspended {
+			c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseNewQueue})
+		}
 	case ev.Cause == CauseNewQueue && t.attachment.reportsBirths:
 		t.queues++
 		c.active(t)

@@ -306,6 +306,11 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		t := o.Targets[ev.Target]
 		switch {
 		case t == nil:
+		case ev.Suspended > 0:
+			t.Queues += uint64(ev.Suspended)
+			t.sentWith += uint64(ev.Suspended)
+			t.load.quietSince = o.now
+			o.Counts["Births"]++
 		case ev.Cause == scheduler.CauseNewQueue && o.session(ev.Target).births:
 			t.Queues++
 			t.load.quietSince = o.now

@@ -142,7 +142,7 @@ var oneOfEach = []scheduler.Event{
 	scheduler.Attached{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, ReportsBirths: true},
 	scheduler.Detached{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
 	scheduler.Lost{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}},
-	scheduler.Running{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Cause: scheduler.CauseLapsed},
+	scheduler.Running{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Cause: scheduler.CauseLapsed, Suspended: 3},
 	scheduler.Suspended{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
 	scheduler.Resumed{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Result: scheduler.OutcomeFailed, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
 	scheduler.Inspected{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Stuck: true},

@@ -194,7 +194,7 @@ var Ops = []op{
 	{"inspected", 1, (*World).inspected, false},
 	{"lost", 2, (*World).lost, true},
 	{"born", 6, func(w *World) error {
-		return w.Step(scheduler.Running{Target: w.anyKey(), Cause: scheduler.CauseNewQueue})
+		return w.Step(scheduler.Running{Target: w.anyKey(), Cause: scheduler.CauseNewQueue, Suspended: w.Roll(2)})
 	}, false},
 	{"ran", 4, func(w *World) error {
 		return w.Step(scheduler.Running{Target: w.anyKey(), Cause: []scheduler.Cause{scheduler.CauseResumedByAnother, scheduler.CauseLapsed}[w.Roll(2)]})
