@@ -271,8 +271,12 @@ func rejected(m mechanism.Mechanism, c mechanism.Capability) Rejection {
 // Preview returns which mechanism would be attached to a process, by what can be seen
 // without touching the process.
 func (s *Sessions) Preview(ctx context.Context, target gpreempt.ProcessKey) Choice {
-	var choice Choice
-	for _, m := range s.cfg.Mechanisms {
+	return s.preview(ctx, target, len(s.cfg.Mechanisms))
+}
+
+// preview is Preview of the first n mechanisms.
+func (s *Sessions) preview(ctx context.Context, target gpreempt.ProcessKey, n int) (choice Choice) {
+	for _, m := range s.cfg.Mechanisms[:n] {
 		assessment := s.cfg.Assess(m.Name(), target)
 		if assessment.Evidence == onlyNamed {
 			continue
