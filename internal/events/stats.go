@@ -93,8 +93,8 @@ func (c *counters) target(r scheduler.Record, mechanism string) {
 		c.resume.add(r.Took)
 	case r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware, from == scheduler.TargetSuspending && r.Cause == scheduler.CauseReset, from == to && r.Cause == scheduler.CauseStuck, from != to && to == scheduler.TargetQuarantined:
 		count(&c.totals.Failures, Failure{during(from), r.Cause})
-	case from == to: // a retry, or another class
-	case to == scheduler.TargetSuspending:
+	case from == to && r.Cause != scheduler.CauseNewQueue: // a retry, or another class
+	case to == scheduler.TargetSuspending, from == to: // which the mechanism has suspended by itself
 		count(&c.totals.Ordered, r.Cause)
 	case to == scheduler.TargetResuming:
 		count(&c.totals.Resuming, r.Cause)
