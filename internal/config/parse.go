@@ -18,18 +18,21 @@ import (
 )
 
 // Load reads and parses the file at path. It returns the errors of Parse, or wraps the
-// system's error, such as fs.ErrNotExist.
+// system's error, such as fs.ErrNotExist. An empty file is an error: it may be half written.
 func Load(path string) (Config, error) {
 	data, err := regular.ReadSoon(path, yamlfile.MaxSize)
 	if err != nil {
 		remedy := "check the path and its permissions"
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			remedy = "create it (an empty file has every default) or name another file"
+			remedy = "create it (a comment alone has every default) or name another file"
 		case errors.Is(err, regular.ErrKind), errors.Is(err, regular.ErrSize), errors.Is(err, os.ErrDeadlineExceeded):
 			remedy = "name a regular file of this host"
 		}
 		return Config{}, fmt.Errorf("configuration: %w: %s", err, remedy)
+	}
+	if len(data) == 0 { // as while an editor, or a disk that is full, has truncated it
+		return Config{}, fmt.Errorf("configuration: %s is empty: write it, and a comment alone for every default", path)
 	}
 	return Parse(path, data)
 }
