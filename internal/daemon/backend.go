@@ -54,7 +54,6 @@ type backend struct {
 type debugger interface {
 	mechanism.Mechanism
 	Queues(gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool)
-	PermissionRule() kfd.PermissionRule
 }
 
 // mechanismNames returns the names of the mechanisms, best first.
