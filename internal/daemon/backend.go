@@ -31,11 +31,8 @@ type backend struct {
 	fs   *discovery.FS
 	// mechanisms are those to use, best first.
 	mechanisms []mechanism.Mechanism
-	// snapshot returns the queues of an attached process by id, as the driver lists them;
-	// nil without dbgtrap.
-	snapshot func(gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
-	backlogs BacklogReader
-	warnings []gpreempt.Warning
+	backlogs   BacklogReader
+	warnings   []gpreempt.Warning
 
 	// The driver and the mechanism over it, and the mechanisms whose pauses outlive the
 	// daemon; each nil if it could not be opened.
@@ -54,7 +51,6 @@ type backend struct {
 type debugger interface {
 	mechanism.Mechanism
 	Queues(gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool)
-	PermissionRule() kfd.PermissionRule
 }
 
 // mechanismNames returns the names of the mechanisms, best first.

@@ -41,11 +41,7 @@ func (d *daemon) diagnose(ctx context.Context) *gpreemptv1.DiagnoseResponse {
 		case d.backend.device == nil: // no mechanism uses it
 			return openDriver()
 		}
-		found := describeDriver(d.backend.device)
-		if rule := d.backend.dbgtrap.PermissionRule(); rule != kfd.PermissionUnknown {
-			found.Rule = rule.String()
-		}
-		return found, nil
+		return describeDriver(d.backend.device), nil
 	}
 	c.Processes = d.processReports
 	if h := d.hazards.Load(); h != nil {
@@ -227,13 +223,9 @@ func openDriver() (safety.Driver, error) {
 	return describeDriver(device), device.Close()
 }
 
-// describeDriver describes an open driver, without the permission rule that a session found
-// out.
+// describeDriver describes an open driver.
 func describeDriver(device *kfd.Device) safety.Driver {
-	d := safety.Driver{
-		Version: device.Version().String(), Minor: device.Version().Minor,
-		Profile: device.Profile().Name, ProfileRule: device.Profile().Permission.String(),
-	}
+	d := safety.Driver{Version: device.Version().String(), Minor: device.Version().Minor, Profile: device.Profile().Name}
 	if w := device.Warning(); w != nil {
 		d.Note = w.String()
 	}

@@ -43,7 +43,7 @@ func (d *daemon) openObserver() {
 		Now:  time.Now,
 		Log:  d.log.Named("observer"),
 	}
-	if d.backend.snapshot != nil {
+	if d.backend.dbgtrap != nil {
 		cfg.Snapshot = d.snapshot
 	}
 	if d.backend.device != nil {
@@ -57,12 +57,7 @@ func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
 	if facts, _ := d.registry.Facts(key); facts.Mechanism == "" {
 		return nil
 	}
-	return d.backend.snapshot(key)
-}
-
-// snapshot returns the queues of a process that dbgtrap is attached to.
-func snapshot(m debugger, key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
-	queues, attached := m.Queues(key)
+	queues, attached := d.backend.dbgtrap.Queues(key)
 	if !attached {
 		return nil
 	}
@@ -156,31 +151,11 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 		facts, _ := d.registry.Facts(key)
 		return facts.Decision.By
 	}
-	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), offlineOwners(targets, by), cannotSuspend(targets, d.attachError), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, config.SpareSlots))
-}
-
-// attachError returns why no mechanism could be attached to a target, or suspend it; "" when that
-// is not known.
-func (d *daemon) attachError(key gpreempt.ProcessKey) string {
-	facts, _ := d.registry.Facts(key)
-	return facts.AttachError
-}
-
-// stuckWarning returns the warning about the targets whose own calls hold up an action on
-// them, if there are any.
-func (d *daemon) stuckWarning() []gpreempt.Warning {
-	var stuck []string
-	d.runner.View(func(c *scheduler.Core) {
-		for _, t := range c.Targets() {
-			if t.Stuck {
-				stuck = append(stuck, fmt.Sprintf("process %d", t.Key.PID))
-			}
-		}
-	})
-	if len(stuck) == 0 {
-		return nil
+	why := func(key gpreempt.ProcessKey) string {
+		facts, _ := d.registry.Facts(key)
+		return facts.AttachError
 	}
-	return []gpreempt.Warning{gpreempt.WarnStuck.Warn("their own calls hold their locks in the driver: " + strings.Join(stuck, ", "))}
+	return slices.Concat(all, d.resetWarning(), stuck(targets), offlineOwners(targets, by), cannotSuspend(targets, why), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, config.SpareSlots))
 }
 
 // setRules uses other rules, and starts a scan for the facts that they need.

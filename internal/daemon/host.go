@@ -139,7 +139,6 @@ func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreem
 			Safe: func() []gpreempt.GPUID { return b.gpusExcept(crashes) },
 		})
 	}
-	b.snapshot = func(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo { return snapshot(b.dbgtrap, key) }
 	return b.dbgtrap
 }
 

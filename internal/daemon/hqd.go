@@ -115,8 +115,5 @@ func slotsLow(gpus []gpreempt.GPU, used map[gpreempt.GPUID]inventory.Occupancy, 
 			low = append(low, fmt.Sprintf("GPU %v: %d of %d slots are free, %d compute queues are mapped, %d of them offline", g.ID, o.Free(), o.Slots, o.Mapped, o.Offline))
 		}
 	}
-	if len(low) == 0 {
-		return nil
-	}
-	return []gpreempt.Warning{gpreempt.WarnSlotsLow.Warn(strings.Join(low, "; "))}
+	return about(gpreempt.WarnSlotsLow, "", low)
 }

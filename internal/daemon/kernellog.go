@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -131,10 +130,7 @@ func (d *daemon) resetWarning() []gpreempt.Warning {
 			texts = append(texts, last.text)
 		}
 	}
-	if len(texts) == 0 {
-		return nil
-	}
-	return []gpreempt.Warning{gpreempt.WarnQueueReset.Warn("the driver has reset " + strings.Join(texts, "; "))}
+	return about(gpreempt.WarnQueueReset, "the driver has reset ", texts)
 }
 
 // post sends the result of an action to the scheduler. Before a good result of a suspend it reads

@@ -61,67 +61,62 @@ func (w *warnings) list() []gpreempt.Warning {
 	return all
 }
 
+// about returns the warning about what texts say, the first few of them; none without any.
+func about(kind *gpreempt.WarningKind, before string, texts []string) []gpreempt.Warning {
+	const most = 5
+	if len(texts) == 0 {
+		return nil
+	}
+	if more := len(texts) - most; more > 0 {
+		texts = append(slices.Clip(texts[:most]), fmt.Sprintf("%d more", more))
+	}
+	return []gpreempt.Warning{kind.Warn(before + strings.Join(texts, "; "))}
+}
+
 // slowJobs returns the warning about the jobs that run for less than the share floor.
 func slowJobs(jobs []scheduler.JobInfo, floor float64) []gpreempt.Warning {
-	const most = 5
 	var slow []string
 	for _, j := range jobs {
 		if j.Slow {
 			slow = append(slow, fmt.Sprintf("%s: %d processes, %.1f%% of the last %v", j.Name, j.Targets, 100*j.Ran, j.Over.Round(time.Second)))
 		}
 	}
-	if len(slow) == 0 {
-		return nil
-	}
-	if more := len(slow) - most; more > 0 {
-		slow = append(slow[:most], fmt.Sprintf("%d more", more))
-	}
-	return []gpreempt.Warning{gpreempt.WarnJobSlow.Warn(fmt.Sprintf(
-		"all processes of a job ran together for less than the share floor of %.0f%%: %s", 100*floor, strings.Join(slow, "; ")))}
+	return about(gpreempt.WarnJobSlow, fmt.Sprintf("all processes of a job ran together for less than the share floor of %.0f%%: ", 100*floor), slow)
 }
 
 // offlineOwners returns the warning about the offline targets whose work is announced; by says
 // what has classified a target.
 func offlineOwners(all []scheduler.TargetInfo, by func(gpreempt.ProcessKey) string) []gpreempt.Warning {
-	const most = 5
 	var offline []string
 	for _, t := range all {
 		if t.Class == gpreempt.Offline && len(t.Owners) > 0 {
 			offline = append(offline, fmt.Sprintf("process %d by %s, announced by process %d", t.Key.PID, by(t.Key), t.Owners[0].PID))
 		}
 	}
-	if len(offline) == 0 {
-		return nil
-	}
-	if more := len(offline) - most; more > 0 {
-		offline = append(offline[:most], fmt.Sprintf("%d more", more))
-	}
-	return []gpreempt.Warning{gpreempt.WarnOwnerOffline.Warn("offline: " + strings.Join(offline, "; "))}
+	return about(gpreempt.WarnOwnerOffline, "offline: ", offline)
 }
 
 // cannotSuspend returns the warning about the targets that cannot be suspended; why says why a
-// target cannot.
+// target cannot, "" when that is not known.
 func cannotSuspend(all []scheduler.TargetInfo, why func(gpreempt.ProcessKey) string) []gpreempt.Warning {
-	const most = 5
 	var texts []string
 	for _, t := range all {
-		if !t.CannotSuspend {
-			continue
+		if t.CannotSuspend {
+			texts = append(texts, strings.TrimSuffix(fmt.Sprintf("process %d: %s", t.Key.PID, why(t.Key)), ": "))
 		}
-		text := fmt.Sprintf("process %d", t.Key.PID)
-		if reason := why(t.Key); reason != "" {
-			text += ": " + reason
+	}
+	return about(gpreempt.WarnCannotSuspend, fmt.Sprintf("%d targets: ", len(texts)), texts)
+}
+
+// stuck returns the warning about the targets whose own calls hold up an action on them.
+func stuck(all []scheduler.TargetInfo) []gpreempt.Warning {
+	var texts []string
+	for _, t := range all {
+		if t.Stuck {
+			texts = append(texts, fmt.Sprintf("process %d", t.Key.PID))
 		}
-		texts = append(texts, text)
 	}
-	if len(texts) == 0 {
-		return nil
-	}
-	targets := fmt.Sprintf("%d targets: ", len(texts))
-	if more := len(texts) - most; more > 0 {
-		texts = append(texts[:most], fmt.Sprintf("%d more", more))
-	}
-	return []gpreempt.Warning{gpreempt.WarnCannotSuspend.Warn(targets + strings.Join(texts, "; "))}
+	return about(gpreempt.WarnStuck, "their own calls hold their locks in the driver: ", texts)
 }
 
 // reported are the warnings that have been logged as raised, by code. One goroutine uses

@@ -22,12 +22,6 @@ type Driver struct {
 	Profile string
 	// Note says what is unusual about the version; "" for a known one.
 	Note string
-	// Rule is who may debug a process, "thread" or "process", as a session has found out;
-	// "" if none has.
-	Rule string
-	// ProfileRule is the rule of the profile. It is a guess, because stable kernels changed
-	// the rule within one interface version.
-	ProfileRule string
 }
 
 // Config is what an examination needs.
@@ -137,16 +131,13 @@ var checks = []struct {
 	{"kfd-interface", "KFD interface", aboutGPUs, (*host).driverInterface},
 	{"debug-firmware", "debug firmware", aboutMachine, (*host).debugFirmware},
 	{"debug-sharing", "debugged processes", aboutMachine, (*host).debugSharing},
-	{"permission-rule", "permission rule", aboutGPUs, (*host).permissionRule},
 	{"sched-policy", "sched_policy", aboutDriver, (*host).schedPolicy},
 	{"cwsr", "cwsr_enable", aboutDriver, (*host).cwsr},
 	{"queue-slots", "queue slots", aboutMachine, (*host).queueSlots},
 	{"hazards", "known hazards", aboutGPUs, (*host).hazards},
-	{"queue-resets", "queue resets", aboutGPUs, (*host).queueResets},
 	{"rights", "rights", aboutHost, (*host).rights},
 	{"namespaces", "namespaces", aboutHost, (*host).namespaces},
 	{"yama", "Yama ptrace_scope", aboutHost, (*host).yama},
-	{"lockdown", "kernel lockdown", aboutHost, (*host).lockdown},
 	{"debuggers", "other debuggers", aboutDriver, (*host).debuggers},
 	{"daemon", "daemon", aboutHost, (*host).daemon},
 	{"groups", "groups", aboutHost, (*host).groups},

@@ -61,7 +61,7 @@ var hosts = []testHost{
 		h.noPCI()
 		h.node(1, 777, "ip discovery", 110000, 3, 8, 1, capable)
 		h.device("0000:03:00.0", "0x1002", "0x030000")
-		h.driver.Version, h.driver.Minor, h.driver.Profile, h.driver.ProfileRule = "1.23", 23, "7.2", "process"
+		h.driver.Version, h.driver.Minor, h.driver.Profile = "1.23", 23, "7.2"
 		h.write("proc/sys/kernel/osrelease", "7.2.13\n")
 		h.cfg.Hazards = map[gpreempt.GPUID]Result{777: {Action: Limit, Reason: "MES may not answer when many queues go (ROCm/rocm#6273)"}}
 	}, limited},
@@ -100,11 +100,7 @@ var hosts = []testHost{
 	{"open-fails", false, func(h *fakeHost) { h.noOpen = syscall.ENOMEM }, notReady},
 	{"yama-3", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "3\n") }, notReady},
 	{"no-yama", false, func(h *fakeHost) { h.remove("proc/sys/kernel/yama") }, ready},
-	{"lockdown", false, func(h *fakeHost) {
-		h.write("sys/kernel/security/lockdown", "none [integrity] confidentiality\n")
-		h.denied["sys/kernel/debug/kfd/mqds"] = true
-	}, limited},
-	{"lockdown-strange", false, func(h *fakeHost) { h.write("sys/kernel/security/lockdown", "all\n") }, limited},
+	{"lockdown", false, func(h *fakeHost) { h.denied["sys/kernel/debug/kfd/mqds"] = true }, limited},
 	{"debugger", false, func(h *fakeHost) {
 		h.process(4242, "python3", "python3 train.py", 901, gpuA, gpuB, gpuB)
 		h.process(900, "rocgdb", "rocgdb -p 4242", 0)
@@ -157,7 +153,6 @@ var hosts = []testHost{
 		h.node(3, gpuB, "mi350x", 90500, 0xc6, 24, 8, capable)
 		h.driver.Version, h.driver.Minor, h.driver.Profile = "1.18", 18, "amd-dkms"
 	}, ready},
-	{"rule-thread", false, func(h *fakeHost) { h.driver.Rule = "thread" }, ready},
 	{"container", false, func(h *fakeHost) {
 		h.files["proc/self/ns/pid"].Data = []byte("pid:[4026532201]")
 		h.noOpen = syscall.EPERM
@@ -228,10 +223,7 @@ var hosts = []testHost{
 		}
 	}, limited},
 	{"queue-unreadable", false, func(h *fakeHost) { h.write("sys/class/kfd/kfd/proc/4242/queues/0/size", "x") }, limited},
-	{"kernel-strange", false, func(h *fakeHost) {
-		h.write("proc/sys/kernel/osrelease", "linux\n")
-		h.driver.Rule, h.driver.ProfileRule = "", ""
-	}, limited},
+	{"kernel-strange", false, func(h *fakeHost) { h.write("proc/sys/kernel/osrelease", "linux\n") }, limited},
 	{"yama-2", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "2\n") }, ready},
 	{"yama-strange", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "9\n") }, limited},
 	{"sched-policy-1", false, func(h *fakeHost) { h.param("sched_policy", "1") }, ready},
@@ -263,7 +255,7 @@ var hosts = []testHost{
 	}, limited},
 	{"no-groups-configured", false, func(h *fakeHost) { h.cfg.Groups = nil }, ready},
 	{"files-denied", false, func(h *fakeHost) {
-		for _, name := range []string{"proc/sys/kernel/yama/ptrace_scope", "sys/kernel/security/lockdown", "etc/group", "proc/self/uid_map", "proc/locks"} {
+		for _, name := range []string{"proc/sys/kernel/yama/ptrace_scope", "etc/group", "proc/self/uid_map", "proc/locks"} {
 			h.denied[name] = true
 		}
 	}, ready},
@@ -337,8 +329,8 @@ func checkWhole(t *testing.T, r *gpreemptv1.DiagnoseResponse) {
 		}
 	}
 	want := []string{
-		"gpu", "kernel", "kfd-interface", "debug-firmware", "debug-sharing", "permission-rule", "sched-policy", "cwsr", "queue-slots", "hazards", "queue-resets",
-		"rights", "namespaces", "yama", "lockdown", "debuggers", "daemon", "groups", "cgroup", "kernel-log", "debugfs", "user-queues", "processes", "jobs",
+		"gpu", "kernel", "kfd-interface", "debug-firmware", "debug-sharing", "sched-policy", "cwsr", "queue-slots", "hazards",
+		"rights", "namespaces", "yama", "debuggers", "daemon", "groups", "cgroup", "kernel-log", "debugfs", "user-queues", "processes", "jobs",
 		"timeouts",
 	}
 	if diff := cmp.Diff(want, ids); diff != "" {
@@ -407,7 +399,7 @@ func TestTheMessageHasEveryFact(t *testing.T) {
 	if !proto.Equal(want, got) {
 		t.Errorf("message\n%v\nwant\n%v", got, want)
 	}
-	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 25 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
+	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 22 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
 		t.Errorf("%d checks, the first %v", n, status)
 	}
 }

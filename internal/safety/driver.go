@@ -54,29 +54,6 @@ func (h *host) trace() string {
 	return "; while it runs, this diagnosis is itself a process of the driver"
 }
 
-func (h *host) permissionRule() finding {
-	const (
-		thread  = "thread: the daemon traces a process for as long as it is attached"
-		process = "process: the daemon traces a process only while it attaches"
-	)
-	meaning := map[string]string{"thread": thread, "process": process}
-	if rule := meaning[h.open.Rule]; rule != "" {
-		return ok("%s (found by trying)", rule)
-	}
-	if h.openErr != nil && !hidden(h.openErr) {
-		return skip("the driver could not be opened")
-	}
-	guess := h.open.ProfileRule
-	s, err := h.text("proc/sys/kernel/osrelease")
-	if err == nil && (compareToBound(s, "7.2") >= 0 || compareToBound(s, "6.12") == 0 && compareToBound(s, "6.12.103") >= 0) {
-		guess = "process"
-	}
-	if meaning[guess] == "" {
-		return skip("unknown until the daemon attaches to a process")
-	}
-	return ok("a guess by version: %s; the daemon finds out when it first attaches to a process", meaning[guess])
-}
-
 // fromParam is the finding for a module parameter that cannot be read.
 func fromParam(err error) finding {
 	if absent(err) {

@@ -76,24 +76,6 @@ func (h *host) queueSlots() finding {
 	return ok("%s", said)
 }
 
-// queueResets says where the driver announces that it resets single queues. It is not a reason to
-// deny anything: the alternative is the reset of the GPU.
-func (h *host) queueResets() finding {
-	return ok("a queue that does not leave its GPU is reset, also a server's; the driver announces it: %s", h.perGPU(func(g gpu) string {
-		switch {
-		case g.PerQueueReset && g.SDMAQueueReset:
-			return "compute and SDMA"
-		case g.PerQueueReset:
-			return "compute"
-		case g.SDMAQueueReset:
-			return "SDMA"
-		case g.MES:
-			return "nothing"
-		}
-		return "nothing (drivers from Linux 6.12 on do so for compute all the same)"
-	}))
-}
-
 func (h *host) hazards() finding {
 	if h.cfg.Hazards == nil {
 		return skip("the hazard table was not read")

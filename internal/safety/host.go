@@ -141,24 +141,6 @@ func (h *host) yama() finding {
 	return warn("check that root may trace processes", "%s, which is not a known value", s)
 }
 
-func (h *host) lockdown() finding {
-	s, err := h.text("sys/kernel/security/lockdown")
-	switch {
-	case absent(err):
-		return ok("none: not in this kernel, or securityfs is not mounted")
-	case err != nil:
-		return unread(err)
-	}
-	mode, err := parseLockdown(s)
-	switch {
-	case err != nil:
-		return warn("read /sys/kernel/security/lockdown", "%v", err)
-	case mode == "none":
-		return ok("none")
-	}
-	return ok("%s: restricts debugfs, and nothing that suspending needs", mode)
-}
-
 func (h *host) groups() finding {
 	if len(h.cfg.Groups) == 0 {
 		return ok("the config file has none: only root has rights")

@@ -132,7 +132,7 @@ const (
 func mi300x() *fakeHost {
 	h := &fakeHost{
 		files: fstest.MapFS{}, denied: map[string]bool{},
-		driver: Driver{Version: "1.17", Minor: 17, Profile: "6.12", Rule: "process", ProfileRule: "thread"},
+		driver: Driver{Version: "1.17", Minor: 17, Profile: "6.12"},
 	}
 	h.cfg = Config{
 		Root: h, ByDaemon: true, MaxSuspend: 10 * time.Second, Version: "v0.3.0", Lock: "/run/gpreempt/gpreemptd.lock", Groups: []string{"gpreempt", "gpreempt-admin", "1234"},
@@ -149,7 +149,6 @@ func mi300x() *fakeHost {
 	h.write("proc/self/status", processStatus("gpreemptd", 100, 0, 0, allCaps))
 	h.write("proc/self/uid_map", "         0          0 4294967295\n")
 	h.files["proc/self/ns/pid"] = &fstest.MapFile{Data: []byte("pid:[4026531836]"), Mode: fs.ModeSymlink}
-	h.write("sys/kernel/security/lockdown", "[none] integrity confidentiality\n")
 	h.write("sys/kernel/debug/kfd/mqds", "")
 	h.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
 	h.write("dev/kmsg", "")
@@ -177,7 +176,6 @@ func mi300x() *fakeHost {
 // diagnosis makes root examine the host while the daemon is not running.
 func (h *fakeHost) diagnosis() {
 	h.cfg.ByDaemon = false
-	h.driver.Rule = ""
 	h.write("proc/self/status", processStatus("gpreemptd", 200, 0, 0, allCaps))
 	h.remove("proc/100")
 	h.remove("sys/class/kfd/kfd/proc/100")

@@ -2,20 +2,9 @@ package safety
 
 import (
 	"bytes"
-	"fmt"
 	"strconv"
 	"strings"
 )
-
-// parseLockdown returns the active mode of "none [integrity] confidentiality".
-func parseLockdown(s string) (string, error) {
-	_, rest, opened := strings.Cut(s, "[")
-	mode, _, closed := strings.Cut(rest, "]")
-	if !opened || !closed || mode == "" {
-		return "", fmt.Errorf("%q has no mode in brackets", s)
-	}
-	return mode, nil
-}
 
 // holdsFlock reports whether a process holds a flock on a file, according to the text of
 // /proc/locks. The file is identified by its inode number alone, because some file systems
