@@ -20,6 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // openObserver creates the observer of the queues.
@@ -156,7 +157,7 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 		facts, _ := d.registry.Facts(key)
 		return facts.Decision.By
 	}
-	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), offlineOwners(targets, by), cannotSuspend(targets, d.attachError), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, config.SpareSlots))
+	return slices.Concat(all, d.resetWarning(), d.stuckWarning(), offlineOwners(targets, by), cannotSuspend(targets, d.attachError), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, parking.Spare))
 }
 
 // attachError returns why no mechanism could be attached to a target, or suspend it; "" when that

@@ -134,7 +134,7 @@ func (a applied) Policy() {
 	}
 }
 
-func (a applied) HQDBudget() { a.d.setHQDBudget(a.r.config.Budget()) }
+func (a applied) HQDBudget() { a.d.setHQDBudget(a.r.config.HQDBudget) }
 
 func (a applied) Hazards() {
 	if h := a.d.hazards.Load(); h != nil {

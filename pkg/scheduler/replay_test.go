@@ -138,7 +138,7 @@ var oneOfEach = []scheduler.Event{
 	scheduler.ClientGone{Client: 1, End: scheduler.EndClientDied},
 	scheduler.ClientBacklog{Client: 1, Busy: true},
 	scheduler.Attached{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, ReportsBirths: true},
-	scheduler.Detached{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
+	scheduler.Detached{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
 	scheduler.Lost{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}},
 	scheduler.Running{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Cause: scheduler.CauseLapsed},
 	scheduler.Suspended{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
