@@ -12,7 +12,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // DefaultPath is the default path of the file.
@@ -107,18 +106,6 @@ func (l Limits) Rates(processors int) server.Limits {
 	c.Burst = cmp.Or(c.Burst, 2*c.RequestsPerSecond)
 	c.RequestsPerUser = cmp.Or(c.RequestsPerUser, 1000*n)
 	return c
-}
-
-// SpareSlots is the percentage of slots that a budget leaves free for queues that are created next:
-// below it a GPU has a warning, too.
-const SpareSlots = 10
-
-// Budget returns the budget for an HQDBudget: offline queues leave the rest of the slots to others.
-func (c Config) Budget() parking.Budget {
-	if c.HQDBudget == 0 {
-		return parking.Budget{}
-	}
-	return parking.Budget{Online: 100 - SpareSlots - c.HQDBudget, Offline: c.HQDBudget, Spare: SpareSlots}
 }
 
 // Discovery configures how the daemon scans KFD. Only MQDsInterval is a key of the file.

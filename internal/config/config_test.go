@@ -14,7 +14,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 func TestDefaultIsValid(t *testing.T) {
@@ -250,15 +249,6 @@ func TestAProcessHasHalfOfTheLeasesOfItsUser(t *testing.T) {
 	for text, want := range map[string]int{"": 512, "limits: {leases_per_user: 100}": 50, "limits: {leases_per_user: 3}": 2, "limits: {leases_per_user: 1}": 1} {
 		if got := parsed(t, text).Limits.Leases.LeasesPerClient; got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
-		}
-	}
-}
-
-func TestAnHQDBudgetLeavesATenthFree(t *testing.T) {
-	for percent, want := range map[int]parking.Budget{0: {}, 80: {Online: 10, Offline: 80, Spare: 10}, 90: {Offline: 90, Spare: 10}} {
-		got := Config{HQDBudget: percent}.Budget()
-		if got != want || got.Validate() != nil {
-			t.Errorf("%d: %+v, %v; want %+v", percent, got, got.Validate(), want)
 		}
 	}
 }

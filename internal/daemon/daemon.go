@@ -307,7 +307,7 @@ func (d *daemon) build(cfg config.Config) error {
 	})
 	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.loads = &loadWatch{runner: d.runner, inventory: d.inventory, backlogs: d.backlogs, waves: d.hasWaves, wake: make(chan struct{}, 1)}
-	d.setHQDBudget(cfg.Budget())
+	d.setHQDBudget(cfg.HQDBudget)
 	d.warnings.set("backend", d.backend.warnings...)
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // openObserver creates the observer of the queues.
@@ -155,7 +156,7 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 		facts, _ := d.registry.Facts(key)
 		return facts.AttachError
 	}
-	return slices.Concat(all, d.resetWarning(), stuck(targets), offlineOwners(targets, by), cannotSuspend(targets, why), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, config.SpareSlots))
+	return slices.Concat(all, d.resetWarning(), stuck(targets), offlineOwners(targets, by), cannotSuspend(targets, why), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, parking.Spare))
 }
 
 // setRules uses other rules, and starts a scan for the facts that they need.

@@ -27,7 +27,7 @@ type loadWatch struct {
 	// waves reports whether a process has waves on a GPU; false if that is not known.
 	waves  func(gpreempt.ProcessKey, gpreempt.GPUID) bool
 	wake   chan struct{}
-	budget atomic.Pointer[parking.Budget]
+	budget atomic.Int64 // percent
 
 	// Only run uses these: the positions of the queues of each target at the last look, by id.
 	parking parking.Parking
@@ -38,11 +38,8 @@ func (w *loadWatch) run(ctx context.Context) { pollWhile(ctx, w.wake, loadInterv
 
 // check looks once, and returns whether there is a budget. Without one nothing stays parked.
 func (w *loadWatch) check(ctx context.Context) bool {
-	l := parking.Look{Slots: map[gpreempt.GPUID]int{}, Loads: map[gpreempt.ProcessKey]parking.Load{}}
-	if b := w.budget.Load(); b != nil {
-		l.Budget = *b
-	}
-	if !l.Budget.On() && w.written == nil {
+	l := parking.Look{Budget: int(w.budget.Load()), Slots: map[gpreempt.GPUID]int{}, Loads: map[gpreempt.ProcessKey]parking.Load{}}
+	if l.Budget == 0 && w.written == nil {
 		return false
 	}
 	w.runner.View(func(c *scheduler.Core) { l.Targets, l.Policy = c.Targets(), c.Policy() })
@@ -51,7 +48,7 @@ func (w *loadWatch) check(ctx context.Context) bool {
 		l.Slots[g.ID] = g.QueueSlots
 	}
 	var written map[gpreempt.ProcessKey]map[uint32]uint64
-	if l.Budget.On() {
+	if l.Budget > 0 {
 		written = make(map[gpreempt.ProcessKey]map[uint32]uint64, len(l.Targets))
 		for _, t := range l.Targets {
 			l.Loads[t.Key], written[t.Key] = w.load(ctx, t)
@@ -61,7 +58,7 @@ func (w *loadWatch) check(ctx context.Context) bool {
 	for _, pin := range w.parking.Step(l) {
 		w.runner.Post(pin)
 	}
-	return l.Budget.On()
+	return l.Budget > 0
 }
 
 // load looks at a target. What is not known counts as work.
@@ -100,9 +97,9 @@ func (d *daemon) hasWaves(key gpreempt.ProcessKey, gpu gpreempt.GPUID) bool {
 	return err == nil && strings.TrimSpace(string(text)) != "0"
 }
 
-// setHQDBudget puts a budget in force.
-func (d *daemon) setHQDBudget(b parking.Budget) {
-	d.loads.budget.Store(&b)
+// setHQDBudget puts a budget in force, in percent.
+func (d *daemon) setHQDBudget(budget int) {
+	d.loads.budget.Store(int64(budget))
 	wakeUp(d.loads.wake)
 }
 

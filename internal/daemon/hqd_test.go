@@ -12,7 +12,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // attaches attaches to every target at once.
@@ -83,7 +82,7 @@ func TestIdleTargetsAreParkedByWhatTheirQueuesShow(t *testing.T) {
 	if w.check(t.Context()) {
 		t.Error("it watches without a budget")
 	}
-	w.budget.Store(&parking.Budget{Online: 40, Offline: 50, Spare: 10})
+	w.budget.Store(50)
 	look := func(rounds int) (states [2]scheduler.TargetState) {
 		for range rounds {
 			now.t += loadInterval

@@ -113,7 +113,7 @@ func (d *daemon) apply(r prepared) {
 	if c.Policy != inForce {
 		d.runner.Post(scheduler.PolicyChanged{Policy: c.Policy})
 	}
-	d.setHQDBudget(c.Budget())
+	d.setHQDBudget(c.HQDBudget)
 	if h := d.hazards.Load(); h != nil {
 		h.SetRows(c.Safety.Hazards)
 		d.sessions.Reassess()

@@ -97,7 +97,8 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 		{scheduler.CheckPinSuspend, scheduler.Facts{}, "none"},
 		{scheduler.CheckPinSuspend, scheduler.Facts{Pin: scheduler.CauseByHand, PinnedToSuspend: now + time.Second}, "an admin suspended it; ends in 1s"},
 		{
-			scheduler.CheckPinSuspend, scheduler.Facts{Pin: scheduler.CauseHQDBudget, PinnedToSuspend: now + time.Second},
+			scheduler.CheckPinSuspend,
+			scheduler.Facts{Pin: scheduler.CauseHQDBudget, PinnedToSuspend: now + time.Second},
 			"idle, and suspended to keep hardware slots free; ends in 1s",
 		},
 		{scheduler.CheckLease, scheduler.Facts{Priority: 5, Top: -1}, "no lease (target priority 5)"},

@@ -120,8 +120,8 @@ type Options struct {
 	Slots int
 	// ETA is announced by each request, where its time on the CPU is not longer.
 	ETA time.Duration
-	// HQDBudget is that of GPreempt.
-	HQDBudget parking.Budget
+	// HQDBudget is that of GPreempt, in percent; 0 for none.
+	HQDBudget int
 	// SpanLimit is until when spans are recorded, 0 for none.
 	SpanLimit time.Duration
 }
@@ -199,10 +199,13 @@ func (c Costs) check() error {
 }
 
 func (o Options) checkSlots() error {
-	if o.Slots < 0 || o.Slots == 0 && o.HQDBudget.On() {
+	if o.Slots < 0 || o.Slots == 0 && o.HQDBudget > 0 {
 		return fmt.Errorf("%d slots: want 0 or more, and more than 0 with an HQD budget", o.Slots)
 	}
-	return o.HQDBudget.Validate()
+	if most := 100 - parking.Spare; o.HQDBudget < 0 || o.HQDBudget > most {
+		return fmt.Errorf("an HQD budget of %d percent: want 0 to %d", o.HQDBudget, most)
+	}
+	return nil
 }
 
 func (s Sharing) check() error {

@@ -105,7 +105,7 @@ func serviceKey(s *service) gpreempt.ProcessKey {
 // startBudget has the core know the services, and begins to look at the queues.
 func (d *daemon) startBudget() {
 	e := d.engine
-	if !e.o.HQDBudget.On() {
+	if e.o.HQDBudget == 0 {
 		return
 	}
 	for _, s := range e.services {

@@ -100,8 +100,10 @@ func (c *Core) setJobTimer(j *job) {
 		}
 	}
 	add(j.runUntil)
-	for _, m := range j.members {
-		add(m.pin.until)
+	if j.pins {
+		for _, m := range j.members {
+			add(m.pin.until)
+		}
 	}
 	c.timers.set(&j.timer, due)
 }

@@ -32,7 +32,7 @@ type timedEvent struct {
 // and the rest spread, and some more on GPU 9, which no lease covers.
 func newRig(targets, gpusEach, elsewhere int, covered ...gpreempt.GPUID) *rig {
 	p, _ := PresetByName("strict")
-	p.Linger = 0
+	p.Linger, p.AttachAfter = 0, 0
 	r := &rig{core: New(p, Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})}
 	for id := range gpreempt.GPUID(9) {
 		r.core.Step(0, GPUAdded{GPU: id + 1})
@@ -203,6 +203,9 @@ func TestAllocationsDoNotGrowWithTargets(t *testing.T) {
 		r := newRig(targets, 1, elsewhere, covered...)
 		events := 0
 		allocs := testing.AllocsPerRun(200, func() { events = 2 + 2*r.round() })
+		if want := 2 + 2*targets; events != want {
+			t.Errorf("a round over %d targets has %d events, want %d", targets, events, want)
+		}
 		perRound[fmt.Sprintf("%d+%d", targets, elsewhere)] = allocs
 		return allocs / float64(events)
 	}

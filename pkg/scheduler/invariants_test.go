@@ -30,6 +30,9 @@ func (c *Core) checkTarget(t *target) error {
 	if !slices.Contains(j.members, t) {
 		return fmt.Errorf("not a member of its job")
 	}
+	if t.pin != (pin{}) && !j.pins {
+		return fmt.Errorf("its job does not know of its pin")
+	}
 	if c.targets[t.Target] != t || c.leaving[t.Target] != nil {
 		return fmt.Errorf("it is listed as another, or as one that has left")
 	}

@@ -40,6 +40,8 @@ type job struct {
 	budget   time.Duration
 	budgetAt Time
 
+	// pins: a member has one.
+	pins bool
 	// verdict is the last decision.
 	verdict verdict
 	timer   timer
@@ -110,9 +112,9 @@ func (c *Core) regroup(j *job) {
 		u.jobs = slices.DeleteFunc(u.jobs, func(o *job) bool { return o == j })
 	}
 	j.gpus = j.gpus[:0]
-	j.priority = 0
+	j.priority, j.pins = 0, false
 	for _, m := range j.members {
-		j.priority = max(j.priority, m.Priority)
+		j.priority, j.pins = max(j.priority, m.Priority), j.pins || m.pin != pin{}
 		for _, id := range m.GPUs {
 			if u := c.gpu(id); !slices.Contains(j.gpus, u) {
 				j.gpus = append(j.gpus, u)

@@ -20,7 +20,7 @@ func (c *Core) pinTarget(ev Pin) {
 		return
 	}
 	c.charge(t.job)
-	t.pin = to
+	t.pin, t.job.pins = to, true
 	if to.cause == CauseHold {
 		t.quarantinedUntil = c.now
 		if t.state == TargetQuarantined {
@@ -32,17 +32,25 @@ func (c *Core) pinTarget(ev Pin) {
 	c.markUnattached(t.job)
 }
 
-// unpin ends the pins whose time is over.
+// unpin ends the pins whose time is over. What is parked no longer says so until it is resumed.
 func (c *Core) unpin(j *job) {
+	if !j.pins {
+		return
+	}
+	j.pins = false
 	for _, m := range j.members {
-		if c.now >= m.pin.until && (m.pin.byAdmin() || m.pin.suspends()) {
+		if c.now > m.pin.until || c.now == m.pin.until && (m.pin.byAdmin() || m.pin.suspends()) {
 			m.pin = pin{}
 		}
+		j.pins = j.pins || m.pin != pin{}
 	}
 }
 
 // pinned returns the cause of a pin that has the job suspended, or run; "" for none.
 func (j *job) pinned(now Time, suspended bool) Cause {
+	if !j.pins {
+		return ""
+	}
 	for _, m := range j.members {
 		if now < m.pin.until && m.pin.suspends() == suspended {
 			return m.pin.cause
@@ -53,7 +61,7 @@ func (j *job) pinned(now Time, suspended bool) Cause {
 
 // byHand reports whether an admin has the job suspended, whatever its share floor.
 func (j *job) byHand() bool {
-	return j.any(func(t *target) bool { return t.pin.cause == CauseByHand })
+	return j.pins && j.any(func(t *target) bool { return t.pin.cause == CauseByHand })
 }
 
 // pinnedUntil returns when the last pin of a direction ends.

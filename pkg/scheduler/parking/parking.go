@@ -5,8 +5,6 @@ package parking
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -19,33 +17,9 @@ import (
 // is parked more often than that.
 const AfterIdle = time.Second
 
-// Budget divides the slots for compute queues of every GPU, in percent. When more queues are mapped
-// than it permits, idle offline jobs are parked, the lowest priority first, until the rest fits. The
-// zero value parks nothing.
-type Budget struct {
-	// Online is what offline queues leave free for the queues of all others.
-	Online int
-	// Offline is the most that queues of offline targets may take.
-	Offline int
-	// Spare is what all queues together leave free, for those that are created next.
-	Spare int
-}
-
-// On reports whether the budget parks anything.
-func (b Budget) On() bool { return b != Budget{} }
-
-// Validate checks the shares.
-func (b Budget) Validate() error {
-	switch {
-	case !b.On():
-		return nil
-	case b.Online < 0 || b.Offline < 0 || b.Spare < 0:
-		return fmt.Errorf("online %d, offline %d, spare %d: a share is at least 0 percent", b.Online, b.Offline, b.Spare)
-	case b.Online+b.Offline+b.Spare != 100:
-		return errors.New("online, offline and spare are percent of the same slots: their sum must be 100")
-	}
-	return nil
-}
+// Spare is the percentage of the slots of each GPU that all queues together leave free, for those that
+// are created next.
+const Spare = 10
 
 // Load is what is known of the compute queues of a target.
 type Load struct {
@@ -59,7 +33,10 @@ type Load struct {
 type Look struct {
 	Now    scheduler.Time
 	Policy scheduler.Policy
-	Budget Budget
+	// Budget is the most that queues of offline targets take of the slots of each GPU, in percent, at
+	// most 100 - Spare; 0 parks nothing. When more queues are mapped than it and Spare permit, idle
+	// offline jobs are parked, the lowest priority first, until the rest fits.
+	Budget int
 	// Slots is how many compute queues fit each GPU at once; a GPU without is not looked at.
 	Slots map[gpreempt.GPUID]int
 	// Targets are all, as Core.Targets returns them. One without a Load is busy.
@@ -133,7 +110,7 @@ func (p *Parking) Step(l Look) (pins []scheduler.Pin) {
 	g := gpus{}
 	for id, n := range l.Slots {
 		if n > 0 {
-			g[id] = &slots{permitted: use{n * (100 - l.Budget.Spare) / 100, n * l.Budget.Offline / 100}}
+			g[id] = &slots{permitted: use{n * (100 - Spare) / 100, n * l.Budget / 100}}
 		}
 	}
 	var idle []*job
@@ -146,7 +123,7 @@ func (p *Parking) Step(l Look) (pins []scheduler.Pin) {
 				}
 			})
 		}
-		if l.Budget.On() && j.mayPark(l) && j.left(l) > spare(l.Policy)/8 && !(j.parked && l.Now >= j.turnEnds(l)) {
+		if l.Budget > 0 && j.mayPark(l) && j.left(l) > spare(l.Policy)/8 && !(j.parked && l.Now >= j.turnEnds(l)) {
 			idle = append(idle, j)
 		}
 	}
@@ -170,7 +147,7 @@ func (p *Parking) Step(l Look) (pins []scheduler.Pin) {
 			pin.Cause, pin.For = scheduler.CauseHQDBudget, l.Policy.MaxSuspend
 		case j.wanted || !j.parked:
 			continue
-		case !l.Budget.On():
+		case l.Budget == 0:
 		case j.any((*member).busy):
 			pin.Cause = scheduler.CauseHQDBusy
 		case j.mayPark(l) && j.left(l) > 0 && !g.fits(j):

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -25,7 +23,7 @@ type rig struct {
 
 const every = 100 * time.Millisecond
 
-func newRig(t *testing.T, policy scheduler.Policy, budget Budget, slots int) *rig {
+func newRig(t *testing.T, policy scheduler.Policy, budget, slots int) *rig {
 	t.Helper()
 	policy.AttachAfter = 0
 	return &rig{t, scheduler.New(policy, scheduler.Limits{LeasesPerClient: 9, LeasesPerUser: 9, LeasesTotal: 9}), Parking{}, Look{
@@ -107,10 +105,9 @@ func preset(t *testing.T, name string) scheduler.Policy {
 
 func ignore([]scheduler.Pin) {}
 
-// TestIdleJobsAreParkedTheLowestPriorityFirst: 10/80/10 of 10 slots is 9 queues at most, 8 of them
-// offline.
+// TestIdleJobsAreParkedTheLowestPriorityFirst: of 10 slots 9 queues take at most, and 8 offline ones.
 func TestIdleJobsAreParkedTheLowestPriorityFirst(t *testing.T) {
-	r := newRig(t, preset(t, "strict"), Budget{Online: 10, Offline: 80, Spare: 10}, 10)
+	r := newRig(t, preset(t, "strict"), 80, 10)
 	r.seen(100, gpreempt.Online, 12, "")
 	r.seen(101, gpreempt.Offline, 3, "")
 	r.seen(102, gpreempt.Offline, 1, "")
@@ -134,7 +131,7 @@ func TestIdleJobsAreParkedTheLowestPriorityFirst(t *testing.T) {
 		{"room", func() { r.load(100, 2, true) }, 300 * time.Millisecond, nil},
 		{"no room", func() { r.load(100, 6, true) }, 1500 * time.Millisecond, []int32{103}},
 		{"an admin resumes it", func() { r.step(scheduler.Pin{Target: key(103), Cause: scheduler.CauseHold, For: time.Minute}) }, 200 * time.Millisecond, []int32{102}},
-		{"no budget", func() { r.look.Budget = Budget{} }, 100 * time.Millisecond, nil},
+		{"no budget", func() { r.look.Budget = 0 }, 100 * time.Millisecond, nil},
 	} {
 		step.do()
 		r.pass(step.wait, ignore)
@@ -149,7 +146,7 @@ func TestIdleJobsAreParkedTheLowestPriorityFirst(t *testing.T) {
 func TestParkedJobsTakeTurns(t *testing.T) {
 	policy := preset(t, "strict")
 	policy.MaxSuspend = 8 * time.Second
-	r := newRig(t, policy, Budget{Offline: 50, Spare: 50}, 4)
+	r := newRig(t, policy, 50, 4)
 	for n := range 4 {
 		r.seen(101+n, gpreempt.Offline, 0, []string{"a", "b"}[n/2])
 		r.load(101+n, 1, false)
@@ -176,7 +173,7 @@ func TestParkedJobsTakeTurns(t *testing.T) {
 func TestParkingLeavesHalfOfTheShareBudget(t *testing.T) {
 	policy := preset(t, "balanced")
 	policy.ShareFloor, policy.ShareWindow = 0.5, 4*time.Second
-	r := newRig(t, policy, Budget{Offline: 50, Spare: 50}, 2)
+	r := newRig(t, policy, 50, 2)
 	r.seen(101, gpreempt.Offline, 0, "")
 	r.seen(102, gpreempt.Offline, 1, "")
 	r.load(101, 1, false)
@@ -202,7 +199,7 @@ func TestNothingIsParkedWithoutNeed(t *testing.T) {
 	parked := 0
 	for seed := range uint64(20) {
 		roll := rand.New(rand.NewPCG(seed, 1)).IntN
-		budget := []Budget{{Online: 10, Offline: 80, Spare: 10}, {Offline: 50, Spare: 50}, {Online: 100}}[roll(3)]
+		budget := []int{80, 50, 1}[roll(3)]
 		r := newRig(t, preset(t, []string{"strict", "balanced", "share"}[roll(3)]), budget, 4+roll(8))
 		for range 300 {
 			n := 101 + roll(6)
@@ -247,8 +244,8 @@ func checkPins(r *rig, loads map[gpreempt.ProcessKey]Load, pins []scheduler.Pin)
 		if info.Class != gpreempt.Offline || load.Busy || r.look.Now < r.quiet[pin.Target]+AfterIdle {
 			r.t.Fatalf("at %v %v is parked: %v, idle since %v, %+v", r.look.Now, pin.Target, info.Class, r.quiet[pin.Target], load)
 		}
-		if all <= slots*(100-b.Spare)/100 && offline <= slots*b.Offline/100 {
-			r.t.Fatalf("at %v %v is parked, and %d queues, %d of them offline, are not too many for %d slots by %+v", r.look.Now, pin.Target, all, offline, slots, b)
+		if all <= slots*(100-Spare)/100 && offline <= slots*b/100 {
+			r.t.Fatalf("at %v %v is parked, and %d queues, %d of them offline, are not too many for %d slots, of which offline ones may take %d %%", r.look.Now, pin.Target, all, offline, slots, b)
 		}
 	}
 	for _, info := range r.core.Targets() {
@@ -257,17 +254,4 @@ func checkPins(r *rig, loads map[gpreempt.ProcessKey]Load, pins []scheduler.Pin)
 		}
 	}
 	return parked
-}
-
-func TestBudgets(t *testing.T) {
-	got := map[Budget]bool{}
-	for _, b := range []Budget{{}, {Online: 10, Offline: 80, Spare: 10}, {Online: 100}, {Online: 10}, {Online: 110, Offline: -10}} {
-		got[b] = b.Validate() == nil
-	}
-	want := map[Budget]bool{
-		{}: true, {Online: 10, Offline: 80, Spare: 10}: true, {Online: 100}: true, {Online: 10}: false, {Online: 110, Offline: -10}: false,
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("valid budgets (-want +got):\n%s", diff)
-	}
 }
