@@ -58,8 +58,9 @@ type daemon struct {
 	process *exec.Cmd
 	log     *lines
 	// exited is closed when the process is gone.
-	exited chan struct{}
-	over   bool // the process was waited for, and its end judged
+	exited   chan struct{}
+	over     bool // the process was waited for, and its end judged
+	busyHost bool // it has the times of busyHostDaemon
 
 	conn   *grpc.ClientConn
 	online gpreemptv1.OnlineServiceClient
@@ -111,7 +112,7 @@ func prepare(t *testing.T, dir, config string, args ...string) *daemon {
 	}
 	d.process = exec.Command(program, append([]string{verb, "--socket", d.socket, "--config", d.config}, args...)...)
 	if program == simBinary {
-		d.sim = newSimulation(t, d.process)
+		d.sim, d.busyHost = newSimulation(t, d.process), true
 	}
 	d.process.Env = environment()
 	d.process.Stderr = d.log

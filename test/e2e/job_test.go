@@ -186,7 +186,9 @@ func announcement() *gpreemptv1.NotifyOnlineRequest {
 // announce returns a lease on quiet GPUs.
 func (d *daemon) announce(ctx context.Context) *gpreemptv1.NotifyOnlineResponse {
 	d.t.Helper()
-	resp, err := d.online.NotifyOnline(ctx, announcement())
+	req := announcement()
+	req.MaxWait = durationpb.New(d.patience(longest))
+	resp, err := d.online.NotifyOnline(ctx, req)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -194,6 +196,14 @@ func (d *daemon) announce(ctx context.Context) *gpreemptv1.NotifyOnlineResponse 
 		d.t.Fatalf("the GPUs are not quiet: %v", resp)
 	}
 	return resp
+}
+
+// patience returns a max_wait: in place of the longest one that of busyHostDaemon, which is less than the TTL.
+func (d *daemon) patience(maxWait time.Duration) time.Duration {
+	if d.busyHost && maxWait == longest {
+		return 50 * time.Second
+	}
+	return maxWait
 }
 
 func (d *daemon) complete(lease string) *gpreemptv1.CompleteResponse {

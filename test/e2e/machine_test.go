@@ -162,6 +162,7 @@ func (m *emulated) launch(dir, config string) *daemon {
 func (m *emulated) launchWith(dir, state, config string) *daemon {
 	m.t.Helper()
 	d := prepare(m.t, dir, config, onHost)
+	d.busyHost = m.gpreemptd != gpreemptd // changed starts from it, too
 	d.process = m.Command(context.Background(), m.gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
 	d.process.Env = environment("RUNTIME_DIRECTORY=" + state)
 	d.process.Stderr = d.log

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,9 +28,9 @@ import (
 // the tests where another user can run it.
 var gpreemptd, gpctl, gplab, gpaccept, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
-// busyHostDaemon is gpreemptd, as is simBinary, with a StuckAfter of 10 minutes and a kmap.Lease of 10 s. The
-// emulated driver runs in the process of the test: when a busy host does not run that, it looks like a GPU that
-// hangs; and when it does not run gpreemptd, what kmap holds would run again after 2 s.
+// busyHostDaemon is gpreemptd with longer times, as is simBinary. The emulated driver runs in the process of the
+// test: when a busy host does not run that, it looks like a GPU that hangs, an announcement is answered before its
+// GPUs are quiet, and the end of the daemon is cut short; and when it does not run gpreemptd, what kmap holds runs again.
 var busyHostDaemon string
 
 func testMain(m *testing.M) int {
@@ -114,16 +115,20 @@ func setBinaries(dir string) {
 }
 
 // busyHost returns the changes of the source for busyHostDaemon.
-func busyHost() ([]change, error) {
-	core, err := filepath.Abs("../../pkg/scheduler/core.go")
-	if err != nil {
-		return nil, err
+func busyHost() (changes []change, err error) {
+	for _, c := range []change{
+		{"pkg/scheduler/core.go", "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"},
+		{"pkg/scheduler/admit.go", "\tMaxWaitLimit = 10 * time.Second\n", "\tMaxWaitLimit = time.Minute\n"},
+		{"internal/mechanism/kmap/mechanism.go", "\tLease = 2 * time.Second\n", "\tLease = 10 * time.Second\n"},
+		{"internal/daemon/daemon.go", "\tresumeAllTime = 10 * time.Second\n", "\tresumeAllTime = time.Minute\n"},
+		{"internal/daemon/daemon.go", "\tdetachTime    = 5 * time.Second\n\tendTime       = 5 * time.Second\n", "\tdetachTime    = time.Minute\n\tendTime       = time.Minute\n"},
+	} {
+		if c.file, err = filepath.Abs(filepath.Join("../..", c.file)); err != nil {
+			return nil, err
+		}
+		changes = append(changes, c)
 	}
-	kmap, err := filepath.Abs("../../internal/mechanism/kmap/mechanism.go")
-	return []change{
-		{core, "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"},
-		{kmap, "\tLease = 2 * time.Second\n", "\tLease = 10 * time.Second\n"},
-	}, err
+	return changes, nil
 }
 
 // change replaces a text that a source file contains once.
@@ -132,15 +137,15 @@ type change struct{ file, was, is string }
 // overlay writes the changed files into dir, and an overlay for go build, whose path it returns.
 func overlay(dir string, changes ...change) (file string, err error) {
 	replace := map[string]string{}
-	for _, c := range changes {
-		text, err := os.ReadFile(c.file)
+	for i, c := range changes {
+		text, err := os.ReadFile(cmp.Or(replace[c.file], c.file))
 		if err != nil {
 			return "", err
 		}
 		if strings.Count(string(text), c.was) != 1 {
 			return "", fmt.Errorf("%s does not contain %q exactly once: update the change in this test", c.file, c.was)
 		}
-		changed := filepath.Join(dir, filepath.Base(c.file))
+		changed := filepath.Join(dir, fmt.Sprintf("%d-%s", i, filepath.Base(c.file)))
 		if err := os.WriteFile(changed, []byte(strings.Replace(string(text), c.was, c.is, 1)), 0o600); err != nil {
 			return "", err
 		}
