@@ -39,68 +39,40 @@ type foundQueue struct {
 }
 
 func queueFind(a *term.App) *cobra.Command {
-	var (
-		pid               int32
-		container, pyfile string
-	)
-	cmd := &cobra.Command{
-		Use:   "find PID",
+	var container, pyfile string
+	cmd := ofTarget(a, &cobra.Command{
+		Use:   "find TARGET",
 		Short: "Show the queues of one process in detail",
-		Args: func(cmd *cobra.Command, args []string) error {
-			switch given := cmd.Flags().Changed("pid"); {
-			case len(args) > 1:
-				hint := ""
-				if cmd.Flags().Changed("python-config") {
-					hint = "; use --python-config=FILE"
-				}
-				return term.Usage(cmd, "unexpected argument %q%s", args[1], hint)
-			case len(args) == 1 && given:
-				return term.Usage(cmd, "PID and --pid are mutually exclusive")
-			case len(args) == 0 && !given:
-				return term.Usage(cmd, "missing argument: PID")
+	}, func(cmd *cobra.Command, target string) error {
+		if pyfile == "-" {
+			return term.Usage(cmd, "invalid --python-config \"-\"; for standard output use -o json")
+		}
+		key, err := gpreempt.ParseProcessKey(target)
+		if err != nil {
+			return err
+		}
+		f, err := find(a, cmd, key, container)
+		if err != nil {
+			return err
+		}
+		if cmd.Flags().Changed("python-config") {
+			f.file = pyfile
+			if pyfile == term.PythonFile {
+				f.file = strings.ReplaceAll(pyfile, "PID", strconv.Itoa(int(f.target.GetPid())))
 			}
-			return nil
-		},
-		ValidArgsFunction: a.Named,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			key := gpreempt.ProcessKey{PID: pid}
-			var err error
-			if len(args) == 1 {
-				key, err = gpreempt.ParseProcessKey(args[0])
-			}
-			switch {
-			case err != nil:
-				return term.Usage(cmd, "%v", err)
-			case key.PID <= 0:
-				return term.Usage(cmd, "invalid --pid %d; use a number greater than 0", key.PID)
-			case pyfile == "-":
-				return term.Usage(cmd, "invalid --python-config \"-\"; for standard output use -o json")
-			}
-			f, err := find(a, cmd, key, container)
-			if err != nil {
+			if err := term.WritePython(f.file, f.forPython(), described(a, f)); err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("python-config") {
-				f.file = pyfile
-				if pyfile == term.PythonFile {
-					f.file = strings.ReplaceAll(pyfile, "PID", strconv.Itoa(int(f.target.GetPid())))
-				}
-				if err := term.WritePython(f.file, f.forPython(), described(a, f)); err != nil {
-					return err
-				}
-			}
-			data, err := f.data()
-			if err != nil {
-				return err
-			}
-			return a.Show(data, func(p *term.Printer) { printFinding(a, p, f) })
-		},
-	}
-	cmd.Flags().Int32Var(&pid, "pid", 0, "the process, as PID")
+		}
+		data, err := f.data()
+		if err != nil {
+			return err
+		}
+		return a.Show(data, func(p *term.Printer) { printFinding(a, p, f) })
+	})
 	cmd.Flags().StringVar(&container, "container", "", "its container: name, prefix of the id, or NAMESPACE/POD")
 	cmd.Flags().StringVar(&pyfile, "python-config", "", "write the queues to a Python `FILE`")
 	cmd.Flags().Lookup("python-config").NoOptDefVal = term.PythonFile
-	term.CompleteBy(cmd, "pid", a.TargetNames)
 	term.CompleteBy(cmd, "container", a.ContainerNames)
 	return cmd
 }

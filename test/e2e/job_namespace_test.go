@@ -54,7 +54,7 @@ func TestJobInAPIDNamespaceIsKnownByBothItsPIDs(t *testing.T) {
 			t.Errorf("its pids in namespaces (-want +got):\n%s", diff)
 		}
 		d.queuesFound(job.PID, 2, fmt.Sprint(job.PID))
-		d.queuesFound(job.PID, 2, "--pid", "1")
+		d.queuesFound(job.PID, 2, "1")
 		lease := d.announce(t.Context())
 		m.checkEach(job, 2, offGPU)
 		job.create()
@@ -98,7 +98,7 @@ func TestJobsInSeveralPIDNamespacesAreDistinguished(t *testing.T) {
 	if diff := cmp.Diff([]int32{2, 1}, d.target(inner).GetNamespacePids()); diff != "" {
 		t.Errorf("the pids of the inner job in its namespaces, the outer first (-want +got):\n%s", diff)
 	}
-	r := d.ctl("queue", "find", "--pid", "1")
+	r := d.ctl("queue", "find", "1")
 	if r.Code == 0 {
 		t.Errorf("gpctl chose one of three processes 1:\n%s", r.Out)
 	}

@@ -58,7 +58,7 @@ func TestQueuesAreFoundByProcessAndExportedForPython(t *testing.T) {
 	} else if out, err := exec.CommandContext(t.Context(), python, file).CombinedOutput(); err != nil {
 		t.Errorf("python3: %v\n%s", err, out)
 	}
-	d.check(4, "", "queue", "find", "--pid", "999999")
+	d.check(4, "", "queue", "find", "999999")
 	d.stopJob(pid)
 }
 
