@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
@@ -45,7 +46,7 @@ func FuzzReadPolicy(f *testing.F) {
 			}
 			return
 		}
-		if len(req.GetFields()) == 0 && req.GetPreset() == "" && !bytes.Contains(data, []byte("preset")) {
+		if proto.Size(req.GetPolicy()) == 0 && req.GetPreset() == "" && !bytes.Contains(data, []byte("preset")) {
 			t.Error("accepted without effect")
 		}
 	})

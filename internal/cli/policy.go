@@ -100,7 +100,7 @@ func policyRequest(a *term.App, cmd *cobra.Command, args, assignments []string) 
 		if !ok {
 			return nil, term.Usage(cmd, "invalid --knob %q; use NAME=VALUE", s)
 		}
-		if err := term.SetKnob(req, name, value); err != nil {
+		if err := term.SetKnob(req.GetPolicy(), name, value); err != nil {
 			return nil, term.Usage(cmd, "--knob %s: %v", name, err)
 		}
 	}
@@ -169,7 +169,7 @@ func readPolicy(a *term.App, cmd *cobra.Command, req *gpreemptv1.SetPolicyReques
 			}
 			continue
 		}
-		if err := term.SetKnob(req, name, n.Value); err != nil {
+		if err := term.SetKnob(req.GetPolicy(), name, n.Value); err != nil {
 			return term.Usage(cmd, "standard input: %s: %v", name, err)
 		}
 	}

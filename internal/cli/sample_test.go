@@ -45,7 +45,7 @@ func sampledQueues(target string, pid int32, backlogs ...uint64) []*gpreemptv1.Q
 	for i, n := range backlogs {
 		all = append(all, &gpreemptv1.Queue{
 			TargetId: target, Pid: pid, QueueId: uint32(i), GpuId: 34535 + uint32(i)%2, Type: "compute", Comm: "train\x1b", RingBytes: 4096,
-			RingAddress: 0x7f0000000000 + uint64(i)<<12, FirstSeen: clitest.Ago(time.Minute), Backlog: &n, BacklogUnit: "packets",
+			RingAddress: new(0x7f0000000000 + uint64(i)<<12), FirstSeen: clitest.Ago(time.Minute), Backlog: &n, BacklogUnit: "packets",
 		})
 	}
 	return all

@@ -61,9 +61,6 @@ func (a *App) ShowLine(m proto.Message, people func(p *Printer)) error {
 func Marshal(v any) ([]byte, error) {
 	if m, ok := v.(proto.Message); ok {
 		raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
-		if err == nil {
-			raw, err = withNulls(raw)
-		}
 		return escaped(raw), err
 	}
 	var raw bytes.Buffer

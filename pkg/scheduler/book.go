@@ -81,7 +81,7 @@ func (b *book) enter(req LeaseRequested) *lease {
 		b.clients[req.Client] = l.client
 	}
 	l.client.leases = append(l.client.leases, l)
-	if req.Client != 0 {
+	if !req.Client.IsAdmin() {
 		b.perUser[req.User]++
 	}
 	b.leases[l.id] = l
@@ -95,10 +95,10 @@ func (b *book) enter(req LeaseRequested) *lease {
 func (b *book) strike(l *lease, end LeaseEnd, lived time.Duration) {
 	delete(b.leases, l.id)
 	l.client.leases = remove(l.client.leases, l)
-	if len(l.client.leases) == 0 && l.client.id == 0 {
-		delete(b.clients, 0)
+	if len(l.client.leases) == 0 && l.client.id.IsAdmin() {
+		delete(b.clients, ClientID{})
 	}
-	if user := l.req.User; l.client.id != 0 {
+	if user := l.req.User; !l.client.id.IsAdmin() {
 		if b.perUser[user]--; b.perUser[user] == 0 {
 			delete(b.perUser, user)
 		}
@@ -146,14 +146,14 @@ func remove(leases []*lease, l *lease) []*lease {
 
 // room returns an error when the limits leave no room for another lease of a client.
 func (b *book) room(id ClientID, user UserID) error {
-	if cl := b.clients[id]; id != 0 && cl != nil && len(cl.leases) >= b.limits.LeasesPerClient {
+	if cl := b.clients[id]; !id.IsAdmin() && cl != nil && len(cl.leases) >= b.limits.LeasesPerClient {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerClient,
 			Message: fmt.Sprintf("this client holds %d leases, which is its limit", len(cl.leases)),
 			Next:    "complete some",
 		}
 	}
-	if n := b.perUser[user]; id != 0 && n >= max(b.limits.LeasesPerUser, b.limits.LeasesPerClient) {
+	if n := b.perUser[user]; !id.IsAdmin() && n >= max(b.limits.LeasesPerUser, b.limits.LeasesPerClient) {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerUser,
 			Message: fmt.Sprintf("the processes of this user hold %d leases together, which is their limit", n),
@@ -161,11 +161,11 @@ func (b *book) room(id ClientID, user UserID) error {
 		}
 	}
 	live := 0 // of the admins
-	if admins := b.clients[0]; admins != nil {
+	if admins := b.clients[ClientID{}]; admins != nil {
 		live = len(admins.leases)
 	}
 	of, most := "the admins", b.limits.LeasesTotal
-	if id != 0 {
+	if !id.IsAdmin() {
 		live, of = len(b.leases)-live, "clients"
 		// The last tenth is for users with few leases.
 		if b.perUser[user] > (b.limits.LeasesTotal-live)/16 {
@@ -235,8 +235,8 @@ func (b *book) Ended(id LeaseID) (end LeaseEnd, lived time.Duration, ok bool) {
 	return b.ended[at].end, b.ended[at].lived, true
 }
 
-// Owned checks that a lease is known and that the client may act on it; client 0
-// (an admin) may act on any. Errors are *gpreempt.Error.
+// Owned checks that a lease is known and that the client may act on it; an admin may
+// act on any. Errors are *gpreempt.Error.
 func (b *book) Owned(client ClientID, id LeaseID) error {
 	var owner ClientID
 	if l := b.leases[id]; l != nil {
@@ -246,7 +246,7 @@ func (b *book) Owned(client ClientID, id LeaseID) error {
 	} else {
 		return UnknownLease()
 	}
-	if client != 0 && client != owner {
+	if !client.IsAdmin() && client != owner {
 		return &gpreempt.Error{
 			Code: gpreempt.CodePermissionDenied, Reason: gpreempt.ReasonForeignLease,
 			Message: "the lease belongs to another process",
