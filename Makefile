@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes mutate clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean fleet-scale cluster kernel-userq kernel-strings
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test test-full race build demo bench bench-quick fuzz explore history crashes mutate clib clib-install clib-test e2e e2e-full e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean packages versions fleet-scale cluster kernel-userq kernel-strings
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ gen: ## Generate api/gen, the descriptors of the Python client, docs/reference a
 	$(GO) test -C lab -count=1 -run '^TestReference' ./scenario -update
 	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
+# What later versions have to go on reading: docs/api.md, Versions.
+VERSION1 = test/e2e/testdata/version1
+versions: ## Record the API, its answers and an export of events anew, as those of version 1, which is permitted before the first release only
+	cp $(DESCRIPTORS) $(VERSION1)/api.binpb
+	$(GO) test -count=1 -run 'OfVersion1' ./test/e2e -update
+
 policies: ## Simulate the knobs of the policy: docs/reference/policies.md and its pictures
 	$(GO) test -C lab -count=1 -run '^TestPolicyDocumentIsFresh$$' ./report -update
 
@@ -57,7 +63,7 @@ check-gen: ## Fail when generated code or the reference are not what their gener
 	$(API_REFERENCE) > "$$tmp/api.md"; \
 	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
 	$(GO) test -run '^TestReference|^TestListsOfTheDocuments$$' $(REFERENCES); \
-	$(GO) test -C lab -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./cli ./report ./scenario; \
+	$(GO) test -C lab -run '^TestReference|^Test(Validation|Policy)DocumentIsFresh$$' ./report ./scenario ./sim; \
 	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
@@ -65,6 +71,7 @@ lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files 
 lint-proto:
 	$(TOOL) buf lint
 	$(TOOL) buf format --diff --exit-code
+	$(TOOL) buf breaking --against $(VERSION1)/api.binpb
 
 lint-go:
 	$(GO) vet ./...
@@ -93,9 +100,14 @@ fmt: ## Format Go and protos in place
 
 # All but the end-to-end tests, which build and run the binaries (make e2e).
 TEST_PACKAGES = $$($(GO) list ./... | grep -v /test/e2e)
-test: ## Run the tests of all packages, with the race detector (RACE= without)
-	$(GO) test $(RACE) -timeout 10m $(TEST_PACKAGES)
-	$(GO) test -C lab $(RACE) -timeout 10m ./...
+# A change is tested with less random depth, and without what lasts or measures; make nightly has all of it.
+SHORT ?= -short
+test: ## Run the tests of all packages, with the race detector (RACE= without, SHORT= in full depth)
+	$(GO) test $(RACE) $(SHORT) -timeout 30m $(TEST_PACKAGES)
+	$(GO) test -C lab $(RACE) $(SHORT) -timeout 30m ./...
+
+test-full: SHORT =
+test-full: test
 
 race: ## Run the concurrent packages COUNT times with the race detector
 	$(GO) test -race -count=$(COUNT) -timeout 30m $(RACE_PACKAGES)
@@ -103,7 +115,7 @@ race: ## Run the concurrent packages COUNT times with the race detector
 # Hand-written Go without tests, in lines: the product, what tests and measures it, and what each program links.
 PROGRAMS := ./cmd/gpreemptd ./cmd/gpctl ./accept/cmd/gpaccept ./emu/cmd/kfdemu
 # Markdown that no program writes and that is no translation.
-BY_HAND = git ls-files -- '*.md' | grep -vE '^(CHANGELOG|README\.zh-CN)\.md$$|^docs/(reference|zh-CN)/|/testdata/|/simdoc\.md$$'
+BY_HAND = git ls-files -- '*.md' | grep -vE '^(CHANGELOG|README\.zh-CN)\.md$$|^docs/(reference|zh-CN)/|/testdata/'
 count: ## Count lines of product, lab and kit and of what each program links, packages, import cycles, and words of the documents
 	@lines() { git ls-files -- "$$@" | grep '\.go$$' | grep -v '_test\.go$$' | xargs cat | wc -l; }; \
 	linked() { $(GO) list -C "$$1" -deps -f '{{if not .Standard}}{{$$d := .Dir}}{{range .GoFiles}}{{$$d}}/{{.}}{{"\n"}}{{end}}{{end}}' "$$2" | grep "^$$PWD/" | grep -v /api/gen/ | xargs cat | wc -l; }; \
@@ -156,12 +168,14 @@ fuzz: ## Fuzz each target for FUZZTIME
 fuzz-build: ## Write deploy/fuzz/build.sh: how to build each target for OSS-Fuzz
 	$(GO) test -count=1 -run '^TestFuzzBuildHasEveryTarget$$' ./test/arch -update
 
-fuzz-quick: ## Fuzz each target for a second
-	@$(MAKE) --no-print-directory fuzz FUZZTIME=1s
+# The race detector in the programs makes each start of one several times as long, and their packages are tested with it.
+E2E_RACE ?=
+e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json (SHORT= E2E_RACE=-race: all, with the race detector in the daemon)
+	GPREEMPT_E2E_RACE=$(E2E_RACE) $(GO) test $(SHORT) -count=1 -parallel 6 -timeout 90m -skip '^TestCLibrary|^TestSlurm' ./test/e2e
 
-e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json
-	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 40m -skip '^TestCLibrary|^TestSlurm' ./test/e2e/...
-	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./accept/conformance -every
+e2e-full: SHORT =
+e2e-full: E2E_RACE = $(RACE)
+e2e-full: e2e
 
 # apt-get install -y --no-install-recommends gcc libc6-dev libnghttp2-dev libnanopb-dev nanopb protobuf-compiler libprotobuf-dev pkg-config
 clib: ## Build the C library into build/clib
@@ -214,19 +228,23 @@ vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgp
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -limit 30m $(KMAP_PACKAGES)
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
 
-# 6.12's vm-kfd is part of each change's checks.
-NIGHTLY = mutate: vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
-nightly: ## Run mutate, and test on the real drivers of all kernels, before a change of the kernel's side is done: for hours, and a table at the end
+# What lasts, what measures and so depends on the machine, and other kernels: 6.12's vm-kfd is part of each change's checks.
+NIGHTLY = test-full: e2e-full: demo: bench-quick: fuzz: mutate: vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
+nightly: ## Run all tests in full depth, the measurements, fuzzing, mutate, and the tests on the real drivers of all kernels, before an issue is closed: for hours, and a table at the end
 	@results=$$(mktemp); status=0; for each in $(NIGHTLY); do \
 		began=$$(date +%s); out=$$(mktemp); \
 		if $(MAKE) --no-print-directory "$${each%%:*}" KERNEL="$${each#*:}" >"$$out" 2>&1; then result=$$(grep -q '^SKIP' "$$out" && echo SKIP || echo ok); else result=FAILED; status=1; fi; \
-		grep -E '^(SKIP|vm: |killed  |[a-z ]+: docs/)|^ *--- FAIL|expectations,' "$$out"; rm "$$out"; \
+		if [ $$result = FAILED ]; then cat "$$out"; else grep -E '^(SKIP|vm: |killed  |[a-z ]+: docs/)|expectations,' "$$out"; fi; rm "$$out"; \
 		printf '%-12s %-6s %-6s %6d s\n' "$${each%%:*}" "$${each#*:}" "$$result" $$(($$(date +%s) - began)) >>"$$results"; \
 	done; cat "$$results"; rm "$$results"; exit $$status
 
+packages:
+	rm -rf build/packages
+	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch amd64 -out ../../build/packages
+
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
-vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap
-	$(GO) run ./emu/vm -systemd -limit 20m './test/e2e=^TestGuest[^P]'
+vmtest: packages ## Test the deb from install to purge, and the service that it installs, in a Debian guest in QEMU; skips without QEMU or mmdebstrap
+	$(GO) run ./emu/vm -deb build/packages/gpreempt_*.deb -limit 20m './test/e2e=^TestGuest'
 
 # apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge slurmdbd slurm-wlm-mysql-plugin mariadb-server
 slurm: ## Test deploy/slurm with Debian's Slurm on an emulated node with 8 GPUs, and list what that proves; needs root, skips what is not installed
@@ -327,15 +345,12 @@ sign: ## Sign dist/SHA256SUMS with an SSH key (KEY=FILE): dist/SHA256SUMS.sig
 	@cd dist && sha256sum --quiet --strict -c SHA256SUMS && rm -f SHA256SUMS.sig && ssh-keygen -Y sign -n gpreempt-release -f '$(abspath $(KEY))' SHA256SUMS
 
 # apt-get install -y --no-install-recommends lintian rpm qemu-system-x86 mmdebstrap e2fsprogs
-packages-test: ## Test the packages: lintian, rpm, and the deb from install to purge in a Debian guest; skips what is not there
+packages-test: vmtest ## Test the packages: the guest of vmtest, lintian, rpm; skips what is not there
 	cd deploy/packaging && $(GO) mod tidy -diff && $(GO) vet . && $(GO) test -timeout 5m .
-	rm -rf build/packages
-	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch amd64 -out ../../build/packages
 	@if command -v lintian >/dev/null; then lintian --allow-root --fail-on error,warning build/packages/*.deb && echo 'lintian: clean'; \
 	else echo 'SKIP lintian: apt-get install lintian'; fi
 	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/gpreempt-*.rpm | grep -qx /usr/bin/gpreemptd; \
 	else echo 'SKIP rpm: apt-get install rpm'; fi
-	$(GO) run ./emu/vm -systemd -deb build/packages/gpreempt_*.deb -limit 20m ./test/e2e='^TestGuestPackage$$'
 
 # apt-get install -y --no-install-recommends python3-protobuf python3-pytest python3-grpcio python3-fastapi python3-httpx python3-uvicorn mypy python3-pip python3-setuptools python3-wheel
 PYTHON ?= /usr/bin/python3

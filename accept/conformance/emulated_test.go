@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -21,10 +20,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-var every = flag.Bool("every", false, "put the table to every emulated driver there is a machine for here, which takes minutes")
-
 // emulations are the drivers and the machines of kfdtest that the emulator is compared as:
-// each driver and each machine once, or without -every the first four.
+// each driver and each machine once, or with -short the first.
 var emulations = []struct{ profile, machine, preset string }{
 	{"6.12.117", "gfx942", "mi300x"},
 	{"7.2", "two gfx1100", "rx7900xtx"},
@@ -52,8 +49,8 @@ func TestEmulatedDriverMeetsTheTable(t *testing.T) {
 		t.Fatalf("build the agent: %v\n%s", err, out)
 	}
 	asked := emulations
-	if !*every {
-		asked = asked[:4]
+	if testing.Short() {
+		asked = asked[:1]
 	}
 	for _, a := range asked {
 		name := a.profile + ", " + a.machine

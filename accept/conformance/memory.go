@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -65,16 +65,16 @@ func (d *doing) acquire(gpu uint32) error {
 	if err != nil {
 		return err
 	}
-	args := kfd.AcquireVMArgs{DRMFD: uint32(fd), GPUID: gpu}
+	args := kfdabi.AcquireVMArgs{DRMFD: uint32(fd), GPUID: gpu}
 	_, err = d.ioctl(kfd.ReqAcquireVM, kfd.PointerTo(&args))
 	return err
 }
 
 // acquireAll takes the VM of every GPU, as ROCm's runtime does at its start, and returns the
 // GPUs. A process with a VM on some GPUs only can crash the driver, see docs/reference/hazards.md.
-func (d *doing) acquireAll() ([]kfd.ProcessDeviceApertures, error) {
-	buf := make([]kfd.ProcessDeviceApertures, 8)
-	args := kfd.ProcessAperturesNewArgs{}
+func (d *doing) acquireAll() ([]kfdabi.ProcessDeviceApertures, error) {
+	buf := make([]kfdabi.ProcessDeviceApertures, 8)
+	args := kfdabi.ProcessAperturesNewArgs{}
 	if _, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
 		return nil, err
 	}
@@ -100,15 +100,15 @@ func (d *doing) allocate(gpu uint32, bytes uint64, own bool) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	alloc := kfd.AllocMemoryArgs{VAAddr: at, Size: bytes, MmapOffset: at, GPUID: gpu, Flags: kfd.AllocUserptr | kfd.AllocWritable}
+	alloc := kfdabi.AllocMemoryArgs{VAAddr: at, Size: bytes, MmapOffset: at, GPUID: gpu, Flags: kfdabi.AllocUserptr | kfdabi.AllocWritable}
 	if !own {
-		alloc.MmapOffset, alloc.Flags = 0, kfd.AllocGTT|kfd.AllocWritable
+		alloc.MmapOffset, alloc.Flags = 0, kfdabi.AllocGTT|kfdabi.AllocWritable
 	}
 	if _, err := d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc)); err != nil {
 		return 0, fmt.Errorf("allocate %d bytes: %w", bytes, err)
 	}
 	gpus := []uint32{gpu}
-	mapped := kfd.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
+	mapped := kfdabi.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
 	if _, err := d.ioctl(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&mapped)); err != nil {
 		return 0, fmt.Errorf("map %d bytes: %w", bytes, err)
 	}
@@ -117,7 +117,7 @@ func (d *doing) allocate(gpu uint32, bytes uint64, own bool) (uint64, error) {
 
 // furnish allocates the memory of a queue: what the script did not name. On an unknown GPU a queue
 // has none.
-func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
+func (d *doing) furnish(args *kfdabi.CreateQueueArgs) error {
 	if _, err := d.acquireAll(); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
 	if err != nil {
 		return ignore(err, unix.ENODEV)
 	}
-	save := kfd.SaveAreaOf(n)
+	save := kfdabi.SaveAreaOf(n)
 	for _, part := range []struct {
 		key   string
 		at    *uint64
@@ -164,7 +164,7 @@ func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
 }
 
 // remember notes the ring of a new queue.
-func (p *program) remember(args *kfd.CreateQueueArgs) {
+func (p *program) remember(args *kfdabi.CreateQueueArgs) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rings[args.QueueID] = args.RingBaseAddress
@@ -186,7 +186,7 @@ const topology = "/sys/class/kfd/kfd/topology/nodes"
 
 // topologyNode reads the node of a GPU.
 func topologyNode(gpu uint32) (node, error) {
-	n, err := discovery.NodeValues(os.DirFS("/"), gpreempt.GPUID(gpu))
+	n, err := kfdabi.NodeValues(os.DirFS("/"), gpreempt.GPUID(gpu))
 	if err == nil && n == nil {
 		err = fmt.Errorf("GPU %d: %w", gpu, unix.ENODEV)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -92,8 +93,8 @@ var verbs = map[string]func(*doing) (int64, error){
 	"version": version,
 	"apertures": func(d *doing) (int64, error) {
 		n := d.num("n", 0)
-		buf := make([]kfd.ProcessDeviceApertures, max(n, 1))
-		args := kfd.ProcessAperturesNewArgs{Apertures: kfd.PointerToSlice(buf), NumOfNodes: uint32(n)}
+		buf := make([]kfdabi.ProcessDeviceApertures, max(n, 1))
+		args := kfdabi.ProcessAperturesNewArgs{Apertures: kfd.PointerToSlice(buf), NumOfNodes: uint32(n)}
 		r, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
 		d.out("n", args.NumOfNodes)
 		if err == nil && n > 0 {
@@ -297,7 +298,7 @@ func version(d *doing) (int64, error) {
 }
 
 func runtimeCall(d *doing, mode uint64) (int64, error) {
-	args := kfd.RuntimeEnableArgs{RDebug: d.num("r_debug", 0), ModeMask: uint32(mode)}
+	args := kfdabi.RuntimeEnableArgs{RDebug: d.num("r_debug", 0), ModeMask: uint32(mode)}
 	return d.ioctl(kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -17,15 +18,15 @@ func init() {
 	maps.Copy(verbs, map[string]func(*doing) (int64, error){
 		"create_event": createEvent,
 		"destroy_event": func(d *doing) (int64, error) {
-			args := kfd.DestroyEventArgs{EventID: uint32(d.num("id", 0))}
+			args := kfdabi.DestroyEventArgs{EventID: uint32(d.num("id", 0))}
 			return d.ioctl(kfd.ReqDestroyEvent, kfd.PointerTo(&args))
 		},
 		"set_event": func(d *doing) (int64, error) {
-			args := kfd.SetEventArgs{EventID: uint32(d.num("id", 0))}
+			args := kfdabi.SetEventArgs{EventID: uint32(d.num("id", 0))}
 			return d.ioctl(kfd.ReqSetEvent, kfd.PointerTo(&args))
 		},
 		"reset_event": func(d *doing) (int64, error) {
-			args := kfd.ResetEventArgs{EventID: uint32(d.num("id", 0))}
+			args := kfdabi.ResetEventArgs{EventID: uint32(d.num("id", 0))}
 			return d.ioctl(kfd.ReqResetEvent, kfd.PointerTo(&args))
 		},
 		"wait_events": waitEvents,
@@ -35,13 +36,13 @@ func init() {
 		},
 		"alloc": allocMemory,
 		"free": func(d *doing) (int64, error) {
-			args := kfd.FreeMemoryArgs{Handle: d.handle()}
+			args := kfdabi.FreeMemoryArgs{Handle: d.handle()}
 			return d.ioctl(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&args))
 		},
 		"map":   mapMemory,
 		"unmap": unmapMemory,
 		"available": func(d *doing) (int64, error) {
-			args := kfd.AvailableMemoryArgs{GPUID: uint32(d.num("gpu", 0))}
+			args := kfdabi.AvailableMemoryArgs{GPUID: uint32(d.num("gpu", 0))}
 			r, err := d.ioctl(kfd.ReqAvailableMemory, kfd.PointerTo(&args))
 			d.out("mib", args.Available>>20)
 			return r, err
@@ -50,7 +51,7 @@ func init() {
 }
 
 var eventKinds = map[string]uint32{
-	"signal": kfd.EventTypeSignal, "hw": kfd.EventTypeHWException, "debug": kfd.EventTypeDebug, "memory": kfd.EventTypeMemory,
+	"signal": kfdabi.EventTypeSignal, "hw": kfdabi.EventTypeHWException, "debug": kfdabi.EventTypeDebug, "memory": kfdabi.EventTypeMemory,
 }
 
 // createEvent creates n events and returns the last. A driver without memory for signal events
@@ -61,7 +62,7 @@ func createEvent(d *doing) (r int64, err error) {
 		kind = uint32(d.num("kind", 0))
 	}
 	for range d.num("n", 1) {
-		args := kfd.CreateEventArgs{EventType: kind, AutoReset: uint32(d.num("auto", 0))}
+		args := kfdabi.CreateEventArgs{EventType: kind, AutoReset: uint32(d.num("auto", 0))}
 		page, given := d.values["page"]
 		if given && page != "none" {
 			args.EventPageOffset = d.num("gpu", 1)<<32 | d.num("page", 0)
@@ -90,26 +91,26 @@ func (d *doing) eventPage() (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	const bytes = 8 * kfd.SignalEventLimit
+	const bytes = 8 * kfdabi.SignalEventLimit
 	at, err := d.sys.program().reserve(bytes)
 	if err != nil {
 		return 0, err
 	}
-	alloc := kfd.AllocMemoryArgs{VAAddr: at, Size: bytes, GPUID: gpus[0].GPUID, Flags: kfd.AllocGTT | kfd.AllocWritable}
+	alloc := kfdabi.AllocMemoryArgs{VAAddr: at, Size: bytes, GPUID: gpus[0].GPUID, Flags: kfdabi.AllocGTT | kfdabi.AllocWritable}
 	_, err = d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc))
 	return alloc.Handle, err
 }
 
 func waitEvents(d *doing) (int64, error) {
 	ids, ages := d.nums("ids"), d.nums("ages")
-	list := make([]kfd.SignalEventData, max(len(ids), 1))
+	list := make([]kfdabi.SignalEventData, max(len(ids), 1))
 	for i, id := range ids {
 		list[i].EventID = id
 		if i < len(ages) {
 			list[i].LastEventAge = uint64(ages[i])
 		}
 	}
-	args := kfd.WaitEventsArgs{
+	args := kfdabi.WaitEventsArgs{
 		EventsPtr: pointer(d, list), NumEvents: uint32(d.num("n", uint64(len(ids)))), WaitForAll: uint32(d.num("all", 0)),
 		Timeout: uint32(d.num("timeout", 0)), WaitResult: 99,
 	}
@@ -128,7 +129,7 @@ func waitEvents(d *doing) (int64, error) {
 func (d *doing) handle() uint64 { return d.num("gpu", 0)<<32 | d.num("handle", 0) }
 
 func allocMemory(d *doing) (int64, error) {
-	args := kfd.AllocMemoryArgs{
+	args := kfdabi.AllocMemoryArgs{
 		VAAddr: d.num("va", 1<<32), Size: d.num("size", 4096), MmapOffset: d.num("user", 0), GPUID: uint32(d.num("gpu", 0)),
 	}
 	if d.num("shared", 0) == 1 { // at the addresses of svm_set
@@ -148,13 +149,13 @@ func allocMemory(d *doing) (int64, error) {
 }
 
 var allocFlags = map[string]uint32{
-	"vram": kfd.AllocVRAM, "gtt": kfd.AllocGTT, "userptr": kfd.AllocUserptr, "doorbell": kfd.AllocDoorbell,
-	"mmio": kfd.AllocMMIORemap, "aql": kfd.AllocAQLQueueMem, "writable": kfd.AllocWritable,
+	"vram": kfdabi.AllocVRAM, "gtt": kfdabi.AllocGTT, "userptr": kfdabi.AllocUserptr, "doorbell": kfdabi.AllocDoorbell,
+	"mmio": kfdabi.AllocMMIORemap, "aql": kfdabi.AllocAQLQueueMem, "writable": kfdabi.AllocWritable,
 }
 
 func mapMemory(d *doing) (int64, error) {
 	ids := d.nums("to")
-	args := kfd.MapMemoryArgs{
+	args := kfdabi.MapMemoryArgs{
 		Handle: d.handle(), DeviceIDsArrayPtr: pointer(d, append(ids, 0)), NumDevices: uint32(d.num("n", uint64(len(ids)))),
 		NumSuccess: uint32(d.num("done", 0)),
 	}
@@ -165,7 +166,7 @@ func mapMemory(d *doing) (int64, error) {
 
 func unmapMemory(d *doing) (int64, error) {
 	ids := d.nums("to")
-	args := kfd.UnmapMemoryArgs{
+	args := kfdabi.UnmapMemoryArgs{
 		Handle: d.handle(), DeviceIDsArrayPtr: pointer(d, append(ids, 0)), NumDevices: uint32(d.num("n", uint64(len(ids)))),
 		NumSuccess: uint32(d.num("done", 0)),
 	}

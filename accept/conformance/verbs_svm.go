@@ -4,6 +4,7 @@ import (
 	"maps"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -28,12 +29,12 @@ func init() {
 
 // svmCall is a call with its attributes.
 type svmCall struct {
-	kfd.SVMArgs
-	Attrs [8]kfd.SVMAttribute
+	kfdabi.SVMArgs
+	Attrs [8]kfdabi.SVMAttribute
 }
 
-func (d *doing) svm(op uint32, attrs []kfd.SVMAttribute) ([]kfd.SVMAttribute, int64, error) {
-	c := svmCall{SVMArgs: kfd.SVMArgs{StartAddr: d.num("at", 0), Size: d.num("size", pageSize), Op: uint32(d.num("op", uint64(op))), NumAttrs: uint32(len(attrs))}}
+func (d *doing) svm(op uint32, attrs []kfdabi.SVMAttribute) ([]kfdabi.SVMAttribute, int64, error) {
+	c := svmCall{SVMArgs: kfdabi.SVMArgs{StartAddr: d.num("at", 0), Size: d.num("size", pageSize), Op: uint32(d.num("op", uint64(op))), NumAttrs: uint32(len(attrs))}}
 	if _, given := d.values["at"]; !given {
 		at, err := d.shared()
 		if err != nil {
@@ -67,42 +68,42 @@ var svmAttrs = []struct {
 	name string
 	kind uint32
 }{
-	{"preferred", kfd.SVMAttrPreferredLoc},
-	{"prefetch", kfd.SVMAttrPrefetchLoc},
-	{"access", kfd.SVMAttrAccess},
-	{"inplace", kfd.SVMAttrAccessInPlace},
-	{"none", kfd.SVMAttrNoAccess},
-	{"set", kfd.SVMAttrSetFlags},
-	{"clr", kfd.SVMAttrClrFlags},
-	{"granularity", kfd.SVMAttrGranularity},
+	{"preferred", kfdabi.SVMAttrPreferredLoc},
+	{"prefetch", kfdabi.SVMAttrPrefetchLoc},
+	{"access", kfdabi.SVMAttrAccess},
+	{"inplace", kfdabi.SVMAttrAccessInPlace},
+	{"none", kfdabi.SVMAttrNoAccess},
+	{"set", kfdabi.SVMAttrSetFlags},
+	{"clr", kfdabi.SVMAttrClrFlags},
+	{"granularity", kfdabi.SVMAttrGranularity},
 }
 
 // svmSet sets the attributes that the line names. "kind" is a number of another.
 func svmSet(d *doing) (int64, error) {
-	var attrs []kfd.SVMAttribute
+	var attrs []kfdabi.SVMAttribute
 	for _, a := range svmAttrs {
 		if _, given := d.values[a.name]; given {
-			attrs = append(attrs, kfd.SVMAttribute{Type: a.kind, Value: uint32(d.num(a.name, 0))})
+			attrs = append(attrs, kfdabi.SVMAttribute{Type: a.kind, Value: uint32(d.num(a.name, 0))})
 		}
 	}
 	if _, given := d.values["kind"]; given {
-		attrs = append(attrs, kfd.SVMAttribute{Type: uint32(d.num("kind", 0))})
+		attrs = append(attrs, kfdabi.SVMAttribute{Type: uint32(d.num("kind", 0))})
 	}
-	_, r, err := d.svm(kfd.SVMOpSetAttr, attrs)
+	_, r, err := d.svm(kfdabi.SVMOpSetAttr, attrs)
 	return r, err
 }
 
 // svmGet returns the attributes in "what", joined by "+". For "access" the line names a GPU,
 // and the answer is access, inplace or none.
 func svmGet(d *doing) (int64, error) {
-	var attrs []kfd.SVMAttribute
+	var attrs []kfdabi.SVMAttribute
 	what := d.text("what", "granularity")
 	for _, a := range svmAttrs {
 		if strings.Contains("+"+what+"+", "+"+a.name+"+") {
-			attrs = append(attrs, kfd.SVMAttribute{Type: a.kind, Value: uint32(d.num(a.name, 0))})
+			attrs = append(attrs, kfdabi.SVMAttribute{Type: a.kind, Value: uint32(d.num(a.name, 0))})
 		}
 	}
-	attrs, r, err := d.svm(kfd.SVMOpGetAttr, attrs)
+	attrs, r, err := d.svm(kfdabi.SVMOpGetAttr, attrs)
 	for _, got := range attrs {
 		for _, a := range svmAttrs {
 			switch {

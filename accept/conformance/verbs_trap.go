@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -145,7 +146,7 @@ func trapSnapshot(d *doing) (int64, error) {
 func trapDevices(d *doing) (int64, error) {
 	n := d.num("n", 0)
 	buf := make([]kfd.DeviceInfoEntry, max(n, 1))
-	args := kfd.TrapDeviceSnapshotArgs{
+	args := kfdabi.TrapDeviceSnapshotArgs{
 		PID: d.pid(), Op: kfd.TrapGetDeviceSnapshot, ExceptionMask: d.mask("clear"),
 		SnapshotBufPtr: pointer(d, buf), NumDevices: uint32(n), EntrySize: uint32(d.num("entry", 128)),
 	}
@@ -164,19 +165,19 @@ func trapDevices(d *doing) (int64, error) {
 }
 
 func trapSetFlags(d *doing) (int64, error) {
-	args := kfd.TrapSetFlagsArgs{PID: d.pid(), Op: kfd.TrapSetFlags, Flags: uint32(d.num("flags", 0))}
+	args := kfdabi.TrapSetFlagsArgs{PID: d.pid(), Op: kfd.TrapSetFlags, Flags: uint32(d.num("flags", 0))}
 	r, err := d.trap(kfd.PointerTo(&args))
 	d.out("flags", args.Flags)
 	return r, err
 }
 
 func trapLaunchMode(d *doing) (int64, error) {
-	args := kfd.TrapSetWaveLaunchModeArgs{PID: d.pid(), Op: kfd.TrapSetWaveLaunchMode, LaunchMode: uint32(d.num("mode", 0))}
+	args := kfdabi.TrapSetWaveLaunchModeArgs{PID: d.pid(), Op: kfd.TrapSetWaveLaunchMode, LaunchMode: uint32(d.num("mode", 0))}
 	return d.trap(kfd.PointerTo(&args))
 }
 
 func trapLaunchOverride(d *doing) (int64, error) {
-	args := kfd.TrapSetWaveLaunchOverrideArgs{
+	args := kfdabi.TrapSetWaveLaunchOverrideArgs{
 		PID: d.pid(), Op: kfd.TrapSetWaveLaunchOverride, OverrideMode: uint32(d.num("mode", 0)),
 		EnableMask: uint32(d.num("traps", 0)), SupportRequestMask: uint32(d.num("support", 0)),
 	}
@@ -187,7 +188,7 @@ func trapLaunchOverride(d *doing) (int64, error) {
 }
 
 func trapWatch(d *doing) (int64, error) {
-	args := kfd.TrapSetNodeAddressWatchArgs{
+	args := kfdabi.TrapSetNodeAddressWatchArgs{
 		PID: d.pid(), Op: kfd.TrapSetNodeAddressWatch, Address: d.num("address", 0x1000),
 		Mode: uint32(d.num("mode", 0)), Mask: uint32(d.num("bits", 0)), GPUID: uint32(d.num("gpu", 0)),
 	}
@@ -197,7 +198,7 @@ func trapWatch(d *doing) (int64, error) {
 }
 
 func trapClearWatch(d *doing) (int64, error) {
-	args := kfd.TrapClearNodeAddressWatchArgs{
+	args := kfdabi.TrapClearNodeAddressWatchArgs{
 		PID: d.pid(), Op: kfd.TrapClearNodeAddressWatch, GPUID: uint32(d.num("gpu", 0)), ID: uint32(d.num("id", 0)),
 	}
 	return d.trap(kfd.PointerTo(&args))
@@ -213,7 +214,7 @@ func createQueue(d *doing) (int64, error) {
 	if !ok {
 		kind = uint32(d.num("type", 0))
 	}
-	args := kfd.CreateQueueArgs{
+	args := kfdabi.CreateQueueArgs{
 		RingSize: uint32(d.num("size", 65536)), GPUID: uint32(d.num("gpu", 0)), QueueType: kind,
 		QueuePercentage: uint32(d.num("percent", 100)), QueuePriority: uint32(d.num("priority", 7)), SDMAEngineID: uint32(d.num("engine", 0)),
 	}
@@ -229,12 +230,12 @@ func createQueue(d *doing) (int64, error) {
 }
 
 func destroyQueue(d *doing) (int64, error) {
-	args := kfd.DestroyQueueArgs{QueueID: uint32(d.num("id", 0))}
+	args := kfdabi.DestroyQueueArgs{QueueID: uint32(d.num("id", 0))}
 	return d.ioctl(kfd.ReqDestroyQueue, kfd.PointerTo(&args))
 }
 
 func updateQueue(d *doing) (int64, error) {
-	args := kfd.UpdateQueueArgs{
+	args := kfdabi.UpdateQueueArgs{
 		RingBaseAddress: d.num("ring", d.sys.program().ring(uint32(d.num("id", 0)))), QueueID: uint32(d.num("id", 0)), RingSize: uint32(d.num("size", 65536)),
 		QueuePercentage: uint32(d.num("percent", 100)), QueuePriority: uint32(d.num("priority", 7)),
 	}
@@ -243,11 +244,11 @@ func updateQueue(d *doing) (int64, error) {
 
 func cuMask(d *doing) (int64, error) {
 	mask := []uint32{uint32(d.num("mask", 0xffffffff))}
-	args := kfd.SetCUMaskArgs{QueueID: uint32(d.num("id", 0)), NumCUMask: uint32(d.num("n", 32)), CUMaskPtr: kfd.PointerToSlice(mask)}
+	args := kfdabi.SetCUMaskArgs{QueueID: uint32(d.num("id", 0)), NumCUMask: uint32(d.num("n", 32)), CUMaskPtr: kfd.PointerToSlice(mask)}
 	return d.ioctl(kfd.ReqSetCUMask, kfd.PointerTo(&args))
 }
 
 func gws(d *doing) (int64, error) {
-	args := kfd.AllocQueueGWSArgs{QueueID: uint32(d.num("id", 0)), NumGWS: uint32(d.num("n", 64))}
+	args := kfdabi.AllocQueueGWSArgs{QueueID: uint32(d.num("id", 0)), NumGWS: uint32(d.num("n", 64))}
 	return d.ioctl(kfd.ReqAllocQueueGWS, kfd.PointerTo(&args))
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -69,7 +70,7 @@ func (d *device) newCopier(seed uint64, peer uint32) (*copier, error) {
 		}
 		c.vram = append(c.vram, at)
 	}
-	args := kfd.CreateQueueArgs{
+	args := kfdabi.CreateQueueArgs{
 		QueueType: kfd.QueueTypeSDMA, RingBaseAddress: c.ring.base, RingSize: copyRing,
 		WritePointerAddress: c.words.addr(offWrite), ReadPointerAddress: c.words.addr(offRead),
 	}

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -21,7 +21,7 @@ type device struct {
 	all []uint32 // every GPU of the process
 	// node has the properties of the GPU in the topology, apertures its addresses.
 	node      map[string]uint64
-	apertures kfd.ProcessDeviceApertures
+	apertures kfdabi.ProcessDeviceApertures
 	doorbells []byte
 	code      code
 	spare     map[uint32]*queue // by the scratch of a lane
@@ -35,11 +35,11 @@ func openDevice(gpu uint32, xnack string) (*device, error) {
 	if d.fd, err = d.sys.Open(kfd.DevicePath, unix.O_RDWR|unix.O_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("open %s: %w", kfd.DevicePath, err)
 	}
-	var args kfd.ProcessAperturesNewArgs
+	var args kfdabi.ProcessAperturesNewArgs
 	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
 		return nil, err
 	}
-	list := make([]kfd.ProcessDeviceApertures, max(args.NumOfNodes, 1))
+	list := make([]kfdabi.ProcessDeviceApertures, max(args.NumOfNodes, 1))
 	args.Apertures = kfd.PointerToSlice(list)
 	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func openDevice(gpu uint32, xnack string) (*device, error) {
 		return nil, fmt.Errorf("the driver has no GPU %d for this process", gpu)
 	}
 	if xnack != "" {
-		args := kfd.SetXnackModeArgs{}
+		args := kfdabi.SetXnackModeArgs{}
 		if xnack == "on" {
 			args.XnackEnabled = 1
 		}
@@ -69,12 +69,12 @@ func openDevice(gpu uint32, xnack string) (*device, error) {
 			return nil, err
 		}
 	}
-	return d, d.setRuntime(kfd.RuntimeEnableModeEnable | kfd.RuntimeEnableModeTTMPSave)
+	return d, d.setRuntime(kfdabi.RuntimeEnableModeEnable | kfdabi.RuntimeEnableModeTTMPSave)
 }
 
 // setRuntime enables the runtime, or ends it with mode 0.
 func (d *device) setRuntime(mode uint32) error {
-	args := kfd.RuntimeEnableArgs{ModeMask: mode}
+	args := kfdabi.RuntimeEnableArgs{ModeMask: mode}
 	return d.ioctl(kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
 }
 
@@ -97,7 +97,7 @@ func (d *device) acquireVM(gpu uint32, minor uint64) error {
 	if err != nil {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
-	args := kfd.AcquireVMArgs{DRMFD: uint32(fd), GPUID: gpu}
+	args := kfdabi.AcquireVMArgs{DRMFD: uint32(fd), GPUID: gpu}
 	return d.ioctl(kfd.ReqAcquireVM, kfd.PointerTo(&args))
 }
 
@@ -106,7 +106,7 @@ func (d *device) acquireVM(gpu uint32, minor uint64) error {
 const doorbellBytes = 8192
 
 // createQueue creates a queue and returns its doorbell.
-func (d *device) createQueue(args *kfd.CreateQueueArgs) (doorbell, error) {
+func (d *device) createQueue(args *kfdabi.CreateQueueArgs) (doorbell, error) {
 	args.GPUID, args.QueuePercentage, args.QueuePriority = d.gpu, 100, 7
 	if err := d.ioctl(kfd.ReqCreateQueue, kfd.PointerTo(args)); err != nil {
 		return doorbell{}, err
@@ -122,7 +122,7 @@ func (d *device) createQueue(args *kfd.CreateQueueArgs) (doorbell, error) {
 }
 
 func (d *device) destroyQueue(id uint32) error {
-	args := kfd.DestroyQueueArgs{QueueID: id}
+	args := kfdabi.DestroyQueueArgs{QueueID: id}
 	return d.ioctl(kfd.ReqDestroyQueue, kfd.PointerTo(&args))
 }
 
@@ -133,7 +133,7 @@ func (d *device) xccs() uint64 { return max(d.node["num_xcc"], 1) }
 
 // readNode returns the properties of a GPU's node in the topology.
 func readNode(gpu uint32) (map[string]uint64, error) {
-	node, err := discovery.NodeValues(os.DirFS("/"), gpreempt.GPUID(gpu))
+	node, err := kfdabi.NodeValues(os.DirFS("/"), gpreempt.GPUID(gpu))
 	if err == nil && node == nil {
 		err = fmt.Errorf("the topology has no GPU %d", gpu)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -24,13 +25,13 @@ type memory struct {
 // allocate returns zeroed memory of the process that every GPU of the process can use: an
 // own mapping, as the driver wants for each buffer of a queue (kfd_queue_buffer_get).
 func (d *device) allocate(bytes int) (memory, error) {
-	const host = kfd.AllocUserptr | kfd.AllocWritable | kfd.AllocExecutable | kfd.AllocCoherent
+	const host = kfdabi.AllocUserptr | kfdabi.AllocWritable | kfdabi.AllocExecutable | kfdabi.AllocCoherent
 	return d.place(bytes, unix.PROT_READ|unix.PROT_WRITE, host, d.gpu, d.all)
 }
 
 // allocateVRAM returns memory of a GPU that some GPUs can use, and the process cannot.
 func (d *device) allocateVRAM(gpu uint32, users []uint32, bytes int) (uint64, error) {
-	m, err := d.place(bytes, unix.PROT_NONE, kfd.AllocVRAM|kfd.AllocWritable, gpu, users)
+	m, err := d.place(bytes, unix.PROT_NONE, kfdabi.AllocVRAM|kfdabi.AllocWritable, gpu, users)
 	return m.base, err
 }
 
@@ -45,14 +46,14 @@ func (d *device) place(bytes, protection int, flags, gpu uint32, users []uint32)
 		return memory{}, errors.Join(fmt.Errorf("keep %d bytes from children: %w", bytes, err), unix.Munmap(mem))
 	}
 	m := memory{mem: mem, base: uint64(uintptr(unsafe.Pointer(&mem[0])))}
-	args := kfd.AllocMemoryArgs{VAAddr: m.base, Size: uint64(bytes), GPUID: gpu, Flags: flags}
-	if flags&kfd.AllocUserptr != 0 {
+	args := kfdabi.AllocMemoryArgs{VAAddr: m.base, Size: uint64(bytes), GPUID: gpu, Flags: flags}
+	if flags&kfdabi.AllocUserptr != 0 {
 		args.MmapOffset = m.base
 	}
 	if err := d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)); err != nil {
 		return memory{}, errors.Join(fmt.Errorf("allocate %d bytes: %w", bytes, err), unix.Munmap(mem))
 	}
-	mapped := kfd.MapMemoryArgs{Handle: args.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(users), NumDevices: uint32(len(users))}
+	mapped := kfdabi.MapMemoryArgs{Handle: args.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(users), NumDevices: uint32(len(users))}
 	if err := d.ioctl(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&mapped)); err != nil {
 		return memory{}, fmt.Errorf("map %d bytes on the GPUs: %w", bytes, err)
 	}

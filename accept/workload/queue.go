@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -59,7 +60,7 @@ type queue struct {
 // newQueue creates a compute queue, whose kernels have some bytes of scratch for each lane.
 func (d *device) newQueue(private uint32) (*queue, error) {
 	q := &queue{}
-	size := kfd.SaveAreaOf(d.node)
+	size := kfdabi.SaveAreaOf(d.node)
 	if size.Bytes == 0 {
 		return nil, fmt.Errorf("the size of a queue's save area is not known for gfx_target_version %d on this kernel", d.node["gfx_target_version"])
 	}
@@ -99,7 +100,7 @@ func (d *device) newQueue(private uint32) (*queue, error) {
 		le.PutUint32(header[20:], uint32(size.Debug*d.xccs()))
 		le.PutUint64(header[24:], q.words.addr(offSignal+packetBytes))
 	}
-	args := kfd.CreateQueueArgs{
+	args := kfdabi.CreateQueueArgs{
 		QueueType: kfd.QueueTypeComputeAQL, RingBaseAddress: q.ring.base, RingSize: slots * packetBytes,
 		WritePointerAddress: q.words.addr(offWrite), ReadPointerAddress: q.words.addr(offRead),
 		EOPBufferAddress: eop.base, EOPBufferSize: pageBytes,

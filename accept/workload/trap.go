@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -47,7 +48,7 @@ func (d *device) debugtrap(ctx context.Context, handler bool) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	args := kfd.SetTrapHandlerArgs{GPUID: d.gpu}
+	args := kfdabi.SetTrapHandlerArgs{GPUID: d.gpu}
 	if handler {
 		c, err := d.load()
 		if err != nil {
@@ -72,12 +73,12 @@ func (d *device) touch(ctx context.Context, mapped bool) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	created := kfd.CreateEventArgs{EventType: kfd.EventTypeMemory}
+	created := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeMemory}
 	if err := d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&created)); err != nil {
 		return "", err
 	}
-	event := []kfd.MemoryEventData{{EventID: created.EventID}}
-	wait := kfd.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(event), NumEvents: 1}
+	event := []kfdabi.MemoryEventData{{EventID: created.EventID}}
+	wait := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(event), NumEvents: 1}
 	at := m.addr(line)
 	if mapped {
 		err = d.run(ctx, "touch", m.base, at)
@@ -93,16 +94,16 @@ func (d *device) touch(ctx context.Context, mapped bool) (string, error) {
 	switch {
 	case err != nil:
 		return "", err
-	case wait.WaitResult == kfd.WaitResultComplete:
+	case wait.WaitResult == kfdabi.WaitResultComplete:
 		return describeFault(event[0], at), nil
-	case mapped && wait.WaitResult == kfd.WaitResultTimeout:
+	case mapped && wait.WaitResult == kfdabi.WaitResultTimeout:
 		return "", nil
 	}
 	return "", fmt.Errorf("the driver reports no fault within %v (result %d)", trapTime, wait.WaitResult)
 }
 
 // describeFault returns what the driver reports of a fault, the same for the same fault of another process.
-func describeFault(e kfd.MemoryEventData, at uint64) string {
+func describeFault(e kfdabi.MemoryEventData, at uint64) string {
 	return fmt.Sprintf("GPU %d, %+d bytes from the address, not present %d, read only %d, not executable %d, imprecise %d, memory error %d",
 		e.GPUID, int64(e.VA-at), e.NotPresent, e.ReadOnly, e.NoExecute, e.Imprecise, e.ErrorType)
 }

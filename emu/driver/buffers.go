@@ -1,6 +1,9 @@
 package driver
 
-import "github.com/gpreempt/gpreempt/pkg/kfd"
+import (
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // SaveArea has the sizes of a compute queue's save area that the driver computes for a GPU,
 // in bytes for one XCC (kfd_queue_ctx_save_restore_size). They are in the topology, except
@@ -26,7 +29,7 @@ func (x *pdd) mapping(at, size uint64) *object {
 
 // ringBytes is the size that the memory of a queue's ring must have: since 7.2 whole pages, with the
 // ring's metadata.
-func (d *Driver) ringBytes(args *kfd.CreateQueueArgs) uint64 {
+func (d *Driver) ringBytes(args *kfdabi.CreateQueueArgs) uint64 {
 	if !d.prof.contexts {
 		return uint64(args.RingSize)
 	}
@@ -36,7 +39,7 @@ func (d *Driver) ringBytes(args *kfd.CreateQueueArgs) uint64 {
 // acquireBuffers is kfd_queue_acquire_buffers: the memory of a queue must be mapped on its
 // GPU as a whole, each part with its own size. While the queue exists, it cannot be
 // unmapped. ring is the size of its ring.
-func (x *pdd) acquireBuffers(args *kfd.CreateQueueArgs, ring uint64, kind uint32) ([]*object, errno) {
+func (x *pdd) acquireBuffers(args *kfdabi.CreateQueueArgs, ring uint64, kind uint32) ([]*object, errno) {
 	type buffer struct{ at, size uint64 }
 	buffers := []buffer{{args.WritePointerAddress, pageSize}, {args.ReadPointerAddress, pageSize}, {args.RingBaseAddress, ring}}
 	compute := kind == kfd.QueueTypeCompute || kind == kfd.QueueTypeComputeAQL
@@ -73,7 +76,7 @@ func (x *pdd) acquireBuffers(args *kfd.CreateQueueArgs, ring uint64, kind uint32
 func (x *pdd) sharedBuffer(at, size uint64) bool {
 	for size > 0 {
 		r := x.p.svmAt(at, at)
-		if r == nil || !r.access[x.gpu] && !r.accessInSitu[x.gpu] || r.flags&kfd.SVMFlagGPUAlwaysMapped == 0 {
+		if r == nil || !r.access[x.gpu] && !r.accessInSitu[x.gpu] || r.flags&kfdabi.SVMFlagGPUAlwaysMapped == 0 {
 			return false
 		}
 		// The driver takes the whole range, also where at is behind its start.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // Config selects the driver and its GPUs.
@@ -281,7 +281,7 @@ func profileOf(name string) (profile, error) {
 		p.minor, p.lastIoctl, p.deviceInfoSize = 23, 0x28, 128
 		p.contexts, p.enableUnwinds, p.destroyRecovers, p.suspendFlushes = true, true, true, true
 		p.smiFIFO, p.smiNeedsBit, p.smiInside = 8192, false, true
-		p.dequeueFirst, p.gfx950, p.waitLimit = true, true, kfd.SignalEventLimit
+		p.dequeueFirst, p.gfx950, p.waitLimit = true, true, kfdabi.SignalEventLimit
 		p.resetsSDMA, p.removes = true, removeForgets
 		if name == "7.3" {
 			p.pauseOnce, p.svmOverflow, p.smiGlobal = true, true, true

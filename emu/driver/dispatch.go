@@ -4,6 +4,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -176,7 +177,7 @@ func (d *Driver) getVersion(_ *call, args *kfd.GetVersionArgs) (int, errno) {
 func (d *Driver) noLonger(*call) (int, errno) { return 0, EPERM }
 
 // aperturesNew is kfd_ioctl_get_process_apertures_new.
-func (d *Driver) aperturesNew(c *call, args *kfd.ProcessAperturesNewArgs) (int, errno) {
+func (d *Driver) aperturesNew(c *call, args *kfdabi.ProcessAperturesNewArgs) (int, errno) {
 	p, room := c.p, int(args.NumOfNodes)
 	if room > len(d.gpus)+max(d.cfg.CPUNodes, 1) { // all nodes of the topology
 		return 0, EINVAL
@@ -194,7 +195,7 @@ func (d *Driver) aperturesNew(c *call, args *kfd.ProcessAperturesNewArgs) (int, 
 }
 
 // aperturesOld is kfd_ioctl_get_process_apertures.
-func (d *Driver) aperturesOld(c *call, args *kfd.ProcessAperturesArgs) (int, errno) {
+func (d *Driver) aperturesOld(c *call, args *kfdabi.ProcessAperturesArgs) (int, errno) {
 	p := c.p
 	defer d.hold(c, &p.mutex)()
 	n := min(len(p.pdds), len(args.ProcessApertures))
@@ -205,10 +206,10 @@ func (d *Driver) aperturesOld(c *call, args *kfd.ProcessAperturesArgs) (int, err
 
 // apertures returns those of the first n GPUs, which are the same for every GPU
 // (kfd_init_apertures_v9).
-func (p *process) apertures(n int) []kfd.ProcessDeviceApertures {
-	all := make([]kfd.ProcessDeviceApertures, n)
+func (p *process) apertures(n int) []kfdabi.ProcessDeviceApertures {
+	all := make([]kfdabi.ProcessDeviceApertures, n)
 	for i := range all {
-		all[i] = kfd.ProcessDeviceApertures{
+		all[i] = kfdabi.ProcessDeviceApertures{
 			LDSBase: 0x1000000000000, LDSLimit: 0x10000ffffffff,
 			ScratchBase: 0x2000000000000, ScratchLimit: 0x20000ffffffff,
 			GPUVMBase: 0x10000, GPUVMLimit: 0x7fffffffffff,
@@ -219,7 +220,7 @@ func (p *process) apertures(n int) []kfd.ProcessDeviceApertures {
 }
 
 // acquireVM is kfd_ioctl_acquire_vm. Any descriptor is accepted as a render node.
-func (d *Driver) acquireVM(c *call, args *kfd.AcquireVMArgs) (int, errno) {
+func (d *Driver) acquireVM(c *call, args *kfdabi.AcquireVMArgs) (int, errno) {
 	p := c.p
 	defer d.hold(c, &p.mutex)()
 	x := p.pdd(args.GPUID)
@@ -269,17 +270,17 @@ func (d *Driver) createContext(c *call) (int, errno) {
 
 // profiler is kfd_ioctl_profiler. CAP_SYS_ADMIN represents CAP_PERFMON here, and no GPU
 // has a peak tops limiter (PTL).
-func (d *Driver) profiler(c *call, args *kfd.ProfilerArgs) (int, errno) {
+func (d *Driver) profiler(c *call, args *kfdabi.ProfilerArgs) (int, errno) {
 	switch args.Op {
-	case kfd.ProfilerVersion:
+	case kfdabi.ProfilerVersion:
 		args.GPUID = 1 // the union's member version
 		return 0, 0
-	case kfd.ProfilerPMC:
+	case kfdabi.ProfilerPMC:
 		if !c.task.Capable(CapSysAdmin) {
 			return 0, EPERM
 		}
 		return 0, d.lockProfiler(c, args)
-	case kfd.ProfilerPTLControl:
+	case kfdabi.ProfilerPTLControl:
 		if c.p.pdd(args.GPUID) == nil {
 			return 0, EINVAL
 		}
@@ -289,7 +290,7 @@ func (d *Driver) profiler(c *call, args *kfd.ProfilerArgs) (int, errno) {
 }
 
 // lockProfiler is profile_lock_device.
-func (d *Driver) lockProfiler(c *call, args *kfd.ProfilerArgs) errno {
+func (d *Driver) lockProfiler(c *call, args *kfdabi.ProfilerArgs) errno {
 	x := d.lookUp(c, args.GPUID)
 	if x == nil {
 		return EINVAL

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -230,7 +231,7 @@ func TestOffsetsAreThoseOfTheConfiguration(t *testing.T) {
 	if out := c.call(kfd.ReqCreateEvent); out[0] != 0x123000 {
 		t.Errorf("events at %#x", out[0])
 	}
-	out := c.call(kfd.ReqAllocMemoryOfGPU, 0, 1, 4096, 0, 0, 0, 0, 0, 7, kfd.AllocMMIORemap)
+	out := c.call(kfd.ReqAllocMemoryOfGPU, 0, 1, 4096, 0, 0, 0, 0, 0, 7, kfdabi.AllocMMIORemap)
 	if out[6] != 7<<12 {
 		t.Errorf("registers at %#x", out[6])
 	}
@@ -302,14 +303,14 @@ func TestWaitUsesTheClockOfTheConfiguration(t *testing.T) {
 			t.Errorf("a timer of %v", timeout.d)
 		}
 		timeout.wake()
-		if result := (<-done)[5]; result != kfd.WaitResultTimeout {
+		if result := (<-done)[5]; result != kfdabi.WaitResultTimeout {
 			t.Errorf("result %d", result)
 		}
 		done = wait()
 		late := <-timers
 		synctest.Wait()
 		d.SignalEvent(c.task.MM(), id)
-		if result := (<-done)[5]; result != kfd.WaitResultComplete || stopped != 2 {
+		if result := (<-done)[5]; result != kfdabi.WaitResultComplete || stopped != 2 {
 			t.Errorf("result %d, %d timers stopped", result, stopped)
 		}
 		late.wake() // a timer that was stopped too late has no effect

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -201,7 +202,7 @@ func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
 }
 
 // interrupt is kfd_set_dbg_ev_from_interrupt.
-func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.ExceptionMask, fault *kfd.MemoryEventData) bool {
+func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.ExceptionMask, fault *kfdabi.MemoryEventData) bool {
 	if x := p.pdd(uint32(g.ID)); p.Enabled && x.fault == nil && mask.Has(kfd.ECDeviceMemoryViolation) {
 		x.fault = fault
 	}

@@ -1,12 +1,12 @@
 package driver
 
-import "github.com/gpreempt/gpreempt/pkg/kfd"
+import "github.com/gpreempt/gpreempt/emu/kfdabi"
 
 // maxWatches is the number of watch points of a GPU (MAX_WATCH_ADDRESSES).
 const maxWatches = 4
 
 // setWatch is kfd_dbg_trap_set_dev_address_watch.
-func (d *Driver) setWatch(c *call, args *kfd.TrapSetNodeAddressWatchArgs) (int, errno) {
+func (d *Driver) setWatch(c *call, args *kfdabi.TrapSetNodeAddressWatchArgs) (int, errno) {
 	x := c.target.pdd(args.GPUID)
 	if x == nil {
 		return 0, ENODEV
@@ -28,7 +28,7 @@ func (d *Driver) setWatch(c *call, args *kfd.TrapSetNodeAddressWatchArgs) (int, 
 	return 0, ENOMEM
 }
 
-func (d *Driver) clearWatch(c *call, args *kfd.TrapClearNodeAddressWatchArgs) (int, errno) {
+func (d *Driver) clearWatch(c *call, args *kfdabi.TrapClearNodeAddressWatchArgs) (int, errno) {
 	x := c.target.pdd(args.GPUID)
 	if x == nil {
 		return 0, ENODEV
@@ -57,7 +57,7 @@ const (
 )
 
 // setLaunchMode is kfd_dbg_trap_set_wave_launch_mode.
-func (d *Driver) setLaunchMode(c *call, args *kfd.TrapSetWaveLaunchModeArgs) (int, errno) {
+func (d *Driver) setLaunchMode(c *call, args *kfdabi.TrapSetWaveLaunchModeArgs) (int, errno) {
 	switch uint8(args.LaunchMode) {
 	case launchNormal, launchHalt, launchDebug:
 	default:
@@ -104,7 +104,7 @@ func (n Node) overrides(mode uint32) (supported uint32, err errno) {
 
 // setLaunchOverride is kfd_dbg_trap_set_wave_launch_override. The previous traps are not
 // recorded: it returns an empty set.
-func (d *Driver) setLaunchOverride(c *call, args *kfd.TrapSetWaveLaunchOverrideArgs) (int, errno) {
+func (d *Driver) setLaunchOverride(c *call, args *kfdabi.TrapSetWaveLaunchOverrideArgs) (int, errno) {
 	request, supported := args.SupportRequestMask, ^uint32(0)
 	for _, x := range c.target.pdds {
 		can, err := x.gpu.node.overrides(args.OverrideMode)
@@ -132,7 +132,7 @@ const (
 )
 
 // setFlags is kfd_dbg_trap_set_flags when the debugger calls it.
-func (d *Driver) setFlags(c *call, args *kfd.TrapSetFlagsArgs) (int, errno) {
+func (d *Driver) setFlags(c *call, args *kfdabi.TrapSetFlagsArgs) (int, errno) {
 	before := c.target.flags
 	err := d.applyFlags(c, c.target, args.Flags)
 	args.Flags = before

@@ -4,8 +4,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 const (
@@ -33,7 +33,7 @@ type object struct {
 
 // bytes returns the memory that it uses: memory of an AQL queue is mapped twice.
 func (o *object) bytes() uint64 {
-	if o.flags&kfd.AllocAQLQueueMem != 0 {
+	if o.flags&kfdabi.AllocAQLQueueMem != 0 {
 		return alignUp(o.size/2, pageSize)
 	}
 	return alignUp(o.size, pageSize)
@@ -41,7 +41,7 @@ func (o *object) bytes() uint64 {
 
 // vram returns the bytes that it uses on the GPU.
 func (o *object) vram() uint64 {
-	if o.flags&kfd.AllocVRAM == 0 {
+	if o.flags&kfdabi.AllocVRAM == 0 {
 		return 0
 	}
 	return o.bytes()
@@ -60,11 +60,11 @@ type Allocation struct {
 	// VA is the address on the GPUs, and Size the bytes there, which for an AQL queue is
 	// twice the memory.
 	VA, Size uint64
-	Flags    uint32 // kfd.AllocVRAM and so on
-	// Offset is the mmap offset: in the GPU's render node, or for kfd.AllocMMIORemap in
+	Flags    uint32 // kfdabi.AllocVRAM and so on
+	// Offset is the mmap offset: in the GPU's render node, or for kfdabi.AllocMMIORemap in
 	// the driver's device.
 	Offset uint64
-	// User is the address in the process, for kfd.AllocUserptr.
+	// User is the address in the process, for kfdabi.AllocUserptr.
 	User uint64
 	// Mapped are the GPUs it is mapped on, in order of their IDs.
 	Mapped []gpreempt.GPUID
@@ -117,17 +117,17 @@ func (p *process) memoryOf(handle uint64) (*pdd, *object) {
 // allocMemory is kfd_ioctl_alloc_memory_of_gpu. Host memory is not counted here, mmap
 // offsets are used once, a GPU reserves no VRAM for page tables, and the host can access
 // all VRAM.
-func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
+func (d *Driver) allocMemory(c *call, args *kfdabi.AllocMemoryArgs) (int, errno) {
 	p := c.p
 	o := &object{va: args.VAAddr, size: args.Size, flags: args.Flags, mapped: map[*gpu]bool{}, users: map[*gpu]int{}}
 	given := args.MmapOffset
 	switch {
 	case o.size == 0:
 		return 0, EINVAL
-	case p.Secondary && o.flags&kfd.AllocUserptr != 0:
+	case p.Secondary && o.flags&kfdabi.AllocUserptr != 0:
 		return 0, EOPNOTSUPP
-	case (o.va != 0 || o.flags&kfd.AllocVRAM == 0) && p.svmAt(o.va, o.va+o.size-1) != nil,
-		o.flags&kfd.AllocUserptr != 0 && p.svmAt(given, given+o.size-1) != nil:
+	case (o.va != 0 || o.flags&kfdabi.AllocVRAM == 0) && p.svmAt(o.va, o.va+o.size-1) != nil,
+		o.flags&kfdabi.AllocUserptr != 0 && p.svmAt(given, given+o.size-1) != nil:
 		return 0, EADDRINUSE
 	}
 	defer d.hold(c, &p.mutex)()
@@ -140,7 +140,7 @@ func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 	}
 	o.offset = firstMmapOffset + x.mmapped
 	x.mmapped += o.bytes()
-	if o.flags&kfd.AllocMMIORemap != 0 {
+	if o.flags&kfdabi.AllocMMIORemap != 0 {
 		o.offset = d.cfg.Offsets.MMIO(x.gpu.ID)
 	}
 	var id uint32
@@ -161,16 +161,16 @@ func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 // amdgpu_amdkfd_reserve_mem_limit. given is the address in the process, of a userptr.
 func (x *pdd) reserve(o *object, given uint64) errno {
 	g := x.gpu
-	const registers = kfd.AllocDoorbell | kfd.AllocMMIORemap
+	const registers = kfdabi.AllocDoorbell | kfdabi.AllocMMIORemap
 	switch {
-	case o.flags&kfd.AllocDoorbell != 0 && o.size != DoorbellBytes,
-		o.flags&registers == kfd.AllocMMIORemap && o.size != pageSize:
+	case o.flags&kfdabi.AllocDoorbell != 0 && o.size != DoorbellBytes,
+		o.flags&registers == kfdabi.AllocMMIORemap && o.size != pageSize:
 		return EINVAL
-	case o.flags&(kfd.AllocVRAM|kfd.AllocGTT) != 0:
-	case o.flags&kfd.AllocUserptr != 0 && given == 0,
-		o.flags&(kfd.AllocUserptr|registers) == 0:
+	case o.flags&(kfdabi.AllocVRAM|kfdabi.AllocGTT) != 0:
+	case o.flags&kfdabi.AllocUserptr != 0 && given == 0,
+		o.flags&(kfdabi.AllocUserptr|registers) == 0:
 		return EINVAL
-	case o.flags&kfd.AllocUserptr != 0:
+	case o.flags&kfdabi.AllocUserptr != 0:
 		o.user = given
 	}
 	if o.bytes() == 0 || o.bytes() < o.size/2 { // what is rounded up may overflow
@@ -209,7 +209,7 @@ func (p *process) freeAll() {
 }
 
 // freeMemory is kfd_ioctl_free_memory_of_gpu.
-func (d *Driver) freeMemory(c *call, args *kfd.FreeMemoryArgs) (int, errno) {
+func (d *Driver) freeMemory(c *call, args *kfdabi.FreeMemoryArgs) (int, errno) {
 	p, handle := c.p, args.Handle
 	defer d.hold(c, &p.mutex)()
 	if p.signals.handle != 0 && p.signals.handle == handle {
@@ -235,7 +235,7 @@ func (d *Driver) freeMemory(c *call, args *kfd.FreeMemoryArgs) (int, errno) {
 const maxDevices = 1 << 20
 
 // mapMemory is kfd_ioctl_map_memory_to_gpu.
-func (d *Driver) mapMemory(c *call, args *kfd.MapMemoryArgs) (int, errno) {
+func (d *Driver) mapMemory(c *call, args *kfdabi.MapMemoryArgs) (int, errno) {
 	return 0, d.eachDevice(c, args, true, func(o *object, peer *pdd) errno {
 		if !peer.vm {
 			return ENODEV
@@ -246,8 +246,8 @@ func (d *Driver) mapMemory(c *call, args *kfd.MapMemoryArgs) (int, errno) {
 }
 
 // unmapMemory is kfd_ioctl_unmap_memory_from_gpu.
-func (d *Driver) unmapMemory(c *call, args *kfd.UnmapMemoryArgs) (int, errno) {
-	return 0, d.eachDevice(c, (*kfd.MapMemoryArgs)(args), false, func(o *object, peer *pdd) errno {
+func (d *Driver) unmapMemory(c *call, args *kfdabi.UnmapMemoryArgs) (int, errno) {
+	return 0, d.eachDevice(c, (*kfdabi.MapMemoryArgs)(args), false, func(o *object, peer *pdd) errno {
 		if !o.mapped[peer.gpu] {
 			return EINVAL
 		}
@@ -260,7 +260,7 @@ func (d *Driver) unmapMemory(c *call, args *kfd.UnmapMemoryArgs) (int, errno) {
 }
 
 // eachDevice calls do for the GPUs of the array from NumSuccess on, and counts them there.
-func (d *Driver) eachDevice(c *call, args *kfd.MapMemoryArgs, bound bool, do func(*object, *pdd) errno) errno {
+func (d *Driver) eachDevice(c *call, args *kfdabi.MapMemoryArgs, bound bool, do func(*object, *pdd) errno) errno {
 	p, n := c.p, args.NumDevices
 	if n == 0 || args.NumSuccess > n {
 		return EINVAL
@@ -297,7 +297,7 @@ func (d *Driver) eachDevice(c *call, args *kfd.MapMemoryArgs, bound bool, do fun
 }
 
 // availableMemory is kfd_ioctl_get_available_memory.
-func (d *Driver) availableMemory(c *call, args *kfd.AvailableMemoryArgs) (int, errno) {
+func (d *Driver) availableMemory(c *call, args *kfdabi.AvailableMemoryArgs) (int, errno) {
 	defer d.hold(c, &c.p.mutex)()
 	x := c.p.pdd(args.GPUID)
 	if x == nil {
@@ -319,7 +319,7 @@ func (d *Driver) dmabuf(c *call, fd uint32) errno {
 }
 
 // dmabufInfo is kfd_ioctl_get_dmabuf_info.
-func (d *Driver) dmabufInfo(c *call, args *kfd.DmabufInfoArgs) (int, errno) {
+func (d *Driver) dmabufInfo(c *call, args *kfdabi.DmabufInfoArgs) (int, errno) {
 	if len(d.gpus) == 0 {
 		return 0, EINVAL
 	}
@@ -327,7 +327,7 @@ func (d *Driver) dmabufInfo(c *call, args *kfd.DmabufInfoArgs) (int, errno) {
 }
 
 // importDmabuf is kfd_ioctl_import_dmabuf.
-func (d *Driver) importDmabuf(c *call, args *kfd.ImportDmabufArgs) (int, errno) {
+func (d *Driver) importDmabuf(c *call, args *kfdabi.ImportDmabufArgs) (int, errno) {
 	defer d.hold(c, &c.p.mutex)()
 	if _, err := c.p.bound(args.GPUID, ENODEV); err != 0 {
 		return 0, err
@@ -337,13 +337,13 @@ func (d *Driver) importDmabuf(c *call, args *kfd.ImportDmabufArgs) (int, errno) 
 
 // exportDmabuf is kfd_ioctl_export_dmabuf. There are no dma-bufs here: for memory that
 // could become one it returns ENOMEM.
-func (d *Driver) exportDmabuf(c *call, args *kfd.ExportDmabufArgs) (int, errno) {
+func (d *Driver) exportDmabuf(c *call, args *kfdabi.ExportDmabufArgs) (int, errno) {
 	defer d.hold(c, &c.p.mutex)()
 	_, o := c.p.memoryOf(args.Handle)
 	switch {
 	case o == nil:
 		return 0, EINVAL
-	case o.flags&kfd.AllocUserptr != 0:
+	case o.flags&kfdabi.AllocUserptr != 0:
 		return 0, EPERM
 	}
 	return 0, ENOMEM

@@ -3,6 +3,7 @@ package driver
 import (
 	"slices"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -61,7 +62,7 @@ type pdd struct {
 	watches  uint32
 	gws      bool
 	// fault is the data of ECDeviceMemoryViolation (vm_fault_exc_data), nil for none.
-	fault *kfd.MemoryEventData
+	fault *kfdabi.MemoryEventData
 	// memory is by handle (alloc_idr), mmapped is the end of the used mmap offsets.
 	memory  map[uint32]*object
 	mmapped uint64

@@ -3,6 +3,7 @@ package driver
 import (
 	"slices"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -19,7 +20,7 @@ const (
 func powerOf2(n uint32) bool { return n&(n-1) == 0 } // or 0
 
 // createQueue is kfd_ioctl_create_queue, pqm_create_queue and create_queue_cpsch.
-func (d *Driver) createQueue(c *call, args *kfd.CreateQueueArgs) (int, errno) {
+func (d *Driver) createQueue(c *call, args *kfdabi.CreateQueueArgs) (int, errno) {
 	p := c.p
 	if percent(args.QueuePercentage) > maxPercent || args.QueuePriority > maxPriority || !powerOf2(args.RingSize) {
 		return 0, EINVAL
@@ -45,7 +46,7 @@ func (d *Driver) createQueue(c *call, args *kfd.CreateQueueArgs) (int, errno) {
 // percent is the share of time in CreateQueueArgs.QueuePercentage.
 func percent(queuePercentage uint32) uint32 { return queuePercentage & 0xff }
 
-func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
+func (d *Driver) newQueue(c *call, args *kfdabi.CreateQueueArgs) (*queue, errno) {
 	p, kind := c.p, args.QueueType
 	x := p.pdd(args.GPUID)
 	if x == nil {
@@ -155,7 +156,7 @@ func (d *Driver) start(c *call, q *queue) (err errno) {
 }
 
 // destroyQueue is kfd_ioctl_destroy_queue and pqm_destroy_queue.
-func (d *Driver) destroyQueue(c *call, args *kfd.DestroyQueueArgs) (int, errno) {
+func (d *Driver) destroyQueue(c *call, args *kfdabi.DestroyQueueArgs) (int, errno) {
 	p := c.p
 	defer d.hold(c, &p.mutex)()
 	q := p.queue(args.QueueID)
@@ -231,7 +232,7 @@ func (d *Driver) awaitDestroy(c *call, q *queue) errno {
 }
 
 // updateQueue is kfd_ioctl_update_queue and pqm_update_queue_properties.
-func (d *Driver) updateQueue(c *call, args *kfd.UpdateQueueArgs) (int, errno) {
+func (d *Driver) updateQueue(c *call, args *kfdabi.UpdateQueueArgs) (int, errno) {
 	p := c.p
 	if percent(args.QueuePercentage) > maxPercent || args.QueuePriority > maxPriority || !powerOf2(args.RingSize) {
 		return 0, EINVAL
@@ -280,7 +281,7 @@ func (d *Driver) reload(c *call, q *queue) errno {
 const maxCUs = 1024
 
 // setCUMask is kfd_ioctl_set_cu_mask and pqm_update_mqd.
-func (d *Driver) setCUMask(c *call, args *kfd.SetCUMaskArgs) (int, errno) {
+func (d *Driver) setCUMask(c *call, args *kfdabi.SetCUMaskArgs) (int, errno) {
 	p, bits := c.p, args.NumCUMask
 	if bits%32 != 0 || bits == 0 {
 		return 0, EINVAL
@@ -314,7 +315,7 @@ func unpaired(word uint32) bool {
 }
 
 // allocQueueGWS is kfd_ioctl_alloc_queue_gws and pqm_set_gws. Every GPU has GWS.
-func (d *Driver) allocQueueGWS(c *call, args *kfd.AllocQueueGWSArgs) (int, errno) {
+func (d *Driver) allocQueueGWS(c *call, args *kfdabi.AllocQueueGWSArgs) (int, errno) {
 	p, wanted := c.p, args.NumGWS != 0
 	defer d.hold(c, &p.mutex)()
 	q := p.queue(args.QueueID)

@@ -1,19 +1,22 @@
 package driver
 
-import "github.com/gpreempt/gpreempt/pkg/kfd"
+import (
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // runtimeEnable is kfd_ioctl_runtime_enable.
-func (d *Driver) runtimeEnable(c *call, args *kfd.RuntimeEnableArgs) (int, errno) {
+func (d *Driver) runtimeEnable(c *call, args *kfdabi.RuntimeEnableArgs) (int, errno) {
 	p := c.p
 	defer d.hold(c, &p.mutex)()
-	if args.ModeMask&kfd.RuntimeEnableModeEnable != 0 {
+	if args.ModeMask&kfdabi.RuntimeEnableModeEnable != 0 {
 		return 0, d.runtimeOn(c, p, args)
 	}
 	return 0, d.runtimeOff(c, p)
 }
 
 // runtimeOn is runtime_enable.
-func (d *Driver) runtimeOn(c *call, p *process, args *kfd.RuntimeEnableArgs) errno {
+func (d *Driver) runtimeOn(c *call, p *process, args *kfdabi.RuntimeEnableArgs) errno {
 	if !p.runtimeRetry {
 		if p.Runtime != kfd.RuntimeDisabled {
 			return EBUSY
@@ -28,7 +31,7 @@ func (d *Driver) runtimeOn(c *call, p *process, args *kfd.RuntimeEnableArgs) err
 				}
 			}
 		}
-		p.Runtime, p.rdebug, p.ttmp = kfd.RuntimeEnabled, args.RDebug, args.ModeMask&kfd.RuntimeEnableModeTTMPSave != 0
+		p.Runtime, p.rdebug, p.ttmp = kfd.RuntimeEnabled, args.RDebug, args.ModeMask&kfdabi.RuntimeEnableModeTTMPSave != 0
 		d.note()
 	}
 	if !p.Enabled {

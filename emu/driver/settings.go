@@ -1,22 +1,25 @@
 package driver
 
-import "github.com/gpreempt/gpreempt/pkg/kfd"
+import (
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // setMemoryPolicy is kfd_ioctl_set_memory_policy. No GPU here looks at the aperture.
-func (d *Driver) setMemoryPolicy(c *call, args *kfd.SetMemoryPolicyArgs) (int, errno) {
-	if args.DefaultPolicy > kfd.CachePolicyNonCoherent || args.AlternatePolicy > kfd.CachePolicyNonCoherent {
+func (d *Driver) setMemoryPolicy(c *call, args *kfdabi.SetMemoryPolicyArgs) (int, errno) {
+	if args.DefaultPolicy > kfdabi.CachePolicyNonCoherent || args.AlternatePolicy > kfdabi.CachePolicyNonCoherent {
 		return 0, EINVAL
 	}
 	return 0, d.setting(c, args.GPUID, ESRCH)
 }
 
 // setTrapHandler is kfd_ioctl_set_trap_handler.
-func (d *Driver) setTrapHandler(c *call, args *kfd.SetTrapHandlerArgs) (int, errno) {
+func (d *Driver) setTrapHandler(c *call, args *kfdabi.SetTrapHandlerArgs) (int, errno) {
 	return 0, d.setting(c, args.GPUID, ESRCH)
 }
 
 // setScratchBackingVA is kfd_ioctl_set_scratch_backing_va.
-func (d *Driver) setScratchBackingVA(c *call, args *kfd.SetScratchBackingVAArgs) (int, errno) {
+func (d *Driver) setScratchBackingVA(c *call, args *kfdabi.SetScratchBackingVAArgs) (int, errno) {
 	return 0, d.setting(c, args.GPUID, ENODEV)
 }
 
@@ -28,7 +31,7 @@ func (d *Driver) setting(c *call, gpuID uint32, noVM errno) errno {
 }
 
 // clockCounters is kfd_ioctl_get_clock_counters.
-func (d *Driver) clockCounters(c *call, args *kfd.ClockCountersArgs) (int, errno) {
+func (d *Driver) clockCounters(c *call, args *kfdabi.ClockCountersArgs) (int, errno) {
 	x := d.lookUp(c, args.GPUID)
 	now := d.cfg.Clock()
 	args.GPUClockCounter = 0
@@ -48,7 +51,7 @@ const (
 )
 
 // tileConfig is kfd_ioctl_get_tile_config.
-func (d *Driver) tileConfig(c *call, args *kfd.TileConfigArgs) (int, errno) {
+func (d *Driver) tileConfig(c *call, args *kfdabi.TileConfigArgs) (int, errno) {
 	x := d.lookUp(c, args.GPUID)
 	if x == nil {
 		return 0, EINVAL
@@ -71,7 +74,7 @@ func (d *Driver) tileConfig(c *call, args *kfd.TileConfigArgs) (int, errno) {
 
 // waveState is kfd_ioctl_get_queue_wave_state and get_wave_state, of a compute queue that
 // is not on its GPU. No waves are saved here: the control stack in the header is empty.
-func (d *Driver) waveState(c *call, args *kfd.QueueWaveStateArgs) (int, errno) {
+func (d *Driver) waveState(c *call, args *kfdabi.QueueWaveStateArgs) (int, errno) {
 	p := c.p
 	defer d.hold(c, &p.mutex)()
 	q := p.queue(args.QueueID)

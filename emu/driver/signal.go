@@ -5,7 +5,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 )
 
 // signals are the events a process waits for, as kfd_events.c keeps them.
@@ -40,15 +40,15 @@ type event struct {
 	age                 uint64
 	// memory and hardware describe the last exception, for the two kinds of events that
 	// report exceptions.
-	memory   kfd.MemoryEventData
-	hardware kfd.HWEventData
+	memory   kfdabi.MemoryEventData
+	hardware kfdabi.HWEventData
 	// waiters are in its wait queue.
 	waiters []*eventWaiter
 }
 
 // gpuCanSignal is event_can_be_gpu_signaled.
 func (e *event) gpuCanSignal() bool {
-	return e.kind == kfd.EventTypeSignal || e.kind == kfd.EventTypeDebug
+	return e.kind == kfdabi.EventTypeSignal || e.kind == kfdabi.EventTypeDebug
 }
 
 // set is set_event. The event stays signalled unless it resets itself and has a waiter.
@@ -67,7 +67,7 @@ func (e *event) wake() {
 }
 
 // createEvent is kfd_ioctl_create_event.
-func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
+func (d *Driver) createEvent(c *call, args *kfdabi.CreateEventArgs) (int, errno) {
 	p := c.p
 	if handle := args.EventPageOffset; handle != 0 {
 		d.lock(c, &p.mutex)
@@ -125,7 +125,7 @@ func (d *Driver) setEventPage(p *process, handle uint64) errno {
 		return ENODEV
 	}
 	m := x.memory[uint32(handle)]
-	if m == nil || m.flags&kfd.AllocUserptr != 0 || m.bytes() < 8*kfd.SignalEventLimit {
+	if m == nil || m.flags&kfdabi.AllocUserptr != 0 || m.bytes() < 8*kfdabi.SignalEventLimit {
 		return EINVAL
 	}
 	p.signals.page, p.signals.handle, p.signals.mapped = true, handle, m.bytes()
@@ -133,7 +133,7 @@ func (d *Driver) setEventPage(p *process, handle uint64) errno {
 }
 
 // destroyEvent is kfd_ioctl_destroy_event and destroy_event: waits for the event fail.
-func (d *Driver) destroyEvent(c *call, args *kfd.DestroyEventArgs) (int, errno) {
+func (d *Driver) destroyEvent(c *call, args *kfdabi.DestroyEventArgs) (int, errno) {
 	p := c.p
 	defer d.hold(c, &p.events)()
 	e := p.signals.byID[args.EventID]
@@ -154,9 +154,9 @@ func (d *Driver) destroyEvent(c *call, args *kfd.DestroyEventArgs) (int, errno) 
 }
 
 // setEvent is kfd_ioctl_set_event.
-func (d *Driver) setEvent(c *call, args *kfd.SetEventArgs) (int, errno) {
+func (d *Driver) setEvent(c *call, args *kfdabi.SetEventArgs) (int, errno) {
 	e := c.p.signals.byID[args.EventID]
-	if e == nil || e.kind != kfd.EventTypeSignal {
+	if e == nil || e.kind != kfdabi.EventTypeSignal {
 		return 0, EINVAL
 	}
 	e.set()
@@ -164,9 +164,9 @@ func (d *Driver) setEvent(c *call, args *kfd.SetEventArgs) (int, errno) {
 }
 
 // resetEvent is kfd_ioctl_reset_event.
-func (d *Driver) resetEvent(c *call, args *kfd.SetEventArgs) (int, errno) {
+func (d *Driver) resetEvent(c *call, args *kfdabi.SetEventArgs) (int, errno) {
 	e := c.p.signals.byID[args.EventID]
-	if e == nil || e.kind != kfd.EventTypeSignal {
+	if e == nil || e.kind != kfdabi.EventTypeSignal {
 		return 0, EINVAL
 	}
 	e.signaled = false
@@ -196,8 +196,8 @@ type MemoryFault struct {
 }
 
 // data returns the fault as kfd_signal_vm_fault_event reports it: no memory has failed.
-func (f MemoryFault) data(g *gpu) kfd.MemoryEventData {
-	return kfd.MemoryEventData{
+func (f MemoryFault) data(g *gpu) kfdabi.MemoryEventData {
+	return kfdabi.MemoryEventData{
 		NotPresent: flag(f.NotPresent), ReadOnly: flag(f.ReadOnly), NoExecute: flag(f.NoExecute), Imprecise: flag(f.Imprecise),
 		VA: f.VA, GPUID: uint32(g.ID),
 	}
@@ -212,7 +212,7 @@ func flag(is bool) uint32 {
 }
 
 // orImprecise returns data, or for nil that of a fault without details.
-func orImprecise(data *kfd.MemoryEventData, g *gpu) kfd.MemoryEventData {
+func orImprecise(data *kfdabi.MemoryEventData, g *gpu) kfdabi.MemoryEventData {
 	if data == nil {
 		return MemoryFault{Imprecise: true}.data(g)
 	}
@@ -220,9 +220,9 @@ func orImprecise(data *kfd.MemoryEventData, g *gpu) kfd.MemoryEventData {
 }
 
 // signalFault is kfd_signal_vm_fault_event.
-func (p *process) signalFault(data kfd.MemoryEventData) {
+func (p *process) signalFault(data kfdabi.MemoryEventData) {
 	for _, e := range p.signals.sorted() {
-		if e.kind == kfd.EventTypeMemory {
+		if e.kind == kfdabi.EventTypeMemory {
 			e.memory = data
 			e.set()
 		}
@@ -233,7 +233,7 @@ func (p *process) signalFault(data kfd.MemoryEventData) {
 // has lost the content of its memory. After the reset of a queue (detect_hang_count) each
 // with a reset queue gets the same event.
 func (d *Driver) signalReset(g *gpu, ofQueue bool) {
-	data := kfd.HWEventData{MemoryLost: 1, GPUID: uint32(g.ID)} // of the whole GPU, because of a hang
+	data := kfdabi.HWEventData{MemoryLost: 1, GPUID: uint32(g.ID)} // of the whole GPU, because of a hang
 	for _, p := range d.procs {
 		if ofQueue {
 			if x := p.pdd(uint32(g.ID)); x == nil || !x.hasReset {
@@ -242,7 +242,7 @@ func (d *Driver) signalReset(g *gpu, ofQueue bool) {
 			d.print(g, "Queues reset on process %s tid %d thread %s pid %d", p.lead.Comm(), p.PID, p.lead.Comm(), p.PID)
 		}
 		for _, e := range p.signals.sorted() {
-			if p.table && e.kind == kfd.EventTypeHWException {
+			if p.table && e.kind == kfdabi.EventTypeHWException {
 				e.hardware = data
 				e.set()
 			}

@@ -1,6 +1,9 @@
 package driver
 
-import "github.com/gpreempt/gpreempt/pkg/kfd"
+import (
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // queueSnapshot is pqm_get_queue_snapshot.
 func (d *Driver) queueSnapshot(c *call, args *kfd.TrapQueueSnapshotArgs) (int, errno) {
@@ -36,7 +39,7 @@ func (q *queue) entry() kfd.QueueSnapshotEntry {
 }
 
 // deviceSnapshot is kfd_dbg_trap_device_snapshot.
-func (d *Driver) deviceSnapshot(c *call, args *kfd.TrapDeviceSnapshotArgs) (int, errno) {
+func (d *Driver) deviceSnapshot(c *call, args *kfdabi.TrapDeviceSnapshotArgs) (int, errno) {
 	p, to, stride := c.target, c.memory(&args.SnapshotBufPtr), int(args.EntrySize)
 	if to == nil {
 		return 0, EINVAL

@@ -6,7 +6,7 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 )
 
 // svmRange is struct svm_range: addresses of a process, from start to last, that GPUs use
@@ -25,8 +25,8 @@ const defaultGranularity = 9
 // newSVMRange is svm_range_set_default_attributes, with the access of svm_range_new.
 func (d *Driver) newSVMRange(p *process, start, last uint64) *svmRange {
 	r := &svmRange{
-		start: start, last: last, preferred: kfd.SVMLocationUndefined, prefetch: kfd.SVMLocationUndefined,
-		flags: kfd.SVMFlagHostAccess | kfd.SVMFlagCoherent, granularity: defaultGranularity,
+		start: start, last: last, preferred: kfdabi.SVMLocationUndefined, prefetch: kfdabi.SVMLocationUndefined,
+		flags: kfdabi.SVMFlagHostAccess | kfdabi.SVMFlagCoherent, granularity: defaultGranularity,
 		access: map[*gpu]bool{}, accessInSitu: map[*gpu]bool{},
 	}
 	if p.xnack {
@@ -88,22 +88,22 @@ func (d *Driver) HasSVM() bool { return d.svmUsed.Load() }
 
 // svmCall is kfd_ioctl_svm_validate, kfd_ioctl_svm and svm_ioctl. The attributes follow
 // struct kfd_ioctl_svm_args.
-func (d *Driver) svmCall(c *call, args *kfd.SVMArgs) (int, errno) {
-	header, n := sizeOf[kfd.SVMArgs](), int(args.NumAttrs)
+func (d *Driver) svmCall(c *call, args *kfdabi.SVMArgs) (int, errno) {
+	header, n := sizeOf[kfdabi.SVMArgs](), int(args.NumAttrs)
 	switch {
-	case c.usize < header+n*sizeOf[kfd.SVMAttribute]():
+	case c.usize < header+n*sizeOf[kfdabi.SVMAttribute]():
 		return 0, EINVAL
 	case c.p.Secondary:
 		return 0, EOPNOTSUPP
 	case args.StartAddr%pageSize != 0 || args.Size%pageSize != 0 || args.StartAddr == 0 || args.Size == 0:
 		return 0, EINVAL
 	}
-	attrs := make([]kfd.SVMAttribute, n)
+	attrs := make([]kfdabi.SVMAttribute, n)
 	decode(reflect.ValueOf(attrs), c.data[header:])
 	switch args.Op {
-	case kfd.SVMOpSetAttr:
+	case kfdabi.SVMOpSetAttr:
 		return 0, d.svmSet(c, args.StartAddr, args.Size, attrs)
-	case kfd.SVMOpGetAttr:
+	case kfdabi.SVMOpGetAttr:
 		err := d.svmGet(c, args.StartAddr, args.Size, attrs)
 		encode(c.data[header:], reflect.ValueOf(attrs))
 		return 0, err
@@ -112,18 +112,18 @@ func (d *Driver) svmCall(c *call, args *kfd.SVMArgs) (int, errno) {
 }
 
 // checkAttribute is svm_range_check_attr for one attribute.
-func (p *process) checkAttribute(a kfd.SVMAttribute) errno {
+func (p *process) checkAttribute(a kfdabi.SVMAttribute) errno {
 	switch a.Type {
-	case kfd.SVMAttrPreferredLoc:
-		if a.Value == kfd.SVMLocationSysmem || a.Value == kfd.SVMLocationUndefined {
+	case kfdabi.SVMAttrPreferredLoc:
+		if a.Value == kfdabi.SVMLocationSysmem || a.Value == kfdabi.SVMLocationUndefined {
 			return 0
 		}
-	case kfd.SVMAttrPrefetchLoc:
-		if a.Value == kfd.SVMLocationSysmem {
+	case kfdabi.SVMAttrPrefetchLoc:
+		if a.Value == kfdabi.SVMLocationSysmem {
 			return 0
 		}
-	case kfd.SVMAttrAccess, kfd.SVMAttrAccessInPlace, kfd.SVMAttrNoAccess:
-	case kfd.SVMAttrSetFlags, kfd.SVMAttrClrFlags, kfd.SVMAttrGranularity:
+	case kfdabi.SVMAttrAccess, kfdabi.SVMAttrAccessInPlace, kfdabi.SVMAttrNoAccess:
+	case kfdabi.SVMAttrSetFlags, kfdabi.SVMAttrClrFlags, kfdabi.SVMAttrGranularity:
 		return 0
 	default:
 		return EINVAL
@@ -175,7 +175,7 @@ func (p *process) svmFree(start, last uint64) errno {
 
 // svmSet is svm_range_set_attr: ranges are split and created so that the attributes apply
 // to exactly these addresses.
-func (d *Driver) svmSet(c *call, start, size uint64, attrs []kfd.SVMAttribute) errno {
+func (d *Driver) svmSet(c *call, start, size uint64, attrs []kfdabi.SVMAttribute) errno {
 	p := c.p
 	for _, a := range attrs {
 		if err := p.checkAttribute(a); err != 0 {
@@ -226,34 +226,34 @@ func (d *Driver) svmSet(c *call, start, size uint64, attrs []kfd.SVMAttribute) e
 }
 
 // apply is svm_range_apply_attrs for one attribute.
-func (r *svmRange) apply(p *process, a kfd.SVMAttribute) {
+func (r *svmRange) apply(p *process, a kfdabi.SVMAttribute) {
 	switch a.Type {
-	case kfd.SVMAttrPreferredLoc:
+	case kfdabi.SVMAttrPreferredLoc:
 		r.preferred = a.Value
-	case kfd.SVMAttrPrefetchLoc:
+	case kfdabi.SVMAttrPrefetchLoc:
 		r.prefetch = a.Value
-	case kfd.SVMAttrAccess, kfd.SVMAttrAccessInPlace, kfd.SVMAttrNoAccess:
+	case kfdabi.SVMAttrAccess, kfdabi.SVMAttrAccessInPlace, kfdabi.SVMAttrNoAccess:
 		g := p.pdd(a.Value).gpu
 		delete(r.access, g)
 		delete(r.accessInSitu, g)
 		switch a.Type {
-		case kfd.SVMAttrAccess:
+		case kfdabi.SVMAttrAccess:
 			r.access[g] = true
-		case kfd.SVMAttrAccessInPlace:
+		case kfdabi.SVMAttrAccessInPlace:
 			r.accessInSitu[g] = true
 		}
-	case kfd.SVMAttrSetFlags:
+	case kfdabi.SVMAttrSetFlags:
 		r.flags |= a.Value
-	case kfd.SVMAttrClrFlags:
+	case kfdabi.SVMAttrClrFlags:
 		r.flags &^= a.Value
-	case kfd.SVMAttrGranularity:
+	case kfdabi.SVMAttrGranularity:
 		r.granularity = uint8(min(a.Value, 0x3f))
 	}
 }
 
 // svmGet is svm_range_get_attr: the attributes that all ranges there have in common, or
 // those that a new range would have.
-func (d *Driver) svmGet(c *call, start, size uint64, attrs []kfd.SVMAttribute) errno {
+func (d *Driver) svmGet(c *call, start, size uint64, attrs []kfdabi.SVMAttribute) errno {
 	p := c.p
 	last, err := d.svmValid(c, start, size)
 	if err != 0 {
@@ -261,8 +261,8 @@ func (d *Driver) svmGet(c *call, start, size uint64, attrs []kfd.SVMAttribute) e
 	}
 	for _, a := range attrs {
 		switch a.Type {
-		case kfd.SVMAttrPreferredLoc, kfd.SVMAttrPrefetchLoc, kfd.SVMAttrAccess, kfd.SVMAttrSetFlags, kfd.SVMAttrClrFlags,
-			kfd.SVMAttrGranularity:
+		case kfdabi.SVMAttrPreferredLoc, kfdabi.SVMAttrPrefetchLoc, kfdabi.SVMAttrAccess, kfdabi.SVMAttrSetFlags, kfdabi.SVMAttrClrFlags,
+			kfdabi.SVMAttrGranularity:
 		default:
 			return EINVAL
 		}
@@ -285,11 +285,11 @@ func (d *Driver) svmGet(c *call, start, size uint64, attrs []kfd.SVMAttribute) e
 }
 
 // getAttribute sets one attribute to its value in all ranges.
-func (p *process) getAttribute(a *kfd.SVMAttribute, ranges []*svmRange) errno {
+func (p *process) getAttribute(a *kfdabi.SVMAttribute, ranges []*svmRange) errno {
 	first := ranges[0]
 	same := func(of func(*svmRange) uint32) uint32 {
 		if slices.ContainsFunc(ranges, func(r *svmRange) bool { return of(r) != of(first) }) {
-			return kfd.SVMLocationUndefined
+			return kfdabi.SVMLocationUndefined
 		}
 		return of(first)
 	}
@@ -297,39 +297,39 @@ func (p *process) getAttribute(a *kfd.SVMAttribute, ranges []*svmRange) errno {
 		return !slices.ContainsFunc(ranges, func(r *svmRange) bool { return !of(r) })
 	}
 	switch a.Type {
-	case kfd.SVMAttrPreferredLoc:
+	case kfdabi.SVMAttrPreferredLoc:
 		a.Value = same(func(r *svmRange) uint32 { return r.preferred })
-	case kfd.SVMAttrPrefetchLoc:
+	case kfdabi.SVMAttrPrefetchLoc:
 		a.Value = same(func(r *svmRange) uint32 { return r.prefetch })
-	case kfd.SVMAttrAccess:
+	case kfdabi.SVMAttrAccess:
 		x := p.pdd(a.Value)
 		switch {
 		case x == nil:
 			return EINVAL
 		case every(func(r *svmRange) bool { return r.access[x.gpu] }):
 		case every(func(r *svmRange) bool { return r.accessInSitu[x.gpu] }):
-			a.Type = kfd.SVMAttrAccessInPlace
+			a.Type = kfdabi.SVMAttrAccessInPlace
 		default:
-			a.Type = kfd.SVMAttrNoAccess
+			a.Type = kfdabi.SVMAttrNoAccess
 		}
-	case kfd.SVMAttrSetFlags:
+	case kfdabi.SVMAttrSetFlags:
 		a.Value = ^uint32(0)
 		for _, r := range ranges {
 			a.Value &= r.flags
 		}
-	case kfd.SVMAttrClrFlags:
+	case kfdabi.SVMAttrClrFlags:
 		a.Value = ^uint32(0)
 		for _, r := range ranges {
 			a.Value &^= r.flags
 		}
-	case kfd.SVMAttrGranularity:
+	case kfdabi.SVMAttrGranularity:
 		a.Value = uint32(slices.MinFunc(ranges, func(r, o *svmRange) int { return cmp.Compare(r.granularity, o.granularity) }).granularity)
 	}
 	return 0
 }
 
 // setXnackMode is kfd_ioctl_set_xnack_mode.
-func (d *Driver) setXnackMode(c *call, args *kfd.SetXnackModeArgs) (int, errno) {
+func (d *Driver) setXnackMode(c *call, args *kfdabi.SetXnackModeArgs) (int, errno) {
 	p, mode := c.p, int32(args.XnackEnabled)
 	defer d.hold(c, &p.mutex)()
 	switch {

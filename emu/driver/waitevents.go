@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 )
 
 // eventWait is a WAIT_EVENTS in progress.
@@ -41,17 +41,17 @@ func (w *eventWait) result() uint32 {
 	for _, x := range w.waiters {
 		switch {
 		case x.event == nil:
-			return kfd.WaitResultFail
+			return kfdabi.WaitResultFail
 		case x.activated && !w.all:
-			return kfd.WaitResultComplete
+			return kfdabi.WaitResultComplete
 		case x.activated:
 			activated++
 		}
 	}
 	if activated == len(w.waiters) {
-		return kfd.WaitResultComplete
+		return kfdabi.WaitResultComplete
 	}
-	return kfd.WaitResultTimeout
+	return kfdabi.WaitResultTimeout
 }
 
 // The bytes that are copied of the union at the beginning of struct kfd_event_data: the
@@ -67,19 +67,19 @@ const (
 const maxWaiters = 4 << 20 / 56
 
 // waitEvents is kfd_ioctl_wait_events and kfd_wait_on_events.
-func (d *Driver) waitEvents(c *call, args *kfd.WaitEventsArgs) (int, errno) {
+func (d *Driver) waitEvents(c *call, args *kfdabi.WaitEventsArgs) (int, errno) {
 	result, err := d.waitOnEvents(c, args)
 	switch {
 	case err != 0:
-		result = kfd.WaitResultFail
-	case result == kfd.WaitResultFail:
+		result = kfdabi.WaitResultFail
+	case result == kfdabi.WaitResultFail:
 		err = EIO
 	}
 	args.WaitResult = result
 	return 0, err
 }
 
-func (d *Driver) waitOnEvents(c *call, args *kfd.WaitEventsArgs) (result uint32, err errno) {
+func (d *Driver) waitOnEvents(c *call, args *kfdabi.WaitEventsArgs) (result uint32, err errno) {
 	n := args.NumEvents
 	if n > d.prof.waitLimit {
 		return 0, ENOMEM
@@ -93,12 +93,12 @@ func (d *Driver) waitOnEvents(c *call, args *kfd.WaitEventsArgs) (result uint32,
 			return 0, err
 		}
 	}
-	if result = w.result(); result != kfd.WaitResultComplete {
+	if result = w.result(); result != kfdabi.WaitResultComplete {
 		d.unlock(&p.events)
 		result, err = d.awaitEvents(c, args, w)
 		d.lock(c, &p.events)
 	}
-	if err == 0 && result == kfd.WaitResultComplete {
+	if err == 0 && result == kfdabi.WaitResultComplete {
 		err = w.copyData()
 	}
 	return result, err
@@ -109,8 +109,8 @@ func (d *Driver) addWaiter(p *process, w *eventWait, array Memory, i int) errno 
 	if array == nil {
 		return EFAULT
 	}
-	to := array.At(i * sizeOf[kfd.SignalEventData]())
-	data, ok := copyFrom[kfd.SignalEventData](to, 1)
+	to := array.At(i * sizeOf[kfdabi.SignalEventData]())
+	data, ok := copyFrom[kfdabi.SignalEventData](to, 1)
 	if !ok {
 		return EFAULT
 	}
@@ -121,7 +121,7 @@ func (d *Driver) addWaiter(p *process, w *eventWait, array Memory, i int) errno 
 	x := &eventWaiter{wait: w, event: e, activated: e.signaled, memory: to}
 	w.waiters = append(w.waiters, x)
 	e.signaled = e.signaled && !e.autoReset
-	if age := data[0].LastEventAge; d.prof.eventAge && e.kind == kfd.EventTypeSignal && age != 0 {
+	if age := data[0].LastEventAge; d.prof.eventAge && e.kind == kfdabi.EventTypeSignal && age != 0 {
 		x.aged = true
 		x.activated = x.activated || e.age != age
 	}
@@ -133,9 +133,9 @@ func (d *Driver) addWaiter(p *process, w *eventWait, array Memory, i int) errno 
 
 // awaitEvents sleeps until the wait has a result, the timeout has passed, or a signal is
 // pending, which takes precedence: then args gets the rest of the time.
-func (d *Driver) awaitEvents(c *call, args *kfd.WaitEventsArgs, w *eventWait) (result uint32, err errno) {
+func (d *Driver) awaitEvents(c *call, args *kfdabi.WaitEventsArgs, w *eventWait) (result uint32, err errno) {
 	ms := args.Timeout
-	finite := ms != 0 && ms != kfd.WaitForever
+	finite := ms != 0 && ms != kfdabi.WaitForever
 	w.expired = ms == 0
 	var end int64
 	if finite {
@@ -161,7 +161,7 @@ func (d *Driver) awaitEvents(c *call, args *kfd.WaitEventsArgs, w *eventWait) (r
 			}
 			return 0, ERESTARTSYS
 		}
-		if result = w.result(); result != kfd.WaitResultTimeout || w.expired {
+		if result = w.result(); result != kfdabi.WaitResultTimeout || w.expired {
 			return result, 0
 		}
 		if first {
@@ -182,9 +182,9 @@ func (w *eventWait) copyData() errno {
 		var data []byte
 		switch {
 		case !x.activated:
-		case x.event.kind == kfd.EventTypeMemory:
+		case x.event.kind == kfdabi.EventTypeMemory:
 			data = bytesOf(x.event.memory)[:memoryExceptionBytes]
-		case x.event.kind == kfd.EventTypeHWException:
+		case x.event.kind == kfdabi.EventTypeHWException:
 			data = bytesOf(x.event.hardware)[:hwExceptionBytes]
 		case x.aged:
 			data = bytesOf([]uint64{x.event.age})

@@ -290,13 +290,18 @@ func victim(f *Fault, caller, target int32) int32 {
 }
 
 // kill ends a process and waits until it has ended, at most a second: a process that
-// waits for this call's answer may be its own debugger.
+// waits for this call's answer may be its own debugger. Another may have ended it just before.
 func kill(pid int32) error {
 	fd, err := unix.PidfdOpen(int(pid), 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	if err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); errors.Is(err, unix.ESRCH) {
+		err = nil
+	}
 	for end := time.Now().Add(time.Second); err == nil; {
 		left := max(time.Until(end), 0)
 		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds()))

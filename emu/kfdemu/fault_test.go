@@ -1,6 +1,7 @@
 package kfdemu
 
 import (
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -96,5 +97,27 @@ func TestFaultsStrikeWhenTheyShould(t *testing.T) {
 	}
 	if second.Hits() != 1 || later.Hits() != 2 {
 		t.Errorf("they struck %d and %d times, want 1 and 2", second.Hits(), later.Hits())
+	}
+}
+
+// Another fault may have ended the process of a fault.
+func TestProcessThatHasEndedIsKilledWithoutAnError(t *testing.T) {
+	cmd := exec.Command("cat")
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	pid := int32(cmd.Process.Pid)
+	for _, state := range []string{"running", "ended", "reaped"} {
+		if err := kill(pid); err != nil {
+			t.Errorf("kill of a process that is %s: %v", state, err)
+		}
+		if state == "ended" {
+			_ = cmd.Wait() // the status is the signal
+		}
 	}
 }

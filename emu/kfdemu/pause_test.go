@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -59,10 +60,10 @@ func TestTimeOfTheGPUsStandsStillDuringTheEmulatorsWork(t *testing.T) {
 		runs()
 		call(kfd.ReqGetVersion, kfd.PointerTo(&kfd.GetVersionArgs{}))
 		runs()
-		queue := kfd.CreateQueueArgs{GPUID: gpu, QueueType: kfd.QueueTypeSDMA, RingSize: 4096, QueuePercentage: 100, RingBaseAddress: 1 << 20}
+		queue := kfdabi.CreateQueueArgs{GPUID: gpu, QueueType: kfd.QueueTypeSDMA, RingSize: 4096, QueuePercentage: 100, RingBaseAddress: 1 << 20}
 		call(kfd.ReqCreateQueue, kfd.PointerTo(&queue)) // waits for the hardware
-		call(kfd.ReqDestroyQueue, kfd.PointerTo(&kfd.DestroyQueueArgs{QueueID: queue.QueueID}))
-		event := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal, NodeID: gpu}
+		call(kfd.ReqDestroyQueue, kfd.PointerTo(&kfdabi.DestroyQueueArgs{QueueID: queue.QueueID}))
+		event := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal, NodeID: gpu}
 		call(kfd.ReqCreateEvent, kfd.PointerTo(&event))
 		tid := int32(unix.Gettid())
 		awaited := make(chan struct{})
@@ -79,8 +80,8 @@ func TestTimeOfTheGPUsStandsStillDuringTheEmulatorsWork(t *testing.T) {
 			}
 			e.driver.SignalEvent(task.Space(), event.EventID)
 		}()
-		data := []kfd.SignalEventData{{EventID: event.EventID}}
-		call(kfd.ReqWaitEvents, kfd.PointerTo(&kfd.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(data), NumEvents: 1, Timeout: kfd.WaitForever}))
+		data := []kfdabi.SignalEventData{{EventID: event.EventID}}
+		call(kfd.ReqWaitEvents, kfd.PointerTo(&kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(data), NumEvents: 1, Timeout: kfdabi.WaitForever}))
 		<-awaited
 		runs()
 	})

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -48,12 +49,12 @@ func (c *pm4Client) open(gpu uint32) {
 	c.must("open", err)
 	c.memory, err = unix.Mmap(-1, 0, pm4Bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	c.must("mmap", err)
-	event := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal, AutoReset: 1}
+	event := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal, AutoReset: 1}
 	c.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&event))
-	page, err := unix.Mmap(c.fd, int64(event.EventPageOffset), 8*kfd.SignalEventLimit, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	page, err := unix.Mmap(c.fd, int64(event.EventPageOffset), 8*kfdabi.SignalEventLimit, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	c.must("map the events", err)
 	c.event, c.slot = event.EventID, addressOf(page)+8*uint64(event.EventSlotIndex)
-	queue := kfd.CreateQueueArgs{
+	queue := kfdabi.CreateQueueArgs{
 		RingBaseAddress: c.address(pm4RingAt), RingSize: pm4RingBytes, ReadPointerAddress: c.address(pm4Read), WritePointerAddress: c.address(pm4WritePtr),
 		GPUID: gpu, QueueType: kfd.QueueTypeCompute, QueuePercentage: 100, QueuePriority: 7,
 	}
@@ -111,10 +112,10 @@ func (c *pm4Client) submit(packets ...[]byte) {
 
 // wait waits for the event, at most for some milliseconds, and reports whether it came.
 func (c *pm4Client) wait(ms uint32) bool {
-	data := kfd.SignalEventData{EventID: c.event}
-	args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1, Timeout: ms}
+	data := kfdabi.SignalEventData{EventID: c.event}
+	args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1, Timeout: ms}
 	c.ioctl(kfd.ReqWaitEvents, kfd.PointerTo(&args))
-	return args.WaitResult == kfd.WaitResultComplete
+	return args.WaitResult == kfdabi.WaitResultComplete
 }
 
 // A queue is taken off the GPU in the middle of an indirect buffer: nothing behind that place

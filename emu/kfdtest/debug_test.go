@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -49,7 +50,7 @@ func TestAnswersRecordedInAGuestWithoutAGPU(t *testing.T) {
 		if len(queues) != 0 {
 			s.Errorf("queues: %v", queues)
 		}
-		device := kfd.TrapDeviceSnapshotArgs{PID: uint32(pid), Op: kfd.TrapGetDeviceSnapshot, EntrySize: 120}
+		device := kfdabi.TrapDeviceSnapshotArgs{PID: uint32(pid), Op: kfd.TrapGetDeviceSnapshot, EntrySize: 120}
 		_, err = dbg.Main().Ioctl(s.fdOf(dbg), kfd.ReqDbgTrap, kfd.PointerTo(&device))
 		s.want(unix.EINVAL, err)
 		s.must(d.SendRuntimeEvent(pid, kfd.ECProcessRuntime.Mask(), 0, 0))
@@ -259,7 +260,7 @@ func TestOneProcessAtATimeWithASingleVMID(t *testing.T) {
 func TestProcessWithGWSCannotBeDebuggedEverywhere(t *testing.T) {
 	for gfx, want := range map[uint32]unix.Errno{hws: 0, 110000: unix.EBUSY, mes: 0} {
 		stage(t, "6.12.103", gfx, func(s *scene) {
-			args := kfd.AllocQueueGWSArgs{QueueID: s.queue(gpuA), NumGWS: 1}
+			args := kfdabi.AllocQueueGWSArgs{QueueID: s.queue(gpuA), NumGWS: 1}
 			_, err := s.job.Main().Ioctl(s.fd, kfd.ReqAllocQueueGWS, kfd.PointerTo(&args))
 			s.must(err)
 			_, err = s.device.Enable(s.job.PID(), enabledMask, s.pipe)
@@ -293,7 +294,7 @@ func TestEnableThatCannotWriteItsResult(t *testing.T) {
 func TestCUMaskMakesSomeGPUsBusy(t *testing.T) {
 	stage(t, "6.12", 110000, func(s *scene) {
 		words := []uint32{0xf}
-		args := kfd.SetCUMaskArgs{QueueID: s.queue(gpuA), NumCUMask: 32, CUMaskPtr: kfd.PointerToSlice(words)}
+		args := kfdabi.SetCUMaskArgs{QueueID: s.queue(gpuA), NumCUMask: 32, CUMaskPtr: kfd.PointerToSlice(words)}
 		set := func() error {
 			_, err := s.job.Main().Ioctl(s.fd, kfd.ReqSetCUMask, kfd.PointerTo(&args))
 			return err

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -35,7 +36,7 @@ func TestUnknownNumberIsENOTTYSince612(t *testing.T) {
 			_, err := s.job.Main().Ioctl(s.fd, 0xC0004B00|nr|8<<16, kfd.PointerTo(&args))
 			s.want(want, err)
 		}
-		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqProfiler, kfd.PointerTo(&kfd.ProfilerArgs{Op: kfd.ProfilerVersion}))
+		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqProfiler, kfd.PointerTo(&kfdabi.ProfilerArgs{Op: kfdabi.ProfilerVersion}))
 		if s.device.Version().Minor >= 23 {
 			want = 0
 		}
@@ -50,17 +51,21 @@ func TestProfilesAgreeWithPackageKFD(t *testing.T) {
 		}
 		s.enable()
 		entries := make([]kfd.DeviceInfoEntry, 2)
-		args := kfd.TrapDeviceSnapshotArgs{
+		args := kfdabi.TrapDeviceSnapshotArgs{
 			PID: uint32(s.job.PID()), Op: kfd.TrapGetDeviceSnapshot, SnapshotBufPtr: kfd.PointerToSlice(entries), NumDevices: 2, EntrySize: 128,
 		}
 		_, err := s.trap(kfd.PointerTo(&args))
 		s.must(err)
-		if want := s.device.Profile().DeviceInfoSize; args.EntrySize != want {
-			s.Errorf("device entries of %d bytes, want %d", args.EntrySize, want)
+		contexts, size := s.device.Version().Minor >= 23, uint32(120)
+		if contexts {
+			size = 128
+		}
+		if args.EntrySize != size {
+			s.Errorf("device entries of %d bytes, want %d", args.EntrySize, size)
 		}
 		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqCreateProcess, kfd.Pointer{})
 		want := unix.Errno(0)
-		if !s.device.Profile().SecondaryContexts {
+		if !contexts {
 			want = unix.ENOTTY
 			if s.device.Version().Minor < 17 {
 				want = unix.EINVAL
@@ -85,7 +90,7 @@ func TestShortStructureIsExtendedWithZeros(t *testing.T) {
 
 func TestArgumentsAreCopiedBackOnErrors(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		args := kfd.CreateQueueArgs{RingSize: 8, GPUID: 99}
+		args := kfdabi.CreateQueueArgs{RingSize: 8, GPUID: 99}
 		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqCreateQueue, kfd.PointerTo(&args))
 		s.want(unix.EINVAL, err)
 		if args.RingSize != 1024 {
@@ -143,14 +148,14 @@ func TestOpeningTheDriver(t *testing.T) {
 
 func TestAperturesAreCountedAndListed(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		args := kfd.ProcessAperturesNewArgs{}
+		args := kfdabi.ProcessAperturesNewArgs{}
 		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
 		s.must(err)
 		if args.NumOfNodes != 2 {
 			s.Errorf("%d nodes, want 2", args.NumOfNodes)
 		}
-		list := make([]kfd.ProcessDeviceApertures, 3)
-		args = kfd.ProcessAperturesNewArgs{Apertures: kfd.PointerToSlice(list), NumOfNodes: 3}
+		list := make([]kfdabi.ProcessDeviceApertures, 3)
+		args = kfdabi.ProcessAperturesNewArgs{Apertures: kfd.PointerToSlice(list), NumOfNodes: 3}
 		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
 		s.must(err)
 		if args.NumOfNodes != 2 || list[1].GPUID != uint32(gpuB) || list[2].GPUID != 0 {
@@ -184,7 +189,7 @@ func TestQueueLimits(t *testing.T) {
 func TestSDMAQueueByEngineHasTheEnginesKind(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		for engine, kind := range map[uint32]uint32{1: kfd.QueueTypeSDMA, 2: kfd.QueueTypeSDMAXGMI} {
-			args := kfd.CreateQueueArgs{
+			args := kfdabi.CreateQueueArgs{
 				RingBaseAddress: 1 << 20, RingSize: 4096, GPUID: uint32(gpuA), QueueType: kfd.QueueTypeSDMAByEngID,
 				QueuePercentage: 100, SDMAEngineID: engine,
 			}
@@ -218,7 +223,7 @@ func TestSecondaryContextCannotDebug(t *testing.T) {
 func TestProfilerBelongsToOneProcessAtATime(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		lock := func(p *kfdtest.Process, fd int, gpu, on uint32) error {
-			args := kfd.ProfilerArgs{Op: kfd.ProfilerPMC, GPUID: gpu, Lock: on}
+			args := kfdabi.ProfilerArgs{Op: kfdabi.ProfilerPMC, GPUID: gpu, Lock: on}
 			_, err := p.Main().Ioctl(fd, kfd.ReqProfiler, kfd.PointerTo(&args))
 			return err
 		}
@@ -241,7 +246,7 @@ func TestRequestsOfTheOldDebugInterface(t *testing.T) {
 			_, err := s.job.Main().Ioctl(s.fd, req, kfd.PointerTo(&args))
 			s.want(unix.EPERM, err)
 		}
-		vm := kfd.AcquireVMArgs{GPUID: uint32(gpuA)}
+		vm := kfdabi.AcquireVMArgs{GPUID: uint32(gpuA)}
 		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqAcquireVM, kfd.PointerTo(&vm))
 		s.must(err)
 		vm.GPUID = 5

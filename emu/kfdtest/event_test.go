@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -21,12 +22,12 @@ func (s *scene) do(req kfd.Request, args kfd.Pointer) error {
 
 func (s *scene) newEvent(kind uint32, autoReset bool) uint32 {
 	s.Helper()
-	args := kfd.CreateEventArgs{EventType: kind}
+	args := kfdabi.CreateEventArgs{EventType: kind}
 	if autoReset {
 		args.AutoReset = 1
 	}
 	if s.profile == "7.3" && s.eventPage == 0 {
-		s.eventPage = s.alloc(gpuA, kfd.AllocGTT, 8*kfd.SignalEventLimit)
+		s.eventPage = s.alloc(gpuA, kfdabi.AllocGTT, 8*kfdabi.SignalEventLimit)
 		args.EventPageOffset = s.eventPage
 	}
 	s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
@@ -34,15 +35,15 @@ func (s *scene) newEvent(kind uint32, autoReset bool) uint32 {
 }
 
 func (s *scene) setEvent(id uint32) error {
-	return s.do(kfd.ReqSetEvent, kfd.PointerTo(&kfd.SetEventArgs{EventID: id}))
+	return s.do(kfd.ReqSetEvent, kfd.PointerTo(&kfdabi.SetEventArgs{EventID: id}))
 }
 
 func (s *scene) resetEvent(id uint32) error {
-	return s.do(kfd.ReqResetEvent, kfd.PointerTo(&kfd.ResetEventArgs{EventID: id}))
+	return s.do(kfd.ReqResetEvent, kfd.PointerTo(&kfdabi.ResetEventArgs{EventID: id}))
 }
 
 func (s *scene) destroyEvent(id uint32) error {
-	return s.do(kfd.ReqDestroyEvent, kfd.PointerTo(&kfd.DestroyEventArgs{EventID: id}))
+	return s.do(kfd.ReqDestroyEvent, kfd.PointerTo(&kfdabi.DestroyEventArgs{EventID: id}))
 }
 
 // waited is the result of a wait.
@@ -54,14 +55,14 @@ type waited struct {
 
 // wait waits for the events ids. ages are their last known ages, if any.
 func (s *scene) wait(t *kfdtest.Thread, all bool, timeout uint32, ids []uint32, ages ...uint64) waited {
-	list := make([]kfd.SignalEventData, len(ids))
+	list := make([]kfdabi.SignalEventData, len(ids))
 	for i, id := range ids {
 		list[i].EventID = id
 		if i < len(ages) {
 			list[i].LastEventAge = ages[i]
 		}
 	}
-	args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: uint32(len(ids)), Timeout: timeout}
+	args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: uint32(len(ids)), Timeout: timeout}
 	if all {
 		args.WaitForAll = 1
 	}
@@ -76,7 +77,7 @@ func (s *scene) wait(t *kfdtest.Thread, all bool, timeout uint32, ids []uint32, 
 // poll returns the signalled events among ids, without waiting.
 func (s *scene) poll(ids ...uint32) (signalled []uint32) {
 	for _, id := range ids {
-		if w := s.wait(s.job.Main(), false, 0, []uint32{id}); w.Result == kfd.WaitResultComplete && w.Err == nil {
+		if w := s.wait(s.job.Main(), false, 0, []uint32{id}); w.Result == kfdabi.WaitResultComplete && w.Err == nil {
 			signalled = append(signalled, id)
 		}
 	}
@@ -108,17 +109,17 @@ func (s *scene) same(want, got any) {
 func TestEventsGetTheLowestFreeIDs(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		var ids []uint32
-		for _, kind := range []uint32{kfd.EventTypeSignal, kfd.EventTypeMemory, kfd.EventTypeDebug, kfd.EventTypeHWException, 77} {
+		for _, kind := range []uint32{kfdabi.EventTypeSignal, kfdabi.EventTypeMemory, kfdabi.EventTypeDebug, kfdabi.EventTypeHWException, 77} {
 			ids = append(ids, s.newEvent(kind, false))
 		}
 		s.same([]uint32{1, 1 << 30, 2, 1<<30 + 1, 1<<30 + 2}, ids)
 		s.must(s.destroyEvent(1))
 		s.must(s.destroyEvent(1 << 30))
 		s.want(unix.EINVAL, s.destroyEvent(1))
-		s.same([]uint32{1, 1 << 30}, []uint32{s.newEvent(kfd.EventTypeSignal, false), s.newEvent(99, false)})
-		args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal}
+		s.same([]uint32{1, 1 << 30}, []uint32{s.newEvent(kfdabi.EventTypeSignal, false), s.newEvent(99, false)})
+		args := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal}
 		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
-		s.same(kfd.CreateEventArgs{EventPageOffset: 2 << 62, EventTriggerData: 3, EventID: 3, EventSlotIndex: 3}, args)
+		s.same(kfdabi.CreateEventArgs{EventPageOffset: 2 << 62, EventTriggerData: 3, EventID: 3, EventSlotIndex: 3}, args)
 	})
 }
 
@@ -128,10 +129,10 @@ func TestSignalEventsNeedThePageOfTheProcessSince73(t *testing.T) {
 		if s.profile == "7.3" {
 			want = unix.ENOMEM
 		}
-		for _, kind := range []uint32{kfd.EventTypeSignal, kfd.EventTypeDebug} {
-			s.want(want, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&kfd.CreateEventArgs{EventType: kind})))
+		for _, kind := range []uint32{kfdabi.EventTypeSignal, kfdabi.EventTypeDebug} {
+			s.want(want, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{EventType: kind})))
 		}
-		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&kfd.CreateEventArgs{EventType: kfd.EventTypeMemory})))
+		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeMemory})))
 	})
 }
 
@@ -139,12 +140,12 @@ func TestOnlySignalEventsAreSetByTheProcess(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.want(unix.EINVAL, s.setEvent(0)) // the driver's own
 		s.want(unix.EINVAL, s.setEvent(1))
-		for _, kind := range []uint32{kfd.EventTypeDebug, kfd.EventTypeMemory, kfd.EventTypeHWException} {
+		for _, kind := range []uint32{kfdabi.EventTypeDebug, kfdabi.EventTypeMemory, kfdabi.EventTypeHWException} {
 			id := s.newEvent(kind, false)
 			s.want(unix.EINVAL, s.setEvent(id))
 			s.want(unix.EINVAL, s.resetEvent(id))
 		}
-		id := s.newEvent(kfd.EventTypeSignal, false)
+		id := s.newEvent(kfdabi.EventTypeSignal, false)
 		s.must(s.setEvent(id))
 		s.same([]uint32{id}, s.poll(id))
 		s.same([]uint32{id}, s.poll(id))
@@ -156,8 +157,8 @@ func TestOnlySignalEventsAreSetByTheProcess(t *testing.T) {
 func TestGPUSignalsOnlySignalAndDebugEvents(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		ids := []uint32{
-			s.newEvent(kfd.EventTypeSignal, false), s.newEvent(kfd.EventTypeDebug, false),
-			s.newEvent(kfd.EventTypeMemory, false), s.newEvent(kfd.EventTypeHWException, false),
+			s.newEvent(kfdabi.EventTypeSignal, false), s.newEvent(kfdabi.EventTypeDebug, false),
+			s.newEvent(kfdabi.EventTypeMemory, false), s.newEvent(kfdabi.EventTypeHWException, false),
 		}
 		for _, id := range ids {
 			s.m.SignalEvent(s.job.MM(), id)
@@ -172,57 +173,57 @@ func TestGPUSignalsOnlySignalAndDebugEvents(t *testing.T) {
 
 func TestAutoResetEventEndsOneWait(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		id := s.newEvent(kfd.EventTypeSignal, true)
+		id := s.newEvent(kfdabi.EventTypeSignal, true)
 		s.must(s.setEvent(id))
 		s.must(s.setEvent(id)) // signals are not counted
 		s.same([]uint32{id}, s.poll(id))
 		s.same([]uint32(nil), s.poll(id))
-		_, first := s.waiting(false, kfd.WaitForever, []uint32{id})
-		_, second := s.waiting(false, kfd.WaitForever, []uint32{id})
+		_, first := s.waiting(false, kfdabi.WaitForever, []uint32{id})
+		_, second := s.waiting(false, kfdabi.WaitForever, []uint32{id})
 		s.m.SignalEvent(s.job.MM(), id) // it wakes the wait, and the event stays unsignalled
-		s.same(waited{Timeout: kfd.WaitForever}, <-first)
-		s.same(waited{Timeout: kfd.WaitForever}, <-second)
+		s.same(waited{Timeout: kfdabi.WaitForever}, <-first)
+		s.same(waited{Timeout: kfdabi.WaitForever}, <-second)
 		s.same([]uint32(nil), s.poll(id))
 	})
 }
 
 func TestSecondSignalBeforeTheSleeperRunsStays(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		first, second := s.newEvent(kfd.EventTypeSignal, true), s.newEvent(kfd.EventTypeSignal, true)
-		_, done := s.waiting(true, kfd.WaitForever, []uint32{first, second})
+		first, second := s.newEvent(kfdabi.EventTypeSignal, true), s.newEvent(kfdabi.EventTypeSignal, true)
+		_, done := s.waiting(true, kfdabi.WaitForever, []uint32{first, second})
 		s.must(s.setEvent(first))
 		synctest.Wait()
 		s.must(s.setEvent(first)) // the wait already has this event
 		s.same([]uint32{first}, s.poll(first))
 		s.must(s.setEvent(second))
-		s.same(waited{Timeout: kfd.WaitForever}, <-done)
+		s.same(waited{Timeout: kfdabi.WaitForever}, <-done)
 		s.same([]uint32(nil), s.poll(first, second))
 	})
 }
 
 func TestWaitForOneOrForAll(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		ids := []uint32{s.newEvent(kfd.EventTypeSignal, false), s.newEvent(kfd.EventTypeSignal, false)}
-		_, all := s.waiting(true, kfd.WaitForever, ids)
-		_, one := s.waiting(false, kfd.WaitForever, ids)
+		ids := []uint32{s.newEvent(kfdabi.EventTypeSignal, false), s.newEvent(kfdabi.EventTypeSignal, false)}
+		_, all := s.waiting(true, kfdabi.WaitForever, ids)
+		_, one := s.waiting(false, kfdabi.WaitForever, ids)
 		s.must(s.setEvent(ids[1]))
-		s.same(waited{Timeout: kfd.WaitForever}, <-one)
+		s.same(waited{Timeout: kfdabi.WaitForever}, <-one)
 		synctest.Wait()
 		if len(all) != 0 {
 			s.Error("one event ended the wait for all")
 		}
 		s.must(s.setEvent(ids[0]))
-		s.same(waited{Timeout: kfd.WaitForever}, <-all)
+		s.same(waited{Timeout: kfdabi.WaitForever}, <-all)
 		s.same(waited{}, s.wait(s.job.Main(), true, 0, nil)) // an empty wait completes
-		s.same(waited{Result: kfd.WaitResultTimeout}, s.wait(s.job.Main(), false, 0, []uint32{s.newEvent(77, false)}))
+		s.same(waited{Result: kfdabi.WaitResultTimeout}, s.wait(s.job.Main(), false, 0, []uint32{s.newEvent(77, false)}))
 	})
 }
 
 func TestWaitTimesOut(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		id := s.newEvent(kfd.EventTypeSignal, false)
+		id := s.newEvent(kfdabi.EventTypeSignal, false)
 		began := time.Now()
-		s.same(waited{Result: kfd.WaitResultTimeout, Timeout: 1500}, s.wait(s.job.Main(), false, 1500, []uint32{id}))
+		s.same(waited{Result: kfdabi.WaitResultTimeout, Timeout: 1500}, s.wait(s.job.Main(), false, 1500, []uint32{id}))
 		s.same(1500*time.Millisecond, time.Since(began))
 		_, done := s.waiting(false, 1500, []uint32{id})
 		s.pass(time.Second)
@@ -233,33 +234,33 @@ func TestWaitTimesOut(t *testing.T) {
 
 func TestSignalEndsAWaitAndUndoesIt(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		taken, other := s.newEvent(kfd.EventTypeSignal, true), s.newEvent(kfd.EventTypeSignal, false)
+		taken, other := s.newEvent(kfdabi.EventTypeSignal, true), s.newEvent(kfdabi.EventTypeSignal, false)
 		s.must(s.setEvent(taken))
 		thread, done := s.waiting(true, 2000, []uint32{taken, other})
 		s.same([]uint32(nil), s.poll(taken))
 		s.pass(700 * time.Millisecond)
 		thread.Interrupt()
 		// The restarted call waits for the rest of the time.
-		s.same(waited{Result: kfd.WaitResultFail, Timeout: 1300, Err: unix.EINTR}, <-done)
+		s.same(waited{Result: kfdabi.WaitResultFail, Timeout: 1300, Err: unix.EINTR}, <-done)
 		s.same([]uint32{taken}, s.poll(taken))
-		thread, done = s.waiting(false, kfd.WaitForever, []uint32{other})
+		thread, done = s.waiting(false, kfdabi.WaitForever, []uint32{other})
 		thread.Interrupt()
-		s.same(waited{Result: kfd.WaitResultFail, Timeout: kfd.WaitForever, Err: unix.EINTR}, <-done)
-		_, done = s.waiting(false, kfd.WaitForever, []uint32{other})
+		s.same(waited{Result: kfdabi.WaitResultFail, Timeout: kfdabi.WaitForever, Err: unix.EINTR}, <-done)
+		_, done = s.waiting(false, kfdabi.WaitForever, []uint32{other})
 		s.job.Kill()
-		s.same(waited{Result: kfd.WaitResultFail, Timeout: kfd.WaitForever, Err: unix.EOWNERDEAD}, <-done)
+		s.same(waited{Result: kfdabi.WaitResultFail, Timeout: kfdabi.WaitForever, Err: unix.EOWNERDEAD}, <-done)
 	})
 }
 
 func TestDestroyedEventFailsItsWaits(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		gone, stays := s.newEvent(kfd.EventTypeSignal, false), s.newEvent(kfd.EventTypeSignal, false)
-		thread, done := s.waiting(false, kfd.WaitForever, []uint32{gone, stays})
+		gone, stays := s.newEvent(kfdabi.EventTypeSignal, false), s.newEvent(kfdabi.EventTypeSignal, false)
+		thread, done := s.waiting(false, kfdabi.WaitForever, []uint32{gone, stays})
 		if !thread.Blocked() {
 			s.Error("it does not wait")
 		}
 		s.must(s.destroyEvent(gone))
-		s.same(waited{Result: kfd.WaitResultFail, Timeout: kfd.WaitForever, Err: unix.EIO}, <-done)
+		s.same(waited{Result: kfdabi.WaitResultFail, Timeout: kfdabi.WaitForever, Err: unix.EIO}, <-done)
 		s.must(s.setEvent(stays))
 		s.same([]uint32{stays}, s.poll(stays))
 	})
@@ -267,16 +268,16 @@ func TestDestroyedEventFailsItsWaits(t *testing.T) {
 
 func TestWaitForUnknownEventsFails(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		fail := func(err unix.Errno) waited { return waited{Result: kfd.WaitResultFail, Err: err} }
-		id := s.newEvent(kfd.EventTypeSignal, true)
+		fail := func(err unix.Errno) waited { return waited{Result: kfdabi.WaitResultFail, Err: err} }
+		id := s.newEvent(kfdabi.EventTypeSignal, true)
 		s.must(s.setEvent(id))
 		s.same(fail(unix.EINVAL), s.wait(s.job.Main(), false, 0, []uint32{id, 7}))
 		s.same([]uint32(nil), s.poll(id)) // events that were reset by then are lost
-		args := kfd.WaitEventsArgs{NumEvents: 1}
+		args := kfdabi.WaitEventsArgs{NumEvents: 1}
 		s.want(unix.EFAULT, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
-		args = kfd.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: 1}
+		args = kfdabi.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: 1}
 		s.want(unix.EFAULT, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
-		s.same(kfd.WaitResultFail, args.WaitResult)
+		s.same(kfdabi.WaitResultFail, args.WaitResult)
 	})
 }
 
@@ -284,10 +285,10 @@ func TestNumberOfEventsToWaitForIsLimited(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		limit := uint32(4 << 20 / 56)
 		if s.device.Version().Minor >= 23 {
-			limit = kfd.SignalEventLimit
+			limit = kfdabi.SignalEventLimit
 		}
 		for n, want := range map[uint32]unix.Errno{limit: unix.EFAULT, limit + 1: unix.ENOMEM} {
-			args := kfd.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: n}
+			args := kfdabi.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: n}
 			s.want(want, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
 		}
 	})
@@ -295,44 +296,44 @@ func TestNumberOfEventsToWaitForIsLimited(t *testing.T) {
 
 func TestAgeReportsSignalsBetweenWaits(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
-		id := s.newEvent(kfd.EventTypeSignal, true)
+		id := s.newEvent(kfdabi.EventTypeSignal, true)
 		s.must(s.setEvent(id))
 		s.must(s.setEvent(id))
 		s.same([]uint32{id}, s.poll(id))
 		got := s.wait(s.job.Main(), false, 0, []uint32{id}, 1) // a new event has age 1
 		want := waited{Ages: []uint64{3}}
 		if s.device.Version().Minor < 14 {
-			want = waited{Result: kfd.WaitResultTimeout, Ages: []uint64{1}}
+			want = waited{Result: kfdabi.WaitResultTimeout, Ages: []uint64{1}}
 		}
 		s.same(want, got)
-		s.same(waited{Result: kfd.WaitResultTimeout, Ages: []uint64{3}}, s.wait(s.job.Main(), false, 0, []uint32{id}, 3))
+		s.same(waited{Result: kfdabi.WaitResultTimeout, Ages: []uint64{3}}, s.wait(s.job.Main(), false, 0, []uint32{id}, 3))
 	})
 }
 
 func TestEventPageLimitsTheSignals(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		for range 255 {
-			s.newEvent(kfd.EventTypeSignal, false)
+			s.newEvent(kfdabi.EventTypeSignal, false)
 		}
-		args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal}
+		args := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal}
 		s.want(unix.ENOSPC, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
-		s.newEvent(kfd.EventTypeMemory, false)
+		s.newEvent(kfdabi.EventTypeMemory, false)
 		// Another page is too late.
-		args.EventPageOffset = s.alloc(gpuA, kfd.AllocGTT, 8*kfd.SignalEventLimit)
+		args.EventPageOffset = s.alloc(gpuA, kfdabi.AllocGTT, 8*kfdabi.SignalEventLimit)
 		s.want(unix.EINVAL, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
 	})
 	stage(t, "6.12", hws, func(s *scene) {
-		page := s.alloc(gpuA, kfd.AllocGTT, 8*kfd.SignalEventLimit)
-		for _, handle := range []uint64{s.alloc(gpuA, kfd.AllocGTT, 4096), s.allocUserptr(gpuA), page + 9, 1} {
-			args := kfd.CreateEventArgs{EventPageOffset: handle}
+		page := s.alloc(gpuA, kfdabi.AllocGTT, 8*kfdabi.SignalEventLimit)
+		for _, handle := range []uint64{s.alloc(gpuA, kfdabi.AllocGTT, 4096), s.allocUserptr(gpuA), page + 9, 1} {
+			args := kfdabi.CreateEventArgs{EventPageOffset: handle}
 			s.want(unix.EINVAL, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
 		}
-		args := kfd.CreateEventArgs{EventPageOffset: page}
+		args := kfdabi.CreateEventArgs{EventPageOffset: page}
 		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
-		for range kfd.SignalEventLimit - 2 {
-			s.newEvent(kfd.EventTypeSignal, false)
+		for range kfdabi.SignalEventLimit - 2 {
+			s.newEvent(kfdabi.EventTypeSignal, false)
 		}
-		args = kfd.CreateEventArgs{}
+		args = kfdabi.CreateEventArgs{}
 		s.want(unix.ENOSPC, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
 		s.want(unix.EPERM, s.free(page))
 	})
@@ -341,14 +342,14 @@ func TestEventPageLimitsTheSignals(t *testing.T) {
 func TestCreateEventWaitsForADebuggersSuspend(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		ids := s.suspendable(gpuA)
-		event := s.newEvent(kfd.EventTypeSignal, false)
+		event := s.newEvent(kfdabi.EventTypeSignal, false)
 		hold := s.m.Inject(kfdtest.Fault{Stage: kfdtest.Hardware, Step: driver.StepUnmap, Hold: true})
 		suspended := start(func() error { s.suspend(ids...); return nil })
 		if !waits(suspended) {
 			s.Fatal("the hardware does not hold the call")
 		}
 		created := start(func() error {
-			_, err := s.job.NewThread().Ioctl(s.fd, kfd.ReqCreateEvent, kfd.PointerTo(&kfd.CreateEventArgs{}))
+			_, err := s.job.NewThread().Ioctl(s.fd, kfd.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{}))
 			return err
 		})
 		if !waits(created) {
@@ -365,9 +366,9 @@ func TestFaultSignalsMemoryEventsAndStopsTheProcess(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		s.queue(gpuA)
 		s.queue(gpuB)
-		ids := []uint32{s.newEvent(kfd.EventTypeMemory, true), s.newEvent(kfd.EventTypeHWException, true)}
+		ids := []uint32{s.newEvent(kfdabi.EventTypeMemory, true), s.newEvent(kfdabi.EventTypeHWException, true)}
 		s.m.Fault(s.job.MM(), gpuA, driver.MemoryFault{VA: 0x7f00dead000, NotPresent: true, ReadOnly: true})
-		s.same([]uint32{ids[0]}, s.memoryEvents(ids, kfd.MemoryEventData{
+		s.same([]uint32{ids[0]}, s.memoryEvents(ids, kfdabi.MemoryEventData{
 			NotPresent: 1, ReadOnly: 1, VA: 0x7f00dead000, GPUID: uint32(gpuA), EventID: ids[0],
 		}))
 		s.same([]uint32{1}, s.running())
@@ -375,14 +376,14 @@ func TestFaultSignalsMemoryEventsAndStopsTheProcess(t *testing.T) {
 }
 
 // memoryEvents polls, and compares the data of the first of the events.
-func (s *scene) memoryEvents(ids []uint32, want kfd.MemoryEventData) (signalled []uint32) {
+func (s *scene) memoryEvents(ids []uint32, want kfdabi.MemoryEventData) (signalled []uint32) {
 	s.Helper()
-	list := make([]kfd.MemoryEventData, 1)
+	list := make([]kfdabi.MemoryEventData, 1)
 	for _, id := range ids {
-		list[0] = kfd.MemoryEventData{EventID: id}
-		args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: 1}
+		list[0] = kfdabi.MemoryEventData{EventID: id}
+		args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: 1}
 		s.must(s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
-		if args.WaitResult == kfd.WaitResultComplete {
+		if args.WaitResult == kfdabi.WaitResultComplete {
 			signalled = append(signalled, id)
 			s.same(want, list[0])
 		}
@@ -392,7 +393,7 @@ func (s *scene) memoryEvents(ids []uint32, want kfd.MemoryEventData) (signalled 
 
 func TestDebuggerDecidesWhetherTheRuntimeGetsAFault(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
-		id := s.newEvent(kfd.EventTypeMemory, true)
+		id := s.newEvent(kfdabi.EventTypeMemory, true)
 		s.queue(gpuA)
 		_, err := s.device.Enable(s.job.PID(), kfd.ECDeviceMemoryViolation.Mask(), s.pipe)
 		s.must(err)
@@ -405,7 +406,7 @@ func TestDebuggerDecidesWhetherTheRuntimeGetsAFault(t *testing.T) {
 		}
 		_, err = s.trap(kfd.PointerTo(&args))
 		s.must(err)
-		s.same([]uint32{id}, s.memoryEvents([]uint32{id}, kfd.MemoryEventData{
+		s.same([]uint32{id}, s.memoryEvents([]uint32{id}, kfdabi.MemoryEventData{
 			NoExecute: 1, VA: 0x1000, GPUID: uint32(gpuA), EventID: id,
 		}))
 		s.same([]uint32(nil), s.running())
@@ -414,15 +415,15 @@ func TestDebuggerDecidesWhetherTheRuntimeGetsAFault(t *testing.T) {
 
 func TestResetSignalsAnEventOfEveryProcess(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		id := s.newEvent(kfd.EventTypeHWException, true)
-		memory := s.newEvent(kfd.EventTypeMemory, true)
+		id := s.newEvent(kfdabi.EventTypeHWException, true)
+		memory := s.newEvent(kfdabi.EventTypeMemory, true)
 		s.m.StartReset(gpuB)
 		s.m.EndReset(gpuB)
-		list := make([]kfd.HWEventData, 1)
+		list := make([]kfdabi.HWEventData, 1)
 		list[0].EventID = id
-		args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: 1}
+		args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: 1}
 		s.must(s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
-		s.same(kfd.HWEventData{MemoryLost: 1, GPUID: uint32(gpuB), EventID: id}, list[0])
+		s.same(kfdabi.HWEventData{MemoryLost: 1, GPUID: uint32(gpuB), EventID: id}, list[0])
 		s.same([]uint32(nil), s.poll(memory))
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -103,7 +104,7 @@ func (l *limits) call(j *actor, call func(t *kfdtest.Thread)) {
 func (l *limits) create(j *actor) {
 	gpu := rapid.SampledFrom([]gpreempt.GPUID{gpuA, gpuA, gpuB}).Draw(l.rt, "gpu")
 	kind := rapid.SampledFrom([]uint32{kfd.QueueTypeCompute, kfd.QueueTypeComputeAQL, kfd.QueueTypeComputeAQL, kfd.QueueTypeSDMA, kfd.QueueTypeSDMAXGMI}).Draw(l.rt, "type")
-	args := kfd.CreateQueueArgs{
+	args := kfdabi.CreateQueueArgs{
 		RingBaseAddress: 1 << 20, RingSize: 4096, GPUID: uint32(gpu), QueueType: kind, QueuePercentage: 100, QueuePriority: l.priority(),
 	}
 	l.call(j, func(t *kfdtest.Thread) { _, _ = t.Ioctl(j.fd, kfd.ReqCreateQueue, kfd.PointerTo(&args)) })
@@ -125,7 +126,7 @@ func (l *limits) actions() map[string]func(*rapid.T) {
 		},
 		"update": func(*rapid.T) {
 			j := job()
-			args := kfd.UpdateQueueArgs{
+			args := kfdabi.UpdateQueueArgs{
 				RingBaseAddress: 1 << 20, QueueID: id(), RingSize: 4096, QueuePercentage: rapid.SampledFrom([]uint32{0, 100}).Draw(l.rt, "percent"),
 				QueuePriority: l.priority(),
 			}

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -19,13 +20,13 @@ const (
 func (s *scene) acquire(gpus ...gpreempt.GPUID) {
 	s.Helper()
 	for _, gpu := range gpus {
-		s.must(s.do(kfd.ReqAcquireVM, kfd.PointerTo(&kfd.AcquireVMArgs{GPUID: uint32(gpu)})))
+		s.must(s.do(kfd.ReqAcquireVM, kfd.PointerTo(&kfdabi.AcquireVMArgs{GPUID: uint32(gpu)})))
 	}
 }
 
 // tryAlloc allocates at an address that depends on the size.
-func (s *scene) tryAlloc(gpu gpreempt.GPUID, flags uint32, size uint64) (kfd.AllocMemoryArgs, error) {
-	args := kfd.AllocMemoryArgs{VAAddr: 1<<40 + size, Size: size, GPUID: uint32(gpu), Flags: flags}
+func (s *scene) tryAlloc(gpu gpreempt.GPUID, flags uint32, size uint64) (kfdabi.AllocMemoryArgs, error) {
+	args := kfdabi.AllocMemoryArgs{VAAddr: 1<<40 + size, Size: size, GPUID: uint32(gpu), Flags: flags}
 	err := s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args))
 	return args, err
 }
@@ -41,26 +42,26 @@ func (s *scene) alloc(gpu gpreempt.GPUID, flags uint32, size uint64) uint64 {
 
 func (s *scene) allocUserptr(gpu gpreempt.GPUID) uint64 {
 	s.Helper()
-	args := kfd.AllocMemoryArgs{Size: 8 * kfd.SignalEventLimit, GPUID: uint32(gpu), Flags: kfd.AllocUserptr, MmapOffset: 0x7f0000000000}
+	args := kfdabi.AllocMemoryArgs{Size: 8 * kfdabi.SignalEventLimit, GPUID: uint32(gpu), Flags: kfdabi.AllocUserptr, MmapOffset: 0x7f0000000000}
 	s.must(s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
 	return args.Handle
 }
 
 func (s *scene) free(handle uint64) error {
-	return s.do(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&kfd.FreeMemoryArgs{Handle: handle}))
+	return s.do(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&kfdabi.FreeMemoryArgs{Handle: handle}))
 }
 
 // mapTo maps on the GPUs from index done on, and returns how many are done.
 func (s *scene) mapTo(handle uint64, done uint32, gpus ...gpreempt.GPUID) (uint32, error) {
 	ids := words(gpus)
-	args := kfd.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
+	args := kfdabi.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
 	err := s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args))
 	return args.NumSuccess, err
 }
 
 func (s *scene) unmapFrom(handle uint64, done uint32, gpus ...gpreempt.GPUID) (uint32, error) {
 	ids := words(gpus)
-	args := kfd.UnmapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
+	args := kfdabi.UnmapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
 	err := s.do(kfd.ReqUnmapMemoryFromGPU, kfd.PointerTo(&args))
 	return args.NumSuccess, err
 }
@@ -75,22 +76,22 @@ func words(gpus []gpreempt.GPUID) []uint32 {
 
 func (s *scene) available(gpu gpreempt.GPUID) uint64 {
 	s.Helper()
-	args := kfd.AvailableMemoryArgs{GPUID: uint32(gpu)}
+	args := kfdabi.AvailableMemoryArgs{GPUID: uint32(gpu)}
 	s.must(s.do(kfd.ReqAvailableMemory, kfd.PointerTo(&args)))
 	return args.Available
 }
 
 func TestMemoryNeedsTheVM(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
-		_, err := s.tryAlloc(gpuA, kfd.AllocVRAM, mib)
+		_, err := s.tryAlloc(gpuA, kfdabi.AllocVRAM, mib)
 		s.want(unix.ENODEV, err)
-		_, err = s.tryAlloc(5, kfd.AllocVRAM, mib)
+		_, err = s.tryAlloc(5, kfdabi.AllocVRAM, mib)
 		s.want(unix.EINVAL, err)
-		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
+		handle := s.alloc(gpuA, kfdabi.AllocVRAM, mib)
 		n, err := s.mapTo(handle, 0, gpuA, gpuB)
 		s.want(unix.ENODEV, err)
 		s.same(uint32(1), n)
-		importing := kfd.ImportDmabufArgs{GPUID: uint32(gpuB)}
+		importing := kfdabi.ImportDmabufArgs{GPUID: uint32(gpuB)}
 		s.want(unix.ENODEV, s.do(kfd.ReqImportDmabuf, kfd.PointerTo(&importing)))
 	})
 }
@@ -99,24 +100,24 @@ func TestMemoryIsCountedInTwoMebibytes(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		const all = 192 * gib
 		s.same(uint64(all), s.available(gpuA))
-		small := s.alloc(gpuA, kfd.AllocVRAM|kfd.AllocPublic, 4096)
+		small := s.alloc(gpuA, kfdabi.AllocVRAM|kfdabi.AllocPublic, 4096)
 		s.same(uint64(all-2*mib), s.available(gpuA))
-		queue := s.alloc(gpuA, kfd.AllocVRAM|kfd.AllocAQLQueueMem, 8*mib) // twice in the VM
+		queue := s.alloc(gpuA, kfdabi.AllocVRAM|kfdabi.AllocAQLQueueMem, 8*mib) // twice in the VM
 		s.same(uint64(all-6*mib), s.available(gpuA))
-		s.alloc(gpuA, kfd.AllocGTT, gib)
-		_, err := s.tryAlloc(gpuA, kfd.AllocVRAM, all-4*mib)
+		s.alloc(gpuA, kfdabi.AllocGTT, gib)
+		_, err := s.tryAlloc(gpuA, kfdabi.AllocVRAM, all-4*mib)
 		s.want(unix.ENOMEM, err)
 		s.same(uint64(all-6*mib), s.available(gpuA))
 		s.same(uint64(all), s.available(gpuB))
 		s.must(s.free(small))
 		s.must(s.free(queue))
 		s.same(uint64(all), s.available(gpuA))
-		s.alloc(gpuA, kfd.AllocVRAM, all)
+		s.alloc(gpuA, kfdabi.AllocVRAM, all)
 		s.same(uint64(0), s.available(gpuA))
 		s.job.Kill()
 		fd, err := s.dbg.Main().OpenKFD()
 		s.must(err)
-		args := kfd.AvailableMemoryArgs{GPUID: uint32(gpuA)}
+		args := kfdabi.AvailableMemoryArgs{GPUID: uint32(gpuA)}
 		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqAvailableMemory, kfd.PointerTo(&args))
 		s.must(err)
 		s.same(uint64(all), args.Available)
@@ -133,7 +134,7 @@ func TestMemoryOfASmallGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := kfd.AvailableMemoryArgs{GPUID: uint32(gpuA)}
+	args := kfdabi.AvailableMemoryArgs{GPUID: uint32(gpuA)}
 	if _, err := job.Main().Ioctl(fd, kfd.ReqAvailableMemory, kfd.PointerTo(&args)); err != nil || args.Available != 2*mib {
 		t.Errorf("%d bytes available, %v; want 2 MiB", args.Available, err)
 	}
@@ -142,27 +143,27 @@ func TestMemoryOfASmallGPU(t *testing.T) {
 func TestAllocationsAreListed(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.acquire(gpuA, gpuB)
-		first := s.alloc(gpuB, kfd.AllocVRAM, 5000)
-		second := s.alloc(gpuA, kfd.AllocGTT|kfd.AllocWritable, 8192)
-		third := s.alloc(gpuB, kfd.AllocVRAM, 4096)
+		first := s.alloc(gpuB, kfdabi.AllocVRAM, 5000)
+		second := s.alloc(gpuA, kfdabi.AllocGTT|kfdabi.AllocWritable, 8192)
+		third := s.alloc(gpuB, kfdabi.AllocVRAM, 4096)
 		user := s.allocUserptr(gpuA)
-		doorbells := s.alloc(gpuA, kfd.AllocDoorbell, 8192)
-		registers := s.alloc(gpuA, kfd.AllocMMIORemap, 4096)
+		doorbells := s.alloc(gpuA, kfdabi.AllocDoorbell, 8192)
+		registers := s.alloc(gpuA, kfdabi.AllocMMIORemap, 4096)
 		n, err := s.mapTo(first, 0, gpuB, gpuA)
 		s.must(err)
 		s.same(uint32(2), n)
 		const a, b = uint64(gpuA) << 32, uint64(gpuB) << 32
 		s.same([]uint64{b, a, b + 1, a + 1, a + 2, a + 3}, []uint64{first, second, third, user, doorbells, registers})
 		s.same([]driver.Allocation{
-			{Handle: second, GPU: gpuA, VA: 1<<40 + 8192, Size: 8192, Flags: kfd.AllocGTT | kfd.AllocWritable, Offset: 1 << 32},
-			{Handle: user, GPU: gpuA, Size: 32768, Flags: kfd.AllocUserptr, Offset: 1<<32 + 8192, User: 0x7f0000000000},
-			{Handle: doorbells, GPU: gpuA, VA: 1<<40 + 8192, Size: 8192, Flags: kfd.AllocDoorbell, Offset: 1<<32 + 8192 + 32768},
-			{Handle: registers, GPU: gpuA, VA: 1<<40 + 4096, Size: 4096, Flags: kfd.AllocMMIORemap, Offset: uint64(gpuA) << 46},
-			{Handle: first, GPU: gpuB, VA: 1<<40 + 5000, Size: 5000, Flags: kfd.AllocVRAM, Offset: 1 << 32, Mapped: []gpreempt.GPUID{gpuA, gpuB}},
-			{Handle: third, GPU: gpuB, VA: 1<<40 + 4096, Size: 4096, Flags: kfd.AllocVRAM, Offset: 1<<32 + 8192},
+			{Handle: second, GPU: gpuA, VA: 1<<40 + 8192, Size: 8192, Flags: kfdabi.AllocGTT | kfdabi.AllocWritable, Offset: 1 << 32},
+			{Handle: user, GPU: gpuA, Size: 32768, Flags: kfdabi.AllocUserptr, Offset: 1<<32 + 8192, User: 0x7f0000000000},
+			{Handle: doorbells, GPU: gpuA, VA: 1<<40 + 8192, Size: 8192, Flags: kfdabi.AllocDoorbell, Offset: 1<<32 + 8192 + 32768},
+			{Handle: registers, GPU: gpuA, VA: 1<<40 + 4096, Size: 4096, Flags: kfdabi.AllocMMIORemap, Offset: uint64(gpuA) << 46},
+			{Handle: first, GPU: gpuB, VA: 1<<40 + 5000, Size: 5000, Flags: kfdabi.AllocVRAM, Offset: 1 << 32, Mapped: []gpreempt.GPUID{gpuA, gpuB}},
+			{Handle: third, GPU: gpuB, VA: 1<<40 + 4096, Size: 4096, Flags: kfdabi.AllocVRAM, Offset: 1<<32 + 8192},
 		}, s.m.Allocations(s.job.MM()))
 		s.must(s.free(third))
-		if again := s.alloc(gpuB, kfd.AllocVRAM, 4096); again != third {
+		if again := s.alloc(gpuB, kfdabi.AllocVRAM, 4096); again != third {
 			s.Errorf("handle %#x, want the lowest that is free, %#x", again, third)
 		}
 		s.job.Exec()
@@ -178,18 +179,18 @@ func TestFlagsOfMemoryAreChecked(t *testing.T) {
 			size  uint64
 			want  unix.Errno
 		}{
-			{kfd.AllocVRAM, 0, unix.EINVAL},
+			{kfdabi.AllocVRAM, 0, unix.EINVAL},
 			{0, mib, unix.EINVAL},
-			{kfd.AllocWritable, mib, unix.EINVAL},
-			{kfd.AllocUserptr, mib, unix.EINVAL}, // without an address
-			{kfd.AllocDoorbell, 4096, unix.EINVAL},
-			{kfd.AllocMMIORemap, 8192, unix.EINVAL},
-			{kfd.AllocGTT | kfd.AllocAQLQueueMem, 1, unix.EINVAL},
-			{kfd.AllocGTT, ^uint64(0), unix.EINVAL}, // rounding up overflows
-			{kfd.AllocGTT, 1 << 60, unix.ENOMEM},
-			{kfd.AllocGTT | kfd.AllocAQLQueueMem, 2, 0},
-			{kfd.AllocDoorbell, 8192, 0},
-			{kfd.AllocMMIORemap, 4096, 0},
+			{kfdabi.AllocWritable, mib, unix.EINVAL},
+			{kfdabi.AllocUserptr, mib, unix.EINVAL}, // without an address
+			{kfdabi.AllocDoorbell, 4096, unix.EINVAL},
+			{kfdabi.AllocMMIORemap, 8192, unix.EINVAL},
+			{kfdabi.AllocGTT | kfdabi.AllocAQLQueueMem, 1, unix.EINVAL},
+			{kfdabi.AllocGTT, ^uint64(0), unix.EINVAL}, // rounding up overflows
+			{kfdabi.AllocGTT, 1 << 60, unix.ENOMEM},
+			{kfdabi.AllocGTT | kfdabi.AllocAQLQueueMem, 2, 0},
+			{kfdabi.AllocDoorbell, 8192, 0},
+			{kfdabi.AllocMMIORemap, 4096, 0},
 		} {
 			_, err := s.tryAlloc(gpuA, c.flags, c.size)
 			s.want(c.want, err)
@@ -199,7 +200,7 @@ func TestFlagsOfMemoryAreChecked(t *testing.T) {
 
 func TestMappingContinuesAfterTheLastSuccess(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
-		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
+		handle := s.alloc(gpuA, kfdabi.AllocVRAM, mib)
 		s.acquire(gpuB)
 		n, err := s.mapTo(handle, 0, gpuA, 5, gpuB)
 		s.want(unix.EINVAL, err)
@@ -226,7 +227,7 @@ func TestMappingContinuesAfterTheLastSuccess(t *testing.T) {
 		s.want(unix.EINVAL, err)
 		_, err = s.unmapFrom(handle, 0)
 		s.want(unix.EINVAL, err)
-		args := kfd.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfdtest.Unmapped(), NumDevices: 1}
+		args := kfdabi.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfdtest.Unmapped(), NumDevices: 1}
 		s.want(unix.EFAULT, s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
 		args.NumDevices = 1 << 30
 		s.want(unix.ENOMEM, s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
@@ -235,16 +236,16 @@ func TestMappingContinuesAfterTheLastSuccess(t *testing.T) {
 
 func TestNoFileIsADmabuf(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
+		handle := s.alloc(gpuA, kfdabi.AllocVRAM, mib)
 		user := s.allocUserptr(gpuA)
 		for fd, want := range map[int]unix.Errno{s.fd: unix.EINVAL, 99: unix.EBADF} {
-			info := kfd.DmabufInfoArgs{DmabufFD: uint32(fd)}
+			info := kfdabi.DmabufInfoArgs{DmabufFD: uint32(fd)}
 			s.want(want, s.do(kfd.ReqGetDmabufInfo, kfd.PointerTo(&info)))
-			importing := kfd.ImportDmabufArgs{GPUID: uint32(gpuA), DmabufFD: uint32(fd)}
+			importing := kfdabi.ImportDmabufArgs{GPUID: uint32(gpuA), DmabufFD: uint32(fd)}
 			s.want(want, s.do(kfd.ReqImportDmabuf, kfd.PointerTo(&importing)))
 		}
 		for h, want := range map[uint64]unix.Errno{handle: unix.ENOMEM, user: unix.EPERM, handle + 9: unix.EINVAL, 3: unix.EINVAL} {
-			s.want(want, s.do(kfd.ReqExportDmabuf, kfd.PointerTo(&kfd.ExportDmabufArgs{Handle: h})))
+			s.want(want, s.do(kfd.ReqExportDmabuf, kfd.PointerTo(&kfdabi.ExportDmabufArgs{Handle: h})))
 		}
 	})
 }
@@ -253,9 +254,9 @@ func TestSecondaryContextCannotUseProcessMemory(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		s.must(s.do(kfd.ReqCreateProcess, kfd.Pointer{}))
 		s.acquire(gpuA)
-		args := kfd.AllocMemoryArgs{Size: 4096, GPUID: uint32(gpuA), Flags: kfd.AllocUserptr, MmapOffset: 0x7f0000000000}
+		args := kfdabi.AllocMemoryArgs{Size: 4096, GPUID: uint32(gpuA), Flags: kfdabi.AllocUserptr, MmapOffset: 0x7f0000000000}
 		s.want(unix.EOPNOTSUPP, s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
-		s.want(unix.EOPNOTSUPP, s.svm(&svmCall{SVMArgs: kfd.SVMArgs{StartAddr: 4096, Size: 4096}}))
+		s.want(unix.EOPNOTSUPP, s.svm(&svmCall{SVMArgs: kfdabi.SVMArgs{StartAddr: 4096, Size: 4096}}))
 	})
 }
 
@@ -264,7 +265,7 @@ func TestSecondaryContextCannotUseProcessMemory(t *testing.T) {
 func TestFreeingMemoryWaitsForAResetSince73(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		s.acquire(gpuA, gpuB)
-		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
+		handle := s.alloc(gpuA, kfdabi.AllocVRAM, mib)
 		s.m.StartReset(gpuB)
 		freed := start(func() error { return s.free(handle) })
 		debugged := start(func() error {

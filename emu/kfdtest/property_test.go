@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -78,7 +79,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 		},
 		"update": func(*rapid.T) {
 			j := job()
-			args := kfd.UpdateQueueArgs{
+			args := kfdabi.UpdateQueueArgs{
 				RingBaseAddress: 1 << 20, QueueID: id(), RingSize: 4096, QueuePercentage: rapid.SampledFrom([]uint32{0, 100}).Draw(h.rt, "percent"),
 			}
 			_, _ = j.Main().Ioctl(j.fd, kfd.ReqUpdateQueue, kfd.PointerTo(&args))

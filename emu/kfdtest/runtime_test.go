@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -181,7 +182,7 @@ func TestOtherDebugOperations(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.enable()
 		pid := uint32(s.job.PID())
-		flags := kfd.TrapSetFlagsArgs{PID: pid, Op: kfd.TrapSetFlags, Flags: 1}
+		flags := kfdabi.TrapSetFlagsArgs{PID: pid, Op: kfd.TrapSetFlags, Flags: 1}
 		_, err := s.trap(kfd.PointerTo(&flags))
 		s.must(err)
 		if flags.Flags != 0 {
@@ -190,16 +191,16 @@ func TestOtherDebugOperations(t *testing.T) {
 		flags.Flags = 2
 		_, err = s.trap(kfd.PointerTo(&flags))
 		s.want(unix.EACCES, err)
-		mode := kfd.TrapSetWaveLaunchModeArgs{PID: pid, Op: kfd.TrapSetWaveLaunchMode, LaunchMode: 2}
+		mode := kfdabi.TrapSetWaveLaunchModeArgs{PID: pid, Op: kfd.TrapSetWaveLaunchMode, LaunchMode: 2}
 		_, err = s.trap(kfd.PointerTo(&mode))
 		s.want(unix.EINVAL, err)
-		over := kfd.TrapSetWaveLaunchOverrideArgs{PID: pid, Op: kfd.TrapSetWaveLaunchOverride, SupportRequestMask: 1 << 30}
+		over := kfdabi.TrapSetWaveLaunchOverrideArgs{PID: pid, Op: kfd.TrapSetWaveLaunchOverride, SupportRequestMask: 1 << 30}
 		_, err = s.trap(kfd.PointerTo(&over))
 		s.want(unix.EACCES, err)
 		if over.SupportRequestMask != 0x1ff {
 			s.Errorf("supported: %#x", over.SupportRequestMask)
 		}
-		watch := kfd.TrapSetNodeAddressWatchArgs{PID: pid, Op: kfd.TrapSetNodeAddressWatch, GPUID: uint32(gpuB)}
+		watch := kfdabi.TrapSetNodeAddressWatchArgs{PID: pid, Op: kfd.TrapSetNodeAddressWatch, GPUID: uint32(gpuB)}
 		for id := range uint32(4) {
 			_, err = s.trap(kfd.PointerTo(&watch))
 			s.must(err)
@@ -212,7 +213,7 @@ func TestOtherDebugOperations(t *testing.T) {
 		watch.GPUID = 5
 		_, err = s.trap(kfd.PointerTo(&watch))
 		s.want(unix.ENODEV, err)
-		clearing := kfd.TrapClearNodeAddressWatchArgs{PID: pid, Op: kfd.TrapClearNodeAddressWatch, GPUID: uint32(gpuB), ID: 3}
+		clearing := kfdabi.TrapClearNodeAddressWatchArgs{PID: pid, Op: kfd.TrapClearNodeAddressWatch, GPUID: uint32(gpuB), ID: 3}
 		_, err = s.trap(kfd.PointerTo(&clearing))
 		s.must(err)
 		_, err = s.trap(kfd.PointerTo(&clearing))

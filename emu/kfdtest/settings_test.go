@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -15,23 +16,23 @@ import (
 func TestSettingsNeedAGPUAndItsVM(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		policy := func(gpu gpreempt.GPUID, usual uint32) error {
-			return s.do(kfd.ReqSetMemoryPolicy, kfd.PointerTo(&kfd.SetMemoryPolicyArgs{GPUID: uint32(gpu), DefaultPolicy: usual}))
+			return s.do(kfd.ReqSetMemoryPolicy, kfd.PointerTo(&kfdabi.SetMemoryPolicyArgs{GPUID: uint32(gpu), DefaultPolicy: usual}))
 		}
 		trap := func(gpu gpreempt.GPUID) error {
-			return s.do(kfd.ReqSetTrapHandler, kfd.PointerTo(&kfd.SetTrapHandlerArgs{GPUID: uint32(gpu)}))
+			return s.do(kfd.ReqSetTrapHandler, kfd.PointerTo(&kfdabi.SetTrapHandlerArgs{GPUID: uint32(gpu)}))
 		}
 		scratch := func(gpu gpreempt.GPUID) error {
-			return s.do(kfd.ReqSetScratchBackingVA, kfd.PointerTo(&kfd.SetScratchBackingVAArgs{GPUID: uint32(gpu)}))
+			return s.do(kfd.ReqSetScratchBackingVA, kfd.PointerTo(&kfdabi.SetScratchBackingVAArgs{GPUID: uint32(gpu)}))
 		}
 		s.want(unix.EINVAL, policy(gpuA, 2))
 		s.want(unix.EINVAL, policy(5, 0))
 		s.want(unix.EINVAL, trap(5))
 		s.want(unix.EINVAL, scratch(5))
-		s.want(unix.ESRCH, policy(gpuA, kfd.CachePolicyCoherent))
+		s.want(unix.ESRCH, policy(gpuA, kfdabi.CachePolicyCoherent))
 		s.want(unix.ESRCH, trap(gpuA))
 		s.want(unix.ENODEV, scratch(gpuA))
 		s.acquire(gpuA)
-		s.must(policy(gpuA, kfd.CachePolicyNonCoherent))
+		s.must(policy(gpuA, kfdabi.CachePolicyNonCoherent))
 		s.must(trap(gpuA))
 		s.must(scratch(gpuA))
 	})
@@ -39,18 +40,18 @@ func TestSettingsNeedAGPUAndItsVM(t *testing.T) {
 
 func TestClocksAdvance(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		read := func(gpu gpreempt.GPUID) kfd.ClockCountersArgs {
+		read := func(gpu gpreempt.GPUID) kfdabi.ClockCountersArgs {
 			s.Helper()
-			args := kfd.ClockCountersArgs{GPUID: uint32(gpu), GPUClockCounter: 99}
+			args := kfdabi.ClockCountersArgs{GPUID: uint32(gpu), GPUClockCounter: 99}
 			s.must(s.do(kfd.ReqGetClockCounters, kfd.PointerTo(&args)))
 			return args
 		}
 		s.pass(time.Millisecond)
-		s.same(kfd.ClockCountersArgs{
+		s.same(kfdabi.ClockCountersArgs{
 			GPUClockCounter: 100_000, CPUClockCounter: 1e6, SystemClockCounter: 1e6, SystemClockFreq: 1e9, GPUID: uint32(gpuA),
 		}, read(gpuA))
 		s.pass(time.Second)
-		s.same(kfd.ClockCountersArgs{CPUClockCounter: 1.001e9, SystemClockCounter: 1.001e9, SystemClockFreq: 1e9, GPUID: 5}, read(5))
+		s.same(kfdabi.ClockCountersArgs{CPUClockCounter: 1.001e9, SystemClockCounter: 1.001e9, SystemClockFreq: 1e9, GPUID: 5}, read(5))
 	})
 }
 
@@ -60,14 +61,14 @@ func TestTileConfigIsZeros(t *testing.T) {
 		for i := range tiles {
 			tiles[i], macro[i] = 7, 7
 		}
-		args := kfd.TileConfigArgs{
+		args := kfdabi.TileConfigArgs{
 			TileConfigPtr: kfd.PointerToSlice(tiles), MacroTileConfigPtr: kfd.PointerToSlice(macro),
 			NumTileConfigs: 40, NumMacroTileConfigs: 2, GPUID: uint32(gpuA),
 		}
 		s.must(s.do(kfd.ReqGetTileConfig, kfd.PointerTo(&args)))
 		s.same([]uint32{32, 2, 0x2a114042}, []uint32{args.NumTileConfigs, args.NumMacroTileConfigs, args.GBAddrConfig})
 		s.same([]uint32{0, 0, 7, 0, 7}, []uint32{tiles[0], tiles[31], tiles[32], macro[1], macro[2]})
-		args = kfd.TileConfigArgs{NumTileConfigs: 1, GPUID: uint32(gpuA)}
+		args = kfdabi.TileConfigArgs{NumTileConfigs: 1, GPUID: uint32(gpuA)}
 		s.want(unix.EFAULT, s.do(kfd.ReqGetTileConfig, kfd.PointerTo(&args)))
 		s.same(uint32(0), args.NumTileConfigs)
 		args.GPUID = 5
@@ -86,7 +87,7 @@ func TestOldAperturesHoldSevenGPUs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var args kfd.ProcessAperturesArgs
+	var args kfdabi.ProcessAperturesArgs
 	if _, err := job.Ioctl(fd, kfd.ReqGetProcessApertures, kfd.PointerTo(&args)); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,7 @@ func TestWaveStateNeedsAStoppedQueue(t *testing.T) {
 		ids := s.suspendable(gpuA)
 		stack := make([]uint32, 4)
 		read := func(id uint32) error {
-			args := kfd.QueueWaveStateArgs{CtlStackAddress: kfd.PointerToSlice(stack), QueueID: id}
+			args := kfdabi.QueueWaveStateArgs{CtlStackAddress: kfd.PointerToSlice(stack), QueueID: id}
 			return s.do(kfd.ReqGetQueueWaveState, kfd.PointerTo(&args))
 		}
 		s.want(unix.EFAULT, read(77))
@@ -108,7 +109,7 @@ func TestWaveStateNeedsAStoppedQueue(t *testing.T) {
 		s.suspend(ids...)
 		s.must(read(ids[0]))
 		s.same([]uint32{4096, 0, 4096, 0}, stack) // an empty stack of 4096 bytes, which grows down
-		args := kfd.QueueWaveStateArgs{QueueID: ids[0]}
+		args := kfdabi.QueueWaveStateArgs{QueueID: ids[0]}
 		s.want(unix.EFAULT, s.do(kfd.ReqGetQueueWaveState, kfd.PointerTo(&args)))
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -332,7 +333,7 @@ func TestUpdateOfASuspendedQueueLeavesItSuspended(t *testing.T) {
 	onEach(t, func(s *scene) {
 		id := s.suspendable(gpuA)[0]
 		update := func(percent uint32) {
-			args := kfd.UpdateQueueArgs{RingBaseAddress: 1 << 20, QueueID: id, RingSize: 4096, QueuePercentage: percent}
+			args := kfdabi.UpdateQueueArgs{RingBaseAddress: 1 << 20, QueueID: id, RingSize: 4096, QueuePercentage: percent}
 			_, err := s.job.Main().Ioctl(s.fd, kfd.ReqUpdateQueue, kfd.PointerTo(&args))
 			s.must(err)
 		}

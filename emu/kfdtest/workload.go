@@ -3,6 +3,7 @@ package kfdtest
 import (
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -25,7 +26,7 @@ func (t *Thread) StartRuntime() (fd int, err error) {
 
 // RuntimeEnable is RUNTIME_ENABLE with the mode of a runtime. With a debugger it waits.
 func (t *Thread) RuntimeEnable(fd int) error {
-	args := kfd.RuntimeEnableArgs{RDebug: 0x7f0000001000, ModeMask: kfd.RuntimeEnableModeEnable | kfd.RuntimeEnableModeTTMPSave}
+	args := kfdabi.RuntimeEnableArgs{RDebug: 0x7f0000001000, ModeMask: kfdabi.RuntimeEnableModeEnable | kfdabi.RuntimeEnableModeTTMPSave}
 	_, err := t.Ioctl(fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
 	return err
 }
@@ -33,7 +34,7 @@ func (t *Thread) RuntimeEnable(fd int) error {
 // RuntimeDisable is RUNTIME_ENABLE without the mode, as at a clean exit. With a debugger
 // it waits.
 func (t *Thread) RuntimeDisable(fd int) error {
-	var args kfd.RuntimeEnableArgs
+	var args kfdabi.RuntimeEnableArgs
 	_, err := t.Ioctl(fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
 	return err
 }
@@ -45,7 +46,7 @@ func (t *Thread) CreateQueue(fd int, gpu gpreempt.GPUID, queueType uint32) (id u
 	t.p.m.inodes++
 	ring := uint64(t.p.m.inodes) << 20
 	t.p.m.mu.Unlock()
-	args := kfd.CreateQueueArgs{
+	args := kfdabi.CreateQueueArgs{
 		RingBaseAddress: ring, WritePointerAddress: ring + 0x80000, ReadPointerAddress: ring + 0x80008, RingSize: 16384,
 		GPUID: uint32(gpu), QueueType: queueType, QueuePercentage: 100, QueuePriority: 7,
 		CtxSaveRestoreAddress: ring + 0x90000, CtxSaveRestoreSize: 4096, CtlStackSize: 4096,
@@ -56,7 +57,7 @@ func (t *Thread) CreateQueue(fd int, gpu gpreempt.GPUID, queueType uint32) (id u
 
 // DestroyQueue destroys a queue. It waits while the queue is suspended.
 func (t *Thread) DestroyQueue(fd int, id uint32) error {
-	args := kfd.DestroyQueueArgs{QueueID: id}
+	args := kfdabi.DestroyQueueArgs{QueueID: id}
 	_, err := t.Ioctl(fd, kfd.ReqDestroyQueue, kfd.PointerTo(&args))
 	return err
 }

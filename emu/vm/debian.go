@@ -1,20 +1,6 @@
 package main
 
-import (
-	"context"
-	"os"
-	"path/filepath"
-)
-
-// installed maps files of the repository to their place in the guest.
-var installed = map[string]string{
-	"deploy/systemd/gpreemptd.service":      "/usr/lib/systemd/system/gpreemptd.service",
-	"deploy/systemd/gpreemptd.socket":       "/usr/lib/systemd/system/gpreemptd.socket",
-	"deploy/systemd/gpreempt.sysusers.conf": "/usr/lib/sysusers.d/gpreempt.conf",
-	"deploy/systemd/gpreempt.tmpfiles.conf": "/usr/lib/tmpfiles.d/gpreempt.conf",
-	"deploy/systemd/70-gpreempt.rules":      "/usr/lib/udev/rules.d/70-gpreempt.rules",
-	"deploy/systemd/gpreemptd.default":      "/etc/default/gpreemptd",
-}
+import "context"
 
 // stewardUnit runs the tests and powers the machine off, whether they pass or not.
 const stewardUnit = `[Unit]
@@ -31,7 +17,7 @@ ExecStart=/init ` + StewardArg + `
 var debianEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp", "LC_ALL=C", "SYSTEMD_PAGER=", "GPREEMPT_GUEST=systemd"}
 
 // debian configures guest to boot a Debian image, and returns the files that overlay it.
-func (o options) debian(ctx context.Context, dir string, kernel Kernel, guest *Guest, m *Manifest, driver []Module) (files, error) {
+func (o options) debian(ctx context.Context, kernel Kernel, guest *Guest, m *Manifest, driver []Module) (files, error) {
 	image, err := FetchRoot(ctx)
 	if err != nil {
 		return nil, err
@@ -43,10 +29,6 @@ func (o options) debian(ctx context.Context, dir string, kernel Kernel, guest *G
 	guest.Args = append(guest.Args, "-drive", "file="+image+",format=raw,if=virtio,snapshot=on")
 	guest.Append += " systemd.wants=gpreempt-vm.service systemd.show_status=0 systemd.mask=serial-getty@ttyS0.service systemd.mask=getty@tty1.service"
 	m.Root, m.Need = "/dev/vda", nil
-	root, err := repository(ctx)
-	if err != nil {
-		return nil, err
-	}
 	return func(a *Archive) error {
 		if m.Modules, err = addModules(a, "/modules", disk); err != nil {
 			return err
@@ -57,27 +39,6 @@ func (o options) debian(ctx context.Context, dir string, kernel Kernel, guest *G
 		if err := a.File(Overlay+"/etc/systemd/system/gpreempt-vm.service", 0o644, []byte(stewardUnit)); err != nil {
 			return err
 		}
-		if o.deb != "" {
-			return add(a, Overlay+"/packages/gpreempt.deb", o.deb)
-		}
-		for from, to := range installed {
-			text, err := os.ReadFile(filepath.Join(root, from))
-			if err != nil {
-				return err
-			}
-			if err := a.File(Overlay+to, 0o644, text); err != nil {
-				return err
-			}
-		}
-		for _, name := range []string{"gpreemptd", "gpctl"} {
-			bin := filepath.Join(dir, name)
-			if err := build(ctx, "build", bin, "github.com/gpreempt/gpreempt/cmd/"+name); err != nil {
-				return err
-			}
-			if err := add(a, Overlay+"/usr/bin/"+name, bin); err != nil {
-				return err
-			}
-		}
-		return nil
+		return add(a, Overlay+"/packages/gpreempt.deb", o.deb)
 	}, nil
 }

@@ -1,13 +1,13 @@
 // Command vm runs the tests of packages in a QEMU guest with an unmodified Debian
 // kernel and its drivers. Nothing is installed, and root is not needed:
 //
-//	go run ./emu/vm [-systemd [-deb FILE] | -softgpu PARAMETERS [-patch FILE]] [-kernel 6.12|PATH/] [-module amdgpu]
+//	go run ./emu/vm [-deb FILE | -softgpu PARAMETERS [-patch FILE]] [-kernel 6.12|PATH/] [-module amdgpu]
 //		[-need /dev/kfd] [-append WORDS] [-clean] [-with COMMANDS] [-limit 5m] PACKAGE[=TESTS[!OTHERS]]...
 //	go run ./emu/vm -check -patch FILE
 //
-// TESTS is a pattern for -test.run, OTHERS one for -test.skip. With -systemd the guest is a Debian with systemd as
-// its first process, our units and binaries installed, and the driver's modules ready to
-// be loaded (debian.go); with -deb only the package file is present, not installed. With
+// TESTS is a pattern for -test.run, OTHERS one for -test.skip. With -deb the guest is a Debian with systemd as
+// its first process, the package file present but not installed, and the driver's modules ready to
+// be loaded (debian.go). With
 // -softgpu the driver is built from Debian's source with the folder emu/softgpu and loaded
 // with these parameters, such as softgpu=2, so that it has GPU nodes (driver.go), and with -patch
 // also with that patch (patch.go); -check only applies and compiles the patch. The tests
@@ -41,7 +41,6 @@ import (
 type options struct {
 	kernel, module, need string
 	limit                time.Duration
-	systemd              bool
 	deb, softgpu, patch  string
 	check, clean         bool
 	append               string
@@ -58,8 +57,7 @@ func main() {
 	flag.StringVar(&o.module, "module", "amdgpu", "kernel `module` to load")
 	flag.StringVar(&o.need, "need", "/dev/kfd", "`path` that must exist once the module is loaded")
 	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "time limit of the guest")
-	flag.BoolVar(&o.systemd, "systemd", false, "a Debian guest with systemd, with gpreemptd installed")
-	flag.StringVar(&o.deb, "deb", "", "with -systemd: provide this `package` and install nothing")
+	flag.StringVar(&o.deb, "deb", "", "a Debian guest with systemd, and this `package` in it")
 	flag.StringVar(&o.softgpu, "softgpu", "", "build amdgpu with emu/softgpu and load it with these `parameters`")
 	flag.StringVar(&o.patch, "patch", "", "with -softgpu: apply this patch `file` to the driver's source")
 	flag.BoolVar(&o.check, "check", false, "check the patch and compile the files that it changes, without a guest")
@@ -89,8 +87,8 @@ func main() {
 
 func run(ctx context.Context, o options, out io.Writer) error {
 	began := time.Now()
-	if o.softgpu != "" && o.systemd {
-		return errors.New("-softgpu and -systemd exclude each other")
+	if o.softgpu != "" && o.deb != "" {
+		return errors.New("-softgpu and -deb exclude each other")
 	}
 	if o.patch != "" && o.softgpu == "" {
 		return errors.New("-patch needs -softgpu: Debian's module cannot be patched")
@@ -129,8 +127,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		guest.MemoryMiB, nodes = 2048, "nodes that have no GPU: "+o.softgpu
 	}
 	content := o.bare(ctx, dir, &m, modules)
-	if o.systemd {
-		content, err = o.debian(ctx, dir, kernel, &guest, &m, modules)
+	if o.deb != "" {
+		content, err = o.debian(ctx, kernel, &guest, &m, modules)
 	}
 	if err == nil {
 		err = o.pack(ctx, dir, initramfs, &m, content)
@@ -328,7 +326,7 @@ func (o options) test(ctx context.Context, a *Archive, bin, spec string) (Progra
 			p.Env = append(p.Env, name+"="+os.Getenv(name))
 		}
 	}
-	if o.systemd {
+	if o.deb != "" {
 		above = Overlay
 		p.Env = debianEnv
 		p.Args = append(p.Args, "-test.failfast") // each test continues from the state the previous one left

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -29,7 +30,7 @@ func OpenClock(sys Sys) (*Clock, error) {
 
 // Now returns the time since the counter was 0.
 func (c *Clock) Now() (time.Duration, error) {
-	args := kfd.ClockCountersArgs{GPUID: uint32(c.gpu)}
+	args := kfdabi.ClockCountersArgs{GPUID: uint32(c.gpu)}
 	if err := c.d.ioctl(kfd.ReqGetClockCounters, c.gpu, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return 0, fmt.Errorf("read the clock of a GPU: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gpreempt/gpreempt/emu/engine"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -80,7 +81,7 @@ func (q *compute) reset() {
 
 // create creates the queue.
 func (q *compute) create() (id uint32, err error) {
-	id, q.doorbell, err = q.d.createQueue(&kfd.CreateQueueArgs{
+	id, q.doorbell, err = q.d.createQueue(&kfdabi.CreateQueueArgs{
 		RingBaseAddress:       q.mem.addr(offRing),
 		WritePointerAddress:   q.mem.addr(offWrite),
 		ReadPointerAddress:    q.mem.addr(offRead),

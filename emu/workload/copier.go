@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gpreempt/gpreempt/emu/engine"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -65,7 +66,7 @@ func (q *copier) reset() {
 
 // create creates the queue.
 func (q *copier) create() (id uint32, err error) {
-	id, q.doorbell, err = q.d.createQueue(&kfd.CreateQueueArgs{
+	id, q.doorbell, err = q.d.createQueue(&kfdabi.CreateQueueArgs{
 		RingBaseAddress:     q.mem.addr(offCopyRing),
 		WritePointerAddress: q.mem.addr(offWrite),
 		ReadPointerAddress:  q.mem.addr(offRead),

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -85,11 +86,11 @@ func refused(op string, gpu gpreempt.GPUID, queue uint32, err error) error {
 
 // findGPUs finds the GPUs, and the memory that their queues need.
 func (d *device) findGPUs() error {
-	var args kfd.ProcessAperturesNewArgs
+	var args kfdabi.ProcessAperturesNewArgs
 	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return err
 	}
-	apertures := make([]kfd.ProcessDeviceApertures, args.NumOfNodes)
+	apertures := make([]kfdabi.ProcessDeviceApertures, args.NumOfNodes)
 	if len(apertures) > 0 {
 		args.Apertures = kfd.PointerToSlice(apertures)
 		if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
@@ -119,7 +120,7 @@ func (d *device) acquireVM(g *gpu) error {
 	case err != nil:
 		return fmt.Errorf("open %s: %w", path, err)
 	}
-	args := kfd.AcquireVMArgs{DRMFD: uint32(fd), GPUID: uint32(g.ID)}
+	args := kfdabi.AcquireVMArgs{DRMFD: uint32(fd), GPUID: uint32(g.ID)}
 	err = d.ioctl(kfd.ReqAcquireVM, g.ID, kfd.NoQueue, kfd.PointerTo(&args))
 	g.HasVM, g.Render = err == nil, fd
 	d.nodes = append(d.nodes, fd)
@@ -129,9 +130,9 @@ func (d *device) acquireVM(g *gpu) error {
 // setRuntime starts or ends a ROCm runtime for the driver. With a debugger attached it
 // waits for the debugger's answer.
 func (d *device) setRuntime(on bool) error {
-	var args kfd.RuntimeEnableArgs
+	var args kfdabi.RuntimeEnableArgs
 	if on {
-		args.ModeMask = kfd.RuntimeEnableModeEnable | kfd.RuntimeEnableModeTTMPSave
+		args.ModeMask = kfdabi.RuntimeEnableModeEnable | kfdabi.RuntimeEnableModeTTMPSave
 	}
 	return d.ioctl(kfd.ReqRuntimeEnable, 0, kfd.NoQueue, kfd.PointerTo(&args))
 }
@@ -143,7 +144,7 @@ const doorbellBytes = 8192
 
 // createQueue creates a queue and returns its ID and its doorbell, which is valid while
 // the device is open.
-func (d *device) createQueue(args *kfd.CreateQueueArgs) (uint32, *atomic.Uint64, error) {
+func (d *device) createQueue(args *kfdabi.CreateQueueArgs) (uint32, *atomic.Uint64, error) {
 	gpu := gpreempt.GPUID(args.GPUID)
 	if err := d.ioctl(kfd.ReqCreateQueue, gpu, kfd.NoQueue, kfd.PointerTo(args)); err != nil {
 		return 0, nil, err
@@ -177,7 +178,7 @@ func (d *device) mapShared(offset int64, n int) (region, error) {
 // destroyQueue destroys a queue, with the packets in it. It waits while a debugger has the
 // queue suspended.
 func (d *device) destroyQueue(id uint32) error {
-	args := kfd.DestroyQueueArgs{QueueID: id}
+	args := kfdabi.DestroyQueueArgs{QueueID: id}
 	return d.ioctl(kfd.ReqDestroyQueue, 0, id, kfd.PointerTo(&args))
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -22,7 +23,7 @@ type event struct {
 }
 
 // eventPageBytes is the size of the page of signal events: a slot of 8 bytes for each.
-const eventPageBytes = 8 * kfd.SignalEventLimit
+const eventPageBytes = 8 * kfdabi.SignalEventLimit
 
 // createEvent creates an event. If it is raised while no goroutine waits, the next wait
 // returns at once. The first one provides the page of events, as ROCm's runtime does:
@@ -31,7 +32,7 @@ const eventPageBytes = 8 * kfd.SignalEventLimit
 func (d *device) createEvent() (*event, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal, AutoReset: 1}
+	args := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal, AutoReset: 1}
 	if d.events.mem == nil && slices.ContainsFunc(d.gpus, func(g gpu) bool { return g.HasVM }) {
 		var err error
 		if d.events, args.EventPageOffset, err = d.allocateEventPage(); err != nil {
@@ -73,9 +74,9 @@ func (d *device) allocateEventPage() (page region, handle uint64, err error) {
 			page = region{}
 		}
 	}()
-	alloc := kfd.AllocMemoryArgs{
+	alloc := kfdabi.AllocMemoryArgs{
 		VAAddr: page.addr(0), Size: eventPageBytes, GPUID: uint32(first.ID),
-		Flags: kfd.AllocGTT | kfd.AllocWritable | kfd.AllocExecutable | kfd.AllocCoherent,
+		Flags: kfdabi.AllocGTT | kfdabi.AllocWritable | kfdabi.AllocExecutable | kfdabi.AllocCoherent,
 	}
 	if err = d.ioctl(kfd.ReqAllocMemoryOfGPU, first.ID, kfd.NoQueue, kfd.PointerTo(&alloc)); err != nil {
 		return page, 0, err
@@ -86,30 +87,30 @@ func (d *device) allocateEventPage() (page region, handle uint64, err error) {
 	if err = unix.Madvise(page.mem, unix.MADV_DONTFORK); err != nil {
 		return page, 0, err
 	}
-	args := kfd.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: uint32(len(gpus))}
+	args := kfdabi.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: uint32(len(gpus))}
 	return page, alloc.Handle, d.ioctl(kfd.ReqMapMemoryToGPU, first.ID, kfd.NoQueue, kfd.PointerTo(&args))
 }
 
 // wait waits until the event is raised, and resets it, at most for about d. It reports
 // whether the event was raised.
 func (e *event) wait(d time.Duration) (bool, error) {
-	data := kfd.SignalEventData{EventID: e.id}
-	args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1}
-	args.Timeout = uint32(min(max((d+time.Millisecond-1)/time.Millisecond, 0), time.Duration(kfd.WaitForever-1)))
+	data := kfdabi.SignalEventData{EventID: e.id}
+	args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1}
+	args.Timeout = uint32(min(max((d+time.Millisecond-1)/time.Millisecond, 0), time.Duration(kfdabi.WaitForever-1)))
 	if err := e.d.ioctl(kfd.ReqWaitEvents, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return false, err
 	}
-	return args.WaitResult != kfd.WaitResultTimeout, nil
+	return args.WaitResult != kfdabi.WaitResultTimeout, nil
 }
 
 // raise signals the event, as the GPU does.
 func (e *event) raise() error {
-	args := kfd.SetEventArgs{EventID: e.id}
+	args := kfdabi.SetEventArgs{EventID: e.id}
 	return e.d.ioctl(kfd.ReqSetEvent, 0, kfd.NoQueue, kfd.PointerTo(&args))
 }
 
 // destroy ends the event.
 func (e *event) destroy() error {
-	args := kfd.DestroyEventArgs{EventID: e.id}
+	args := kfdabi.DestroyEventArgs{EventID: e.id}
 	return e.d.ioctl(kfd.ReqDestroyEvent, 0, kfd.NoQueue, kfd.PointerTo(&args))
 }

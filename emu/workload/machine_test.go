@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/engine"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -65,7 +66,7 @@ const (
 
 type fakeQueue struct {
 	m         *machine
-	args      kfd.CreateQueueArgs
+	args      kfdabi.CreateQueueArgs
 	suspended bool
 	gone      chan struct{}
 	ran       int
@@ -163,13 +164,13 @@ func (m *machine) Ioctl(_ int, req kfd.Request, arg kfd.Pointer) (uintptr, error
 	}
 	switch req {
 	case kfd.ReqGetProcessAperturesNew:
-		args := kfd.As[kfd.ProcessAperturesNewArgs](arg)
-		for i := range kfd.SliceAt[kfd.ProcessDeviceApertures](args.Apertures, int(args.NumOfNodes)) {
-			kfd.SliceAt[kfd.ProcessDeviceApertures](args.Apertures, i+1)[i].GPUID = uint32(m.gpus[i])
+		args := kfd.As[kfdabi.ProcessAperturesNewArgs](arg)
+		for i := range kfd.SliceAt[kfdabi.ProcessDeviceApertures](args.Apertures, int(args.NumOfNodes)) {
+			kfd.SliceAt[kfdabi.ProcessDeviceApertures](args.Apertures, i+1)[i].GPUID = uint32(m.gpus[i])
 		}
 		args.NumOfNodes = uint32(len(m.gpus))
 	case kfd.ReqRuntimeEnable:
-		on := kfd.As[kfd.RuntimeEnableArgs](arg).ModeMask&kfd.RuntimeEnableModeEnable != 0
+		on := kfd.As[kfdabi.RuntimeEnableArgs](arg).ModeMask&kfdabi.RuntimeEnableModeEnable != 0
 		switch {
 		case on && m.runtime:
 			return 0, unix.EBUSY
@@ -178,20 +179,20 @@ func (m *machine) Ioctl(_ int, req kfd.Request, arg kfd.Pointer) (uintptr, error
 		}
 		m.runtime = on
 	case kfd.ReqCreateEvent:
-		args := kfd.As[kfd.CreateEventArgs](arg)
+		args := kfd.As[kfdabi.CreateEventArgs](arg)
 		args.EventID = lowest(m.events)
 		args.EventSlotIndex, args.EventPageOffset = args.EventID, eventOffset
 		m.events[args.EventID] = make(chan struct{}, 1)
 	case kfd.ReqDestroyEvent:
-		delete(m.events, kfd.As[kfd.DestroyEventArgs](arg).EventID)
+		delete(m.events, kfd.As[kfdabi.DestroyEventArgs](arg).EventID)
 	case kfd.ReqSetEvent:
-		m.raise(kfd.As[kfd.SetEventArgs](arg).EventID)
+		m.raise(kfd.As[kfdabi.SetEventArgs](arg).EventID)
 	case kfd.ReqWaitEvents:
-		return 0, m.waitEvents(kfd.As[kfd.WaitEventsArgs](arg))
+		return 0, m.waitEvents(kfd.As[kfdabi.WaitEventsArgs](arg))
 	case kfd.ReqCreateQueue:
-		m.createQueue(kfd.As[kfd.CreateQueueArgs](arg))
+		m.createQueue(kfd.As[kfdabi.CreateQueueArgs](arg))
 	case kfd.ReqDestroyQueue:
-		return 0, m.destroyQueue(kfd.As[kfd.DestroyQueueArgs](arg).QueueID)
+		return 0, m.destroyQueue(kfd.As[kfdabi.DestroyQueueArgs](arg).QueueID)
 	default:
 		m.t.Errorf("the client called %v", req)
 		return 0, unix.EINVAL
@@ -215,22 +216,22 @@ func (m *machine) raise(id uint32) {
 	}
 }
 
-func (m *machine) waitEvents(args *kfd.WaitEventsArgs) error {
-	event := m.events[kfd.As[kfd.SignalEventData](args.EventsPtr).EventID]
+func (m *machine) waitEvents(args *kfdabi.WaitEventsArgs) error {
+	event := m.events[kfd.As[kfdabi.SignalEventData](args.EventsPtr).EventID]
 	m.mu.Unlock()
 	defer m.mu.Lock()
 	timer := time.NewTimer(time.Duration(args.Timeout) * time.Millisecond)
 	defer timer.Stop()
 	select {
 	case <-event:
-		args.WaitResult = kfd.WaitResultComplete
+		args.WaitResult = kfdabi.WaitResultComplete
 	case <-timer.C:
-		args.WaitResult = kfd.WaitResultTimeout
+		args.WaitResult = kfdabi.WaitResultTimeout
 	}
 	return nil
 }
 
-func (m *machine) createQueue(args *kfd.CreateQueueArgs) {
+func (m *machine) createQueue(args *kfdabi.CreateQueueArgs) {
 	args.QueueID = lowest(m.queues)
 	args.DoorbellOffset = doorbellOffset | uint64(args.GPUID)<<46 | uint64(args.QueueID)*8
 	q := &fakeQueue{m: m, args: *args, gone: make(chan struct{})}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -49,16 +50,16 @@ func (d *device) allocate(g gpu, parts ...int) (*memory, error) {
 
 // mapPart maps n bytes from byte off on, on the GPU at their address in the process.
 func (m *memory) mapPart(off, n int) error {
-	alloc := kfd.AllocMemoryArgs{
+	alloc := kfdabi.AllocMemoryArgs{
 		VAAddr: m.addr(off), Size: uint64(n), MmapOffset: m.addr(off), GPUID: uint32(m.gpu.ID),
-		Flags: kfd.AllocUserptr | kfd.AllocWritable | kfd.AllocExecutable,
+		Flags: kfdabi.AllocUserptr | kfdabi.AllocWritable | kfdabi.AllocExecutable,
 	}
 	if err := m.d.ioctl(kfd.ReqAllocMemoryOfGPU, m.gpu.ID, kfd.NoQueue, kfd.PointerTo(&alloc)); err != nil {
 		return err
 	}
 	m.handles = append(m.handles, alloc.Handle)
 	gpus := []uint32{uint32(m.gpu.ID)}
-	args := kfd.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
+	args := kfdabi.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
 	return m.d.ioctl(kfd.ReqMapMemoryToGPU, m.gpu.ID, kfd.NoQueue, kfd.PointerTo(&args))
 }
 
@@ -70,8 +71,8 @@ func (m *memory) free() error {
 	var errs []error
 	gpus := []uint32{uint32(m.gpu.ID)}
 	for _, handle := range m.handles {
-		unmap := kfd.UnmapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
-		free := kfd.FreeMemoryArgs{Handle: handle}
+		unmap := kfdabi.UnmapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
+		free := kfdabi.FreeMemoryArgs{Handle: handle}
 		errs = append(errs,
 			m.d.ioctl(kfd.ReqUnmapMemoryFromGPU, m.gpu.ID, kfd.NoQueue, kfd.PointerTo(&unmap)),
 			m.d.ioctl(kfd.ReqFreeMemoryOfGPU, m.gpu.ID, kfd.NoQueue, kfd.PointerTo(&free)))

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -56,28 +57,28 @@ func (s *strict) memory(req kfd.Request, arg kfd.Pointer) (ours bool, _ unix.Err
 		s.vms++
 		return true, 0
 	case kfd.ReqAllocMemoryOfGPU:
-		args := kfd.As[kfd.AllocMemoryArgs](arg)
-		if args.Flags&kfd.AllocGTT != 0 && s.page == 0 {
+		args := kfd.As[kfdabi.AllocMemoryArgs](arg)
+		if args.Flags&kfdabi.AllocGTT != 0 && s.page == 0 {
 			s.page = args.VAAddr
 			args.Handle = s.page
 			return true, 0
 		}
-		if args.Flags&kfd.AllocUserptr == 0 || args.MmapOffset != args.VAAddr || s.vms == 0 {
+		if args.Flags&kfdabi.AllocUserptr == 0 || args.MmapOffset != args.VAAddr || s.vms == 0 {
 			return true, unix.EINVAL
 		}
 		args.Handle = args.VAAddr
 		s.made[args.Handle], s.mapped[args.Handle] = true, args.Size
 		return true, 0
 	case kfd.ReqMapMemoryToGPU:
-		if handle := kfd.As[kfd.MapMemoryArgs](arg).Handle; handle != s.page && !s.made[handle] {
+		if handle := kfd.As[kfdabi.MapMemoryArgs](arg).Handle; handle != s.page && !s.made[handle] {
 			return true, unix.EINVAL
 		}
 		return true, 0
 	case kfd.ReqUnmapMemoryFromGPU:
-		delete(s.mapped, kfd.As[kfd.UnmapMemoryArgs](arg).Handle)
+		delete(s.mapped, kfd.As[kfdabi.UnmapMemoryArgs](arg).Handle)
 		return true, 0
 	case kfd.ReqFreeMemoryOfGPU:
-		handle := kfd.As[kfd.FreeMemoryArgs](arg).Handle
+		handle := kfd.As[kfdabi.FreeMemoryArgs](arg).Handle
 		if _, busy := s.mapped[handle]; busy {
 			return true, unix.EBUSY
 		}
@@ -85,18 +86,18 @@ func (s *strict) memory(req kfd.Request, arg kfd.Pointer) (ours bool, _ unix.Err
 		return true, 0
 	case kfd.ReqCreateEvent:
 		// As Linux 7.3 does: signal events need a page of the program.
-		handle := kfd.As[kfd.CreateEventArgs](arg).EventPageOffset
+		handle := kfd.As[kfdabi.CreateEventArgs](arg).EventPageOffset
 		if s.given = s.given || handle != 0 && handle == s.page; !s.given {
 			return true, unix.ENOMEM
 		}
 	case kfd.ReqCreateQueue:
-		return false, s.check(kfd.As[kfd.CreateQueueArgs](arg))
+		return false, s.check(kfd.As[kfdabi.CreateQueueArgs](arg))
 	}
 	return false, 0
 }
 
 // check returns EINVAL for a queue that the driver would not create.
-func (s *strict) check(args *kfd.CreateQueueArgs) unix.Errno {
+func (s *strict) check(args *kfdabi.CreateQueueArgs) unix.Errno {
 	const page = 4096
 	want := map[uint64]uint64{
 		args.WritePointerAddress &^ (page - 1): page, args.ReadPointerAddress &^ (page - 1): page, args.RingBaseAddress: uint64(args.RingSize),

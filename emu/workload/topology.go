@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // topologyNodes is where the driver describes its nodes.
@@ -89,7 +89,7 @@ func (g *gpu) describe(properties string) {
 		}
 	}
 	g.RenderMinor, g.XCCs = uint32(node["drm_render_minor"]), uint32(max(node["num_xcc"], 1))
-	if a := kfd.SaveAreaOf(node); 0 < a.Bytes && a.Bytes <= math.MaxUint32 {
+	if a := kfdabi.SaveAreaOf(node); 0 < a.Bytes && a.Bytes <= math.MaxUint32 {
 		g.SaveArea, g.ControlStack = uint32(a.Bytes), uint32(a.Stack)
 		g.DebugArea = cmp.Or(uint32(a.Debug), g.DebugArea)
 	}

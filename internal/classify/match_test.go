@@ -111,7 +111,7 @@ func TestARuleMatchesWhenAllItsFieldsDo(t *testing.T) {
 }
 
 func TestInvalidRulesAreErrors(t *testing.T) {
-	sixteen := gpreempt.PriorityAdmin
+	sixteen := gpreempt.MaxPriority + 1
 	match := classify.Match{Comm: "x"}
 	tests := []struct {
 		name  string

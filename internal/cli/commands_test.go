@@ -1,15 +1,9 @@
 package cli
 
 import (
-	"bytes"
-	"errors"
 	"testing"
 
-	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
-
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
@@ -17,7 +11,6 @@ import (
 var elsewhere = map[string]string{
 	"gpctl queue moves": "TestSlotsAreWatchedUntilTheDaemonEnds",
 	"gpctl top":         "TestTopScreen: the screens of docs/images",
-	"gpctl fleet top":   "TestFleetTopShowsTheHostsAgainAndAgain",
 	"gpctl web":         "TestWebShowsWhatTheDaemonAnswers, and the pages of docs/images",
 }
 
@@ -29,27 +22,6 @@ func TestGraphicsVersionsHaveCompilerNames(t *testing.T) {
 			t.Errorf("gfx(%d) = %q, want %q", v, got, want)
 		}
 	}
-}
-
-// FuzzReadPolicy checks that a policy on standard input is either an error or a request
-// that sets what it lists.
-func FuzzReadPolicy(f *testing.F) {
-	f.Add([]byte("policy:\n  share_floor: 0.3\n  max_wait: 0.005s\n"))
-	f.Add([]byte(`{"preset": "custom", "linger": "LINGER_NONE", "shadow": true}`))
-	f.Add([]byte("a: &a [*a]\n"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		a := &term.App{IO: term.IO{In: bytes.NewReader(data)}}
-		req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}}
-		if err := readPolicy(a, &cobra.Command{Use: "set"}, req); err != nil {
-			if f, ok := errors.AsType[*term.Failure](err); !ok || f.Code != term.ExitUsage {
-				t.Errorf("not a usage error: %v", err)
-			}
-			return
-		}
-		if proto.Size(req.GetPolicy()) == 0 && req.GetPreset() == "" && !bytes.Contains(data, []byte("preset")) {
-			t.Error("accepted without effect")
-		}
-	})
 }
 
 // The read position of some queues wraps at the end of the ring, and the write position never

@@ -2,16 +2,15 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
@@ -83,7 +82,7 @@ func (e *exporting) run(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if err := e.head(status, now); err != nil {
+	if err := e.line(fmt.Sprintf(`"format":%d,"exported_at":%q,"status"`, term.ExportFormat, now.UTC().Format(time.RFC3339Nano)), status); err != nil {
 		return err
 	}
 	policy, err := e.admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
@@ -98,17 +97,17 @@ func (e *exporting) run(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if err := e.line("policy", policy.GetPolicy()); err != nil {
+	if err := e.line(`"policy"`, policy.GetPolicy()); err != nil {
 		return err
 	}
 	for _, g := range gpus.GetGpus() {
-		if err := e.line("gpu", g); err != nil {
+		if err := e.line(`"gpu"`, g); err != nil {
 			return err
 		}
 	}
 	for _, l := range leases.GetLeases() {
 		// A replay does not need the owner.
-		if err := e.line("lease", exportedLease{l.GetLeaseId(), l.GetGpuIds(), l.GetPriority()}); err != nil {
+		if err := e.line(`"lease"`, &gpreemptv1.Lease{LeaseId: l.GetLeaseId(), GpuIds: l.GetGpuIds(), Priority: l.GetPriority()}); err != nil {
 			return err
 		}
 	}
@@ -128,7 +127,7 @@ func (e *exporting) run(ctx context.Context, now time.Time) error {
 				return err
 			}
 		}
-		return term.WriteLine(e.w, m)
+		return e.line(`"event"`, m.GetEvent())
 	})
 	if e.follow && ctx.Err() != nil {
 		return nil //nolint:nilerr // the user has ended it
@@ -143,23 +142,6 @@ func (e *exporting) changesTarget(ev *gpreemptv1.Event) bool {
 		ev.GetToTarget() != gpreemptv1.TargetState_TARGET_STATE_GONE
 }
 
-// head writes the first line.
-func (e *exporting) head(status *gpreemptv1.GetStatusResponse, now time.Time) error {
-	raw, err := term.Marshal(status)
-	if err != nil {
-		return err
-	}
-	first, err := term.Marshal(struct {
-		Format     int             `json:"format"`
-		ExportedAt time.Time       `json:"exported_at"`
-		Status     json.RawMessage `json:"status"`
-	}{term.ExportFormat, now.UTC(), raw})
-	if err != nil {
-		return err
-	}
-	return term.WriteCompact(e.w, first)
-}
-
 // targets writes lines for some of the targets, without what a replay does not need: a command
 // line and an environment may be private.
 func (e *exporting) targets(ctx context.Context, want func(*gpreemptv1.Target) bool) error {
@@ -172,48 +154,25 @@ func (e *exporting) targets(ctx context.Context, want func(*gpreemptv1.Target) b
 			continue
 		}
 		e.known[t.GetTargetId()] = true
-		out := exportedTarget{
-			ID: t.GetTargetId(), Comm: t.GetComm(), Class: t.GetClass().String(), Priority: t.GetPriority(), GPUs: t.GetGpuIds(),
-			Queues: t.GetQueueCount(), Mechanism: t.GetMechanism(),
+		out := &gpreemptv1.Target{
+			TargetId: t.GetTargetId(), Comm: t.GetComm(), Class: t.GetClass(), Priority: t.GetPriority(), GpuIds: t.GetGpuIds(),
+			QueueCount: t.GetQueueCount(), Mechanism: t.GetMechanism(),
 		}
 		if t.GetJob() != nil {
-			out.Job = &exportedJob{t.GetJob().GetName()}
+			out.Job = &gpreemptv1.Job{Name: t.GetJob().GetName()}
 		}
-		if err := e.line("target", out); err != nil {
+		if err := e.line(`"target"`, out); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// exportedLease is the part of a Lease that is exported.
-type exportedLease struct {
-	ID       string   `json:"lease_id"`
-	GPUs     []uint32 `json:"gpu_ids"`
-	Priority uint32   `json:"priority"`
-}
-
-// exportedTarget is the part of a Target that is exported.
-type exportedTarget struct {
-	ID        string       `json:"target_id"`
-	Comm      string       `json:"comm"`
-	Class     string       `json:"class"`
-	Priority  uint32       `json:"priority"`
-	GPUs      []uint32     `json:"gpu_ids"`
-	Queues    uint32       `json:"queue_count"`
-	Mechanism string       `json:"mechanism"`
-	Job       *exportedJob `json:"job,omitempty"`
-}
-
-type exportedJob struct {
-	Name string `json:"name"`
-}
-
-// line writes {"KEY":VALUE}; v is what marshal takes.
-func (e *exporting) line(key string, v any) error {
-	raw, err := term.Marshal(v)
+// line writes a line that begins with keys and has a message as the last of them.
+func (e *exporting) line(keys string, m proto.Message) error {
+	raw, err := term.Brief(m)
 	if err != nil {
 		return err
 	}
-	return term.WriteCompact(e.w, slices.Concat([]byte(`{"`+key+`":`), raw, []byte("}")))
+	return term.WriteCompact(e.w, fmt.Appendf(nil, "{%s:%s}", keys, raw))
 }

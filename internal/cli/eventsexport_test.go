@@ -101,8 +101,8 @@ func TestRecordingHasALineForEachTargetBeforeItsEvents(t *testing.T) {
 		}
 		got = append(got, strings.TrimSpace(line))
 	}
-	score := `{"target":{"target_id":"2@1","comm":"score","class":"CLASS_OFFLINE","priority":3,"gpu_ids":[7],"queue_count":0,"mechanism":"","job":{"name":"slurm-1"}}}`
-	train := `{"target":{"target_id":"1@1","comm":"train","class":"CLASS_OFFLINE","priority":0,"gpu_ids":[7],"queue_count":0,"mechanism":""}}`
+	score := `{"target":{"target_id":"2@1","comm":"score","class":"CLASS_OFFLINE","priority":3,"gpu_ids":[7],"job":{"name":"slurm-1"}}}`
+	train := `{"target":{"target_id":"1@1","comm":"train","class":"CLASS_OFFLINE","gpu_ids":[7]}}`
 	want := []string{
 		`{"format"`, `{"policy"`, `{"gpu"`, `{"lease":{"lease_id":"a-1","gpu_ids":[7],"priority":9}}`, train,
 		`{"event":{"revision":"1",...`, score, `{"event":{"revision":"2",...`, `{"event":{"revision":"3",...`, train, `{"event":{"revision":"4",...`,

@@ -18,43 +18,33 @@ import (
 )
 
 func fleetCommand(a *term.App) *cobra.Command {
+	var every time.Duration
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "Show the hosts of --hosts, and their sums",
 		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hosts, err := hostList(a, cmd)
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
-			}
-			f := readFleet(cmd.Context(), a, hosts, nil)
-			if err := a.Show(f, func(p *term.Printer) { printFleet(p, f) }); err != nil {
-				return err
-			}
-			return fleetFailure(a, f)
-		},
-	}
-	var every time.Duration
-	top := &cobra.Command{
-		Use:         "top",
-		Short:       "Show the hosts of --hosts again and again",
-		Args:        term.Operands(),
-		Annotations: map[string]string{term.NoData: term.NoData},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			hosts, err := hostList(a, cmd)
-			if err != nil {
-				return err
-			}
-			if every < leastWatch {
-				return term.Usage(cmd, "--every must be at least %s", term.Duration(leastWatch))
-			}
-			if a.Terminal {
-				return watchScreen(cmd.Context(), a, cmd.CommandPath(), every, nil, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
+			case !cmd.Flags().Changed("watch"):
+				f := readFleet(cmd.Context(), a, hosts, nil)
+				if err := a.Show(f, func(p *term.Printer) { printFleet(p, f) }); err != nil {
+					return err
+				}
+				return fleetFailure(a, f)
+			case a.ForPrograms():
+				return term.Usage(cmd, "--watch is for people: repeat the command for -o json")
+			case every < leastWatch:
+				return term.Usage(cmd, "--watch must be at least %s; write it as --watch=5s", term.Duration(leastWatch))
+			case a.Terminal:
+				return watchScreen(cmd.Context(), a, cmd.CommandPath(), every, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
 					f := readFleet(ctx, a, hosts, nil)
 					return nil, func(p *term.Printer) { printFleet(p, f) }, nil
 				})
 			}
-			return repeat(cmd.Context(), a, every, nil, func() error {
+			return repeat(cmd.Context(), a, every, func() error {
 				p := a.Printer()
 				p.Linef("--- %s", a.Now().Format(time.TimeOnly))
 				printFleet(p, readFleet(cmd.Context(), a, hosts, nil))
@@ -62,8 +52,8 @@ func fleetCommand(a *term.App) *cobra.Command {
 			})
 		},
 	}
-	top.Flags().DurationVar(&every, "every", defaultWatch, "time between two readings")
-	return term.Noun("fleet", "Many hosts together", status, top, term.Noun("policy", "The policy of many hosts", fleetPolicySet(a)))
+	watchFlag(status, &every)
+	return term.Noun("fleet", "Many hosts together", status, term.Noun("policy", "The policy of many hosts", fleetPolicySet(a)))
 }
 
 // fleetView is what gpctl fleet status shows.

@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
-func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {
+func TestFleetStatusIsShownAgainAndAgain(t *testing.T) {
 	socket := filepath.Join(testutil.TempSocketDir(t), "machine.sock")
 	clitest.Serve(t, socket, clitest.NewMachine())
 	ctx, end := context.WithCancel(t.Context())
@@ -30,7 +30,7 @@ func TestFleetTopShowsTheHostsAgainAndAgain(t *testing.T) {
 		}
 		return sleep(ctx, d)
 	}
-	Program.Run(ctx, []string{"fleet", "top", "--hosts", "gpu1=" + socket, "--every", "5s"}, streams)
+	Program.Run(ctx, []string{"fleet", "status", "--hosts", "gpu1=" + socket, "--watch=5s"}, streams)
 	frame := func(at string) string {
 		return "--- " + at + `
 1 host, 1 answer; 2 GPUs, 1 of 3 offline targets suspended, 2 leases

@@ -41,7 +41,7 @@ func fleetPolicySet(a *term.App) *cobra.Command {
 			if err := divide(cmd, hosts, canary, &plan); err != nil {
 				return err
 			}
-			req, err := policyRequest(a, cmd, args, assignments)
+			req, err := policyRequest(cmd, args, assignments)
 			if err != nil {
 				return err
 			}

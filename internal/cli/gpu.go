@@ -18,7 +18,7 @@ func gpuCommand(a *term.App) *cobra.Command {
 		Use:   "list",
 		Short: "List the GPU nodes, their load and their breakers",
 		Args:  term.Operands(),
-	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		resp, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
 		return resp, func(p *term.Printer) { printGPUs(p, resp.GetGpus()) }, err
 	})

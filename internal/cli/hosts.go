@@ -63,7 +63,7 @@ func checkHosts(a *term.App, cmd *cobra.Command) error {
 	case given("socket") || given("address"):
 		return term.Usage(cmd, "--hosts names the daemons: --socket and --address do not apply")
 	case given("watch") && !inFleet:
-		return term.Usage(cmd, "--watch does not apply to --hosts; gpctl fleet top shows many hosts again and again")
+		return term.Usage(cmd, "--watch does not apply to --hosts; gpctl fleet status --watch shows many hosts again and again")
 	case !inFleet && !slices.Contains(onManyHosts, cmd.CommandPath()):
 		return term.Usage(cmd, "%s does not take --hosts; these do: %s, gpctl fleet", cmd.CommandPath(), strings.Join(onManyHosts, ", "))
 	}
@@ -130,25 +130,19 @@ func runOnHosts(a *term.App, cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	var input []byte
-	if slices.Contains(cmd.Flags().Args(), "-") { // a policy
-		if input, err = io.ReadAll(io.LimitReader(a.In, maxPolicy+1)); err != nil {
-			return err
-		}
-	}
 	results := make([]hostResult, len(hosts))
-	eachHost(hosts, func(i int, h fleet.Host) { results[i] = runOnHost(cmd.Context(), a, h, input) })
+	eachHost(hosts, func(i int, h fleet.Host) { results[i] = runOnHost(cmd.Context(), a, h) })
 	err = a.Show(struct {
 		Hosts []hostResult `json:"hosts"`
 	}{results}, func(p *term.Printer) { printTogether(p, results) })
 	return errors.Join(err, sumUp(a, results))
 }
 
-func runOnHost(ctx context.Context, a *term.App, h fleet.Host, input []byte) (r hostResult) {
+func runOnHost(ctx context.Context, a *term.App, h fleet.Host) (r hostResult) {
 	var out, notes bytes.Buffer
 	rec := &term.Capture{}
 	streams := a.IO
-	streams.In, streams.Out, streams.Err, streams.Rec = bytes.NewReader(input), &out, &notes, rec
+	streams.In, streams.Out, streams.Err, streams.Rec = strings.NewReader(""), &out, &notes, rec
 	streams.Terminal, streams.ErrTerminal = false, false
 	extra := []string{"--hosts=", "--cert=" + a.Cert, "--key=" + a.Key, "--ca=" + a.Ca, "--socket=" + h.Socket}
 	if h.Address != "" {
@@ -157,7 +151,7 @@ func runOnHost(ctx context.Context, a *term.App, h fleet.Host, input []byte) (r 
 		extra[1], extra[2], extra[3] = "--cert=", "--key=", "--ca="
 	}
 	if a.ForPrograms() {
-		extra = append(extra, "--output=json", "--jq=", "--template=")
+		extra = append(extra, "--output=json", "--jq=")
 	}
 	err := a.Program.Execute(ctx, append(slices.Clone(a.Args), extra...), streams)
 	r = hostResult{Host: h.Name, notes: notes.String(), blocks: rec.Blocks}

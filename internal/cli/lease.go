@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,7 +23,7 @@ func leaseList(a *term.App) *cobra.Command {
 		Use:   "list",
 		Short: "List the live leases, oldest first",
 		Args:  term.Operands(),
-	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		resp, err := admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
 		names := a.NameGPUs(ctx, admin)
 		return resp, func(p *term.Printer) {
@@ -39,7 +38,7 @@ func leaseList(a *term.App) *cobra.Command {
 
 func printLeases(a *term.App, p *term.Printer, list []*gpreemptv1.Lease, names term.GPUNames) {
 	t := p.Table("", term.Columns{
-		"LEASE", "LABEL", "STATE", ">PRIO", "HIP", "GPUS", "+PRODUCT", "OWNER", "+>UID", ">AGE", ">EXPIRES IN", "+TARGETS",
+		"LEASE", "-LABEL", "STATE", ">PRIO", "HIP", "-GPUS", "+PRODUCT", "OWNER", "+>UID", "->AGE", ">EXPIRES IN",
 	})
 	for _, l := range list {
 		uid := fmt.Sprint(l.GetClientUid())
@@ -51,8 +50,7 @@ func printLeases(a *term.App, p *term.Printer, list []*gpreemptv1.Lease, names t
 			where += ": " + end
 		}
 		t.Row(l.GetLeaseId(), term.Or(l.GetLabel(), "-"), where, term.Priority(l.GetPriority()), names.HIP(l.GetGpuIds()...), term.GPUs(l.GetGpuIds(), p.Wide), names.Product(l.GetGpuIds()...),
-			leaseOwner(l), uid, a.Age(l.GetCreatedAt()), term.Took(l.GetExpiresIn()),
-			term.Or(strings.Join(l.GetTargetIds(), ","), "-"))
+			leaseOwner(l), uid, a.Age(l.GetCreatedAt()), term.Took(l.GetExpiresIn()))
 	}
 	t.Flush()
 }

@@ -2,12 +2,9 @@ package cli
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -43,16 +40,16 @@ func policySet(a *term.App) *cobra.Command {
 		dryRun      bool
 	)
 	cmd := &cobra.Command{
-		Use:   "set [PRESET|-] [--knob NAME=VALUE ...]",
+		Use:   "set [PRESET] [--knob NAME=VALUE ...]",
 		Short: "Replace the policy until the daemon reloads or restarts",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 && len(assignments) == 0 {
-				return term.Usage(cmd, "missing argument: a preset, - or --knob")
+				return term.Usage(cmd, "missing argument: a preset or --knob")
 			}
 			return term.Operands(make([]string, min(1, len(args)))...)(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := policyRequest(a, cmd, args, assignments)
+			req, err := policyRequest(cmd, args, assignments)
 			if err != nil {
 				return err
 			}
@@ -84,15 +81,10 @@ func policySet(a *term.App) *cobra.Command {
 	return cmd
 }
 
-// policyRequest returns the request for a preset, or - for standard input, and knobs, NAME=VALUE.
-func policyRequest(a *term.App, cmd *cobra.Command, args, assignments []string) (*gpreemptv1.SetPolicyRequest, error) {
+// policyRequest returns the request for a preset, or none, and knobs, NAME=VALUE.
+func policyRequest(cmd *cobra.Command, args, assignments []string) (*gpreemptv1.SetPolicyRequest, error) {
 	req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}}
-	switch {
-	case len(args) == 1 && args[0] == "-":
-		if err := readPolicy(a, cmd, req); err != nil {
-			return nil, err
-		}
-	case len(args) == 1:
+	if len(args) == 1 {
 		req.Preset = args[0]
 	}
 	for _, s := range assignments {
@@ -124,57 +116,4 @@ func printPolicyChange(p *term.Printer, before, after *gpreemptv1.Policy, dryRun
 		}
 	}
 	t.Flush()
-}
-
-// maxPolicy is the largest policy read from standard input, in bytes.
-const maxPolicy = 64 << 10
-
-// readPolicy reads a policy from standard input, as gpctl prints it: in YAML, or in JSON,
-// which is YAML too.
-func readPolicy(a *term.App, cmd *cobra.Command, req *gpreemptv1.SetPolicyRequest) error {
-	data, err := io.ReadAll(io.LimitReader(a.In, maxPolicy+1))
-	if err != nil {
-		return fmt.Errorf("cannot read the policy from standard input: %w", err)
-	}
-	var doc map[string]yaml.Node
-	if len(data) > maxPolicy {
-		return term.Usage(cmd, "standard input is larger than a policy: more than %d bytes", maxPolicy)
-	}
-	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return term.Usage(cmd, "invalid policy on standard input: %v", err)
-	}
-	if whole, ok := doc["policy"]; ok {
-		doc = nil
-		if err := whole.Decode(&doc); err != nil {
-			return term.Usage(cmd, "invalid policy on standard input: %v", err)
-		}
-	}
-	if len(doc) == 0 {
-		return term.Usage(cmd, "no policy on standard input")
-	}
-	for _, k := range term.Knobs() {
-		name := string(k.Name())
-		n, ok := doc[name]
-		if !ok {
-			continue
-		}
-		delete(doc, name)
-		if n.Kind != yaml.ScalarNode {
-			return term.Usage(cmd, "standard input: %s must be a single value", name)
-		}
-		if name == term.PresetKnob {
-			// "custom" is the daemon's name for knobs that differ from all presets.
-			if n.Value != "custom" {
-				req.Preset = n.Value
-			}
-			continue
-		}
-		if err := term.SetKnob(req.GetPolicy(), name, n.Value); err != nil {
-			return term.Usage(cmd, "standard input: %s: %v", name, err)
-		}
-	}
-	for name := range doc {
-		return term.Usage(cmd, "standard input: unknown knob %s; use %s", name, strings.Join(term.KnobNames(), ", "))
-	}
-	return nil
 }

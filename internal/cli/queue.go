@@ -11,11 +11,10 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 func queueCommand(a *term.App) *cobra.Command {
-	return term.Noun("queue", "The KFD queues", queueList(a), queueFind(a, discovery.Host("/")), queueWatch(a), queueSample(a), queueSlots(a), queueMoves(a))
+	return term.Noun("queue", "The KFD queues", queueList(a), queueFind(a), queueWatch(a), queueSlots(a), queueMoves(a))
 }
 
 func queueList(a *term.App) *cobra.Command {
@@ -27,7 +26,7 @@ func queueList(a *term.App) *cobra.Command {
 		Use:   "list",
 		Short: "List the KFD queues of the host",
 		Args:  term.Operands(),
-	}, onQueues, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		class, err := f.check(cmd)
 		if err != nil {
 			return nil, nil, err

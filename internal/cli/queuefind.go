@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,24 +38,16 @@ type foundQueue struct {
 	slots int
 }
 
-// queueFind searches below root without a daemon.
-func queueFind(a *term.App, root fs.FS) *cobra.Command {
+func queueFind(a *term.App) *cobra.Command {
 	var (
 		pid               int32
 		container, pyfile string
-		by                search
 	)
 	cmd := &cobra.Command{
-		Use:   "find PID|--tag TAG|--priority RANGE",
-		Short: "Show the queues of one process in detail, or find queues by tag and priority",
+		Use:   "find PID",
+		Short: "Show the queues of one process in detail",
 		Args: func(cmd *cobra.Command, args []string) error {
-			searched := cmd.Flags().Changed("tag") || cmd.Flags().Changed("priority")
 			switch given := cmd.Flags().Changed("pid"); {
-			case searched && (len(args) > 0 || given || cmd.Flags().Changed("python-config")):
-				return term.Usage(cmd, "--tag and --priority search all processes: no PID, --pid or --python-config")
-			case searched && by == (search{}):
-				return term.Usage(cmd, "--tag or --priority is empty")
-			case searched:
 			case len(args) > 1:
 				hint := ""
 				if cmd.Flags().Changed("python-config") {
@@ -72,9 +63,6 @@ func queueFind(a *term.App, root fs.FS) *cobra.Command {
 		},
 		ValidArgsFunction: a.Named,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if by != (search{}) {
-				return searchQueues(a, cmd, by, container, root)
-			}
 			key := gpreempt.ProcessKey{PID: pid}
 			var err error
 			if len(args) == 1 {
@@ -109,9 +97,6 @@ func queueFind(a *term.App, root fs.FS) *cobra.Command {
 		},
 	}
 	cmd.Flags().Int32Var(&pid, "pid", 0, "the process, as PID")
-	cmd.Flags().StringVar(&by.tag, "tag", "", "processes whose "+classEnv+" or AMD_QUEUE_TAG is this")
-	cmd.Flags().StringVar(&by.priority, "priority", "", "processes of this priority, or of a range such as 10-15")
-	term.CompleteBy(cmd, "tag", completeTags(a))
 	cmd.Flags().StringVar(&container, "container", "", "its container: name, prefix of the id, or NAMESPACE/POD")
 	cmd.Flags().StringVar(&pyfile, "python-config", "", "write the queues to a Python `FILE`")
 	cmd.Flags().Lookup("python-config").NoOptDefVal = term.PythonFile

@@ -7,7 +7,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -55,11 +55,17 @@ func reportRunCommand(a *term.App) *cobra.Command {
 			}
 			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
-			ended, err := awaitEnd(int(pid), cancel)
+			began, err := readStat(int32(pid))
 			if err != nil {
-				return nil // it has ended: there is nothing to report
+				return nil //nolint:nilerr // it has ended: there is nothing to report
 			}
-			defer ended()
+			var waiter sync.WaitGroup
+			defer waiter.Wait()
+			defer cancel() // before it waits
+			waiter.Go(func() {
+				awaitEnd(ctx, a, began)
+				cancel()
+			})
 			err = a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
 				return reportOn(ctx, a, admin, int32(pid), class)
 			})
@@ -131,11 +137,7 @@ func descends(pid, root int32) bool {
 		if pid == root {
 			return true
 		}
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			return false
-		}
-		s, err := discovery.ParseProcStat(text)
+		s, err := readStat(pid)
 		if err != nil || s.Parent == 0 {
 			return false
 		}
@@ -144,49 +146,25 @@ func descends(pid, root int32) bool {
 	return false
 }
 
-// readable reports whether a descriptor can be read without waiting.
-func readable(fd uintptr) bool {
-	var set syscall.FdSet
-	const bits = 64
-	if int(fd) >= bits*len(set.Bits) {
-		return false
+// readStat reads a process, unless it has ended.
+func readStat(pid int32) (discovery.ProcStat, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return discovery.ProcStat{}, err
 	}
-	set.Bits[fd/bits] |= 1 << (fd % bits)
-	n, err := syscall.Select(int(fd)+1, &set, nil, nil, new(syscall.Timeval))
-	return n > 0 && err == nil
+	s, err := discovery.ParseProcStat(text)
+	if err == nil && !s.Alive() {
+		err = os.ErrProcessDone
+	}
+	return s, err
 }
 
-// awaitEnd calls ended when a process ends, unless stop is called before.
-func awaitEnd(pid int, ended func()) (stop func(), err error) {
-	process, err := os.FindProcess(pid)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = process.Release() }() // its handle, of which fd is a copy
-	fd := -1
-	failed := process.WithHandle(func(handle uintptr) { fd, err = syscall.Dup(int(handle)) })
-	if err := errors.Join(failed, err); err != nil {
-		return nil, err
-	}
-	syscall.CloseOnExec(fd)
-	if err := syscall.SetNonblock(fd, true); err != nil { // which lets the runtime wait for it
-		return nil, errors.Join(err, syscall.Close(fd))
-	}
-	file := os.NewFile(uintptr(fd), "pidfd")
-	conn, err := file.SyscallConn()
-	if err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	var waiter sync.WaitGroup
-	waiter.Go(func() {
-		// A pidfd is readable when its process has ended. The runtime wakes it up for a change only,
-		// and that may have come before the wait.
-		if err := conn.Read(readable); err == nil {
-			ended()
+// awaitEnd returns when a process has ended, or with ctx. It looks once a second: a pidfd would say so at once, and nobody
+// waits for the end of a report.
+func awaitEnd(ctx context.Context, a *term.App, began discovery.ProcStat) {
+	for a.Sleep(ctx, time.Second) == nil {
+		if now, err := readStat(began.PID); err != nil || now.Start != began.Start {
+			return
 		}
-	})
-	return func() {
-		_ = file.Close() // of a descriptor that is only waited for
-		waiter.Wait()
-	}, nil
+	}
 }

@@ -35,7 +35,7 @@ func queueSlots(a *term.App) *cobra.Command {
 		Use:   "slots",
 		Short: "List the hardware slots that hold queues",
 		Args:  term.Operands(),
-	}, onInterval, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		req, err := f.slots(ctx, cmd, admin)
 		if err != nil {
 			return nil, nil, err
@@ -178,7 +178,7 @@ func queueMoves(a *term.App) *cobra.Command {
 					">WRITTEN:10", ">BEHIND:10", "+MATCH",
 				})
 				var before *gpreemptv1.ListHqdsResponse
-				return repeat(ctx, a, interval, nil, func() error {
+				return repeat(ctx, a, interval, func() error {
 					resp, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.ListHqdsResponse, error) { return admin.ListHqds(ctx, req) })
 					if err != nil {
 						return err
@@ -193,6 +193,13 @@ func queueMoves(a *term.App) *cobra.Command {
 	filterFlags(a, cmd, &f, "gpu", "target")
 	cmd.Flags().DurationVar(&interval, "interval", leastWatch, "time between readings, at least 1s")
 	return cmd
+}
+
+// within calls fn with --timeout.
+func within[T any](ctx context.Context, a *term.App, fn func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.Timeout)
+	defer cancel()
+	return fn(ctx)
 }
 
 // slotKey identifies a slot of the host.

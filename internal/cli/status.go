@@ -20,7 +20,7 @@ func statusCommand(a *term.App) *cobra.Command {
 		Use:   "status",
 		Short: "Show the state of the daemon, and warnings",
 		Args:  term.Operands(),
-	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 		if err == nil {
 			sick = !healthy(st)
@@ -154,7 +154,7 @@ func statsCommand(a *term.App) *cobra.Command {
 		Use:   "stats",
 		Short: "Show counters and latencies since the daemon started",
 		Args:  term.Operands(),
-	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, _ *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		resp, err := admin.GetStatistics(ctx, &gpreemptv1.GetStatisticsRequest{})
 		return resp, func(p *term.Printer) { printStats(p, resp.GetStatistics()) }, err
 	})

@@ -81,7 +81,7 @@ func targetList(a *term.App) *cobra.Command {
 		Use:   "list",
 		Short: "List the processes with GPU queues, their class and state",
 		Args:  term.Operands(),
-	}, onEvents, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
+	}, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
 		class, err := f.check(cmd)
 		if err != nil {
 			return nil, nil, err
@@ -251,10 +251,9 @@ func targetSuspend(a *term.App) *cobra.Command {
 		req := &gpreemptv1.SuspendTargetRequest{TargetId: target, Ttl: durationpb.New(ttl)}
 		return term.Ask(cmd, a, term.AdminClient.SuspendTarget, req, func(p *term.Printer, resp *gpreemptv1.SuspendTargetResponse) {
 			if resp.GetQuiesced() {
-				p.Linef("target %s is suspended after %s, for at most %s (lease %s)", target,
-					term.Took(resp.GetTiming().GetTotal()), term.Duration(ttl), resp.GetLeaseId())
+				p.Linef("target %s is suspended after %s, for at most %s", target, term.Took(resp.GetTiming().GetTotal()), term.Duration(ttl))
 			} else {
-				p.Linef("target %s is not suspended: %s (lease %s)", target, term.Quiesce(resp.GetReason()), resp.GetLeaseId())
+				p.Linef("target %s is not suspended: %s", target, term.Quiesce(resp.GetReason()))
 			}
 			p.Linef("  undo: gpctl target resume %s", target)
 		})

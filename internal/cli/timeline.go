@@ -153,9 +153,7 @@ func (l *timeline) begin(now time.Duration, r reading) {
 		}
 	}
 	for _, lease := range r.leases {
-		if len(lease.GetTargetIds()) == 0 { // others cover a target
-			l.leases[lease.GetLeaseId()] = openLease{lease.GetGpuIds(), leaseLevel(lease.GetState())}
-		}
+		l.leases[lease.GetLeaseId()] = openLease{lease.GetGpuIds(), leaseLevel(lease.GetState())}
 	}
 	l.setGPUs(now)
 	for _, t := range r.targets {

@@ -160,26 +160,6 @@ func words(text string) iter.Seq2[int, string] {
 	}
 }
 
-func TestTopScreenFitsEveryTerminal(t *testing.T) {
-	for _, width := range []int{20, 79, 80, 81, 139, 140, 300} {
-		for _, height := range []int{10, 24, 50, 100} {
-			s := topFilled(topApp())
-			for _, key := range []string{"down", "?", "esc", "/", "x", "esc"} {
-				s.key(key)
-				lines := s.lines(width, height)
-				if len(lines) != height {
-					t.Fatalf("%dx%d after %q: %d lines", width, height, key, len(lines))
-				}
-				for _, line := range lines {
-					if cells := len([]rune(withoutStyle(line))); cells > width {
-						t.Fatalf("%dx%d after %q: %d cells: %q", width, height, key, cells, line)
-					}
-				}
-			}
-		}
-	}
-}
-
 // withoutStyle removes the sequences of printer.
 func withoutStyle(line string) string {
 	for {

@@ -116,7 +116,7 @@ func sparkline(list []time.Duration, n int) string {
 func (s *topScreen) lines(width, height int) []string {
 	var out bytes.Buffer
 	p := s.a.Printer()
-	p.W, p.Wide = &out, width >= 140
+	p.W, p.Wide, p.Width = &out, width >= 140, width
 	switch {
 	case s.help:
 		p.Line(term.Cell{Text: "gpctl top", Style: term.StyleBold})
@@ -136,7 +136,7 @@ func (s *topScreen) lines(width, height int) []string {
 		list = append(list, "")
 	}
 	out.Reset()
-	s.foot(p)
+	s.foot(p, width)
 	list = append(list, strings.TrimSuffix(out.String(), "\n"))
 	for i, line := range list {
 		list[i] = cutStyled(line, width)
@@ -157,7 +157,7 @@ BACKLOG is work in its rings that the GPU has not read. QUIET is the time from a
 were quiet.`
 
 // foot writes the last line.
-func (s *topScreen) foot(p *term.Printer) {
+func (s *topScreen) foot(p *term.Printer, width int) {
 	switch {
 	case s.typing:
 		p.Linef("filter: %s_", s.filter)
@@ -171,14 +171,22 @@ func (s *topScreen) foot(p *term.Printer) {
 		if s.paused {
 			state += ", PAUSED"
 		}
-		p.Linef("q quit  enter explain  s order  / filter  space pause  ? help   %s", state)
+		keys := []string{"q quit", "? help", "enter explain", "s order", "/ filter", "space pause"}
+		for len(keys) > 1 && utf8.RuneCountInString(strings.Join(keys, "  ")+"   "+state) > width {
+			keys = keys[:len(keys)-1]
+		}
+		p.Linef("%s   %s", strings.Join(keys, "  "), state)
 	}
 }
 
 // overview writes the tables; the targets get the lines that the others leave.
 func (s *topScreen) overview(p *term.Printer, out *bytes.Buffer, width, height int) {
 	st := s.now.status
-	p.Line(term.Cell{Text: "gpreempt", Style: term.StyleBold}, fmt.Sprintf(" %s  up %s  policy %s  ", st.GetBackend(), s.a.Age(st.GetStartedAt()), st.GetPolicy()), health(st))
+	about := []string{"policy " + st.GetPolicy(), "up " + s.a.Age(st.GetStartedAt()), st.GetBackend()}
+	for len(about) > 0 && utf8.RuneCountInString("gpreempt    "+health(st).Text+strings.Join(about, "  ")) > width {
+		about = about[:len(about)-1]
+	}
+	p.Line(term.Cell{Text: "gpreempt", Style: term.StyleBold}, "  ", health(st), "  "+strings.Join(about, "  "))
 	if s.lost != "" {
 		p.Line(term.Cell{Text: s.lost, Style: term.StyleBad})
 	}
@@ -201,7 +209,7 @@ func (s *topScreen) overview(p *term.Printer, out *bytes.Buffer, width, height i
 	side.W = &last
 	if len(s.last) > 0 {
 		side.Linef("")
-		t := side.Table("", term.Columns{"LAST PREEMPTIONS", ">PID", "COMMAND", ">TOOK", "FOR"})
+		t := side.Table("", term.Columns{"LAST PREEMPTIONS", "->PID", "COMMAND", ">TOOK", "FOR"})
 		for _, l := range s.last[:min(len(s.last), max(3, height/8))] {
 			e := l.event
 			pid, _, _ := strings.Cut(e.GetTargetId(), "@")
@@ -221,7 +229,7 @@ func (s *topScreen) gpuTable(p *term.Printer, width int) {
 	if width >= 140 {
 		cells = 30
 	}
-	t := p.Table("", term.Columns{">HIP", ">GPU", "NAME", "QUEUES", "SUSPENDED:" + fmt.Sprint(cells+5), ">LEASES", "+>EVICTIONS", "BREAKER"})
+	t := p.Table("", term.Columns{">HIP", "->GPU", "-NAME", "QUEUES", "SUSPENDED:" + fmt.Sprint(cells+5), "->LEASES", "+>EVICTIONS", "BREAKER"})
 	for i, g := range s.now.gpus {
 		most := s.suspendedOn(g.GetGpuId())
 		breaker := term.Cell{Text: "closed"}
@@ -241,7 +249,7 @@ func (s *topScreen) gpuTable(p *term.Printer, width int) {
 // targetTable writes at most n lines.
 func (s *topScreen) targetTable(p *term.Printer, n int) {
 	list := s.listed()
-	t := p.Table("", term.Columns{" ", ">PID", "COMMAND", "CLASS", "STATE", ">SUSP%", ">/S", ">BACKLOG", "GPUS", "+CONTAINER", "+MECHANISM", "+JOB", "WHY"})
+	t := p.Table("", term.Columns{" ", ">PID", "COMMAND", "-CLASS", "STATE", ">SUSP%", "->/S", "->BACKLOG", "-GPUS", "+CONTAINER", "+MECHANISM", "+JOB", "WHY"})
 	rows := max(1, n-2)
 	first := 0
 	if i := slices.IndexFunc(list, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == s.selected }); i >= rows {

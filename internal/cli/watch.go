@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
 )
 
@@ -21,20 +20,11 @@ import (
 // people.
 type reader func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error)
 
-// source is what makes a table that is watched be read again before its interval has passed.
-type source int
-
-const (
-	onInterval source = iota // none
-	onEvents
-	onQueues
-)
-
 // defaultWatch is the interval of --watch.
 const defaultWatch = 2 * time.Second
 
 // watchable makes cmd show what read returns, once, or with --watch again and again.
-func watchable(a *term.App, cmd *cobra.Command, on source, read reader) *cobra.Command {
+func watchable(a *term.App, cmd *cobra.Command, read reader) *cobra.Command {
 	var every time.Duration
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if !cmd.Flags().Changed("watch") {
@@ -50,47 +40,32 @@ func watchable(a *term.App, cmd *cobra.Command, on source, read reader) *cobra.C
 			return term.Usage(cmd, "--watch must be at least %s; write it as --watch=5s", term.Duration(leastWatch))
 		}
 		return a.Stream(cmd.Context(), func(ctx context.Context, admin term.AdminClient) error {
-			return watch(ctx, a, cmd, admin, every, on, read)
+			return watch(ctx, a, cmd, admin, every, read)
 		})
 	}
-	cmd.Flags().DurationVarP(&every, "watch", "w", defaultWatch, "show it again when it changes, and each `INTERVAL`, such as --watch=5s")
-	cmd.Flags().Lookup("watch").NoOptDefVal = defaultWatch.String()
+	watchFlag(cmd, &every)
 	return cmd
+}
+
+// watchFlag adds --watch.
+func watchFlag(cmd *cobra.Command, every *time.Duration) {
+	cmd.Flags().DurationVarP(every, "watch", "w", defaultWatch, "show it again each `INTERVAL`, such as --watch=5s")
+	cmd.Flags().Lookup("watch").NoOptDefVal = defaultWatch.String()
 }
 
 // watch shows what read returns until the user ends it: on a terminal in place, otherwise each
 // time that it has changed.
-func watch(ctx context.Context, a *term.App, cmd *cobra.Command, admin term.AdminClient, every time.Duration, on source, read reader) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var background sync.WaitGroup
-	defer background.Wait()
-	defer cancel()
-	wake := make(chan struct{}, 1)
-	changed := func() {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	}
-	switch on {
-	case onEvents:
-		background.Go(func() {
-			follow(ctx, a, admin, every, func(reading) { changed() }, func(*gpreemptv1.Event) { changed() }, func(error) { changed() })
-		})
-	case onQueues:
-		background.Go(func() { followQueues(ctx, a, admin, every, changed) })
-	case onInterval:
-	}
+func watch(ctx context.Context, a *term.App, cmd *cobra.Command, admin term.AdminClient, every time.Duration, read reader) error {
 	bounded := func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
 		ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 		defer cancel()
 		return read(ctx, cmd, admin)
 	}
 	if a.Terminal && !a.ForPrograms() {
-		return watchScreen(ctx, a, cmd.CommandPath(), every, wake, bounded)
+		return watchScreen(ctx, a, cmd.CommandPath(), every, bounded)
 	}
 	var before proto.Message
-	return repeat(ctx, a, every, wake, func() error {
+	return repeat(ctx, a, every, func() error {
 		data, people, err := bounded(ctx)
 		if err != nil {
 			return err
@@ -109,69 +84,17 @@ func watch(ctx context.Context, a *term.App, cmd *cobra.Command, admin term.Admi
 	})
 }
 
-// followQueues calls changed for each change of queues, until ctx ends.
-func followQueues(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, changed func()) {
-	for {
-		list, err := admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{})
-		if err == nil {
-			changes, failed := admin.WatchQueues(ctx, &gpreemptv1.WatchQueuesRequest{AfterRevision: list.GetRevision()})
-			if err = failed; err == nil {
-				err = term.Each(changes, func(*gpreemptv1.WatchQueuesResponse) error {
-					changed()
-					return ctx.Err()
-				})
-			}
-		}
-		if err != nil {
-			changed() // reading fails for the same reason, and reports it
-		}
-		if a.Sleep(ctx, every) != nil {
-			return
-		}
-	}
-}
-
-// leastPause is the minimum time between two readings. Changes that arrive sooner are read together.
-const leastPause = 200 * time.Millisecond
-
-// repeat calls read now and then each time that the interval has passed or wake received, until
-// ctx ends or read fails.
-func repeat(ctx context.Context, a *term.App, every time.Duration, wake <-chan struct{}, read func() error) error {
+// repeat calls read now and then each time that the interval has passed, until ctx ends or read
+// fails.
+func repeat(ctx context.Context, a *term.App, every time.Duration, read func() error) error {
 	for {
 		if err := read(); err != nil {
 			return err
 		}
-		rest := every
-		if wake != nil {
-			if err := a.Sleep(ctx, leastPause); err != nil {
-				return err
-			}
-			rest -= leastPause
-		}
-		if err := sleepOrWake(ctx, a, rest, wake); err != nil {
+		if err := a.Sleep(ctx, every); err != nil {
 			return err
 		}
 	}
-}
-
-// sleepOrWake waits for d or until wake receives. When ctx ends first, it returns the cause.
-func sleepOrWake(ctx context.Context, a *term.App, d time.Duration, wake <-chan struct{}) error {
-	limited, cancel := context.WithCancel(ctx)
-	var waker sync.WaitGroup
-	defer waker.Wait()
-	defer cancel()
-	waker.Go(func() {
-		select {
-		case <-wake:
-			cancel()
-		case <-limited.Done():
-		}
-	})
-	err := a.Sleep(limited, d)
-	if ctx.Err() == nil {
-		return nil
-	}
-	return err
 }
 
 // passing are the fields that change although nothing happens: times and shares of time.
@@ -240,7 +163,7 @@ func (w *watched) key(name string) (quit bool) {
 }
 
 // watchScreen is watch on the terminal. What was shown last stays there.
-func watchScreen(ctx context.Context, a *term.App, command string, every time.Duration, wake <-chan struct{}, read func(context.Context) (proto.Message, func(*term.Printer), error)) error {
+func watchScreen(ctx context.Context, a *term.App, command string, every time.Duration, read func(context.Context) (proto.Message, func(*term.Printer), error)) error {
 	if _, _, err := read(ctx); err != nil {
 		return err
 	}
@@ -251,7 +174,7 @@ func watchScreen(ctx context.Context, a *term.App, command string, every time.Du
 	var last []string
 	func() {
 		defer screen.Fini()
-		last = watchOn(ctx, a, screen, command, every, wake, read)
+		last = watchOn(ctx, a, screen, command, every, read)
 	}()
 	_, err = fmt.Fprintln(a.Out, strings.Join(last, "\n"))
 	return err
@@ -259,7 +182,7 @@ func watchScreen(ctx context.Context, a *term.App, command string, every time.Du
 
 // watchOn is watchScreen on a screen. It returns the last lines.
 func watchOn(
-	ctx context.Context, a *term.App, screen tcell.Screen, command string, every time.Duration, wake <-chan struct{}, read func(context.Context) (proto.Message, func(*term.Printer), error),
+	ctx context.Context, a *term.App, screen tcell.Screen, command string, every time.Duration, read func(context.Context) (proto.Message, func(*term.Printer), error),
 ) []string {
 	ctx, cancel := context.WithCancel(ctx)
 	var background sync.WaitGroup
@@ -271,7 +194,7 @@ func watchOn(
 	frames := make(chan watched)
 	background.Go(func() {
 		// It ends with ctx only: what fails is shown.
-		_ = repeat(ctx, a, every, wake, func() error {
+		_ = repeat(ctx, a, every, func() error {
 			var frame watched
 			if _, people, err := read(ctx); err != nil {
 				frame.lost = a.FromDaemon(ctx, err).Error()

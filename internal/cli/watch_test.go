@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +20,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
-	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
@@ -27,7 +27,7 @@ import (
 var errEnough = errors.New("enough")
 
 // watchTable runs gpctl with --watch. steps are called one after another when the table has been
-// read, each after the shortest pause; then the watch ends.
+// read, in each pause; then the watch ends.
 func watchTable(t *testing.T, m *clitest.Machine, args []string, steps ...func()) (stdout, stderr string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -41,13 +41,10 @@ func watchTable(t *testing.T, m *clitest.Machine, args []string, steps ...func()
 		defer mu.Unlock()
 		return at
 	}
-	streams.Sleep = func(ctx context.Context, d time.Duration) error {
+	streams.Sleep = func(_ context.Context, d time.Duration) error {
 		switch {
-		case d == defaultWatch: // of what follows a stream: until the end
-			<-ctx.Done()
-			return context.Cause(ctx)
-		case d != leastPause:
-			return ctx.Err()
+		case d != defaultWatch:
+			return fmt.Errorf("it waits for %v", d)
 		case len(steps) == 0:
 			return errEnough
 		}
@@ -64,13 +61,32 @@ func watchTable(t *testing.T, m *clitest.Machine, args []string, steps ...func()
 	return out.String(), complaints.String()
 }
 
+// watchMachine runs gpctl against m on a clock that moves only while gpctl sleeps;
+// slept, if it is not nil, is called with each pause.
+func watchMachine(t *testing.T, m *clitest.Machine, slept func(time.Duration), args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	clitest.Serve(t, socket, m)
+	var out, err bytes.Buffer
+	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &err, Getenv: func(string) string { return "" }}
+	now, sleep := clitest.Clock()
+	streams.Now = now
+	streams.Sleep = func(ctx context.Context, d time.Duration) error {
+		if slept != nil {
+			slept(d)
+		}
+		return sleep(ctx, d)
+	}
+	code = Program.Run(t.Context(), append(args, "--socket", socket), streams)
+	return code, out.String(), err.String()
+}
+
 func TestWatchPrintsEachChangeOnce(t *testing.T) {
 	for _, tt := range []struct {
 		args []string
 		want string
 	}{
 		{[]string{"lease", "list", "-w", "--jq", ".leases | length"}, "2\n1\n"},
-		{[]string{"lease", "list", "--watch", "--template", "{{len .leases}} leases"}, "2 leases\n1 leases\n"},
 		{[]string{"lease", "list", "--watch"}, `LEASE  LABEL  STATE       PRIO  HIP  GPUS         OWNER       AGE  EXPIRES IN
 k3-1   llama  held          11  0    34535        pid 5001  1.5ms       998ms
 k3-2   -      quiescing  admin  0,1  34535,41235  admin      40µs          2s
@@ -114,42 +130,6 @@ func TestEveryTableCanBeWatched(t *testing.T) {
 	}
 }
 
-func TestChangesWakeAWatch(t *testing.T) {
-	a := &term.App{IO: term.IO{Sleep: term.Sleep}}
-	wake := make(chan struct{}, 1)
-	readings := 0
-	err := repeat(t.Context(), a, 24*time.Hour, wake, func() error {
-		if readings++; readings == 3 {
-			return errEnough
-		}
-		wake <- struct{}{}
-		return nil
-	})
-	if !errors.Is(err, errEnough) || readings != 3 {
-		t.Errorf("%v after %d readings", err, readings)
-	}
-}
-
-func TestQueueChangesWakeAWatch(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	clitest.Serve(t, socket, clitest.NewMachine())
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	a := &term.App{IO: term.IO{Sleep: func(ctx context.Context, _ time.Duration) error {
-		cancel()
-		<-ctx.Done()
-		return ctx.Err()
-	}}, Socket: socket}
-	changes := 0
-	err := a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
-		followQueues(ctx, a, admin, defaultWatch, func() { changes++ })
-		return nil
-	})
-	if err != nil || changes != 4 { // three of the machine, and the end of its stream
-		t.Errorf("%v after %d changes", err, changes)
-	}
-}
-
 func TestWatchRedrawsInPlace(t *testing.T) {
 	screen := watchedScreen{tcell.NewSimulationScreen("UTF-8"), make(chan string, 1)}
 	if err := screen.Init(); err != nil {
@@ -165,7 +145,7 @@ func TestWatchRedrawsInPlace(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		last = watchOn(t.Context(), a, screen, "gpctl x", defaultWatch, nil, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
+		last = watchOn(t.Context(), a, screen, "gpctl x", defaultWatch, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
 			var lines []string
 			err := ctx.Err()
 			select {
@@ -230,35 +210,35 @@ func TestRunReportEndsWithTheCommand(t *testing.T) {
 	if err := sleeper.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	stop, err := awaitEnd(sleeper.Process.Pid, func() { close(ended) })
+	began, err := readStat(int32(sleeper.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stop()
-	select {
-	case <-ended:
-		t.Error("a living process has ended")
-	default:
+	looks := 0
+	a := &term.App{IO: term.IO{Sleep: func(ctx context.Context, d time.Duration) error {
+		if looks++; looks == 3 {
+			if err := sleeper.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+			_ = sleeper.Wait() // killed
+		}
+		return ctx.Err()
+	}}}
+	awaitEnd(t.Context(), a, began)
+	if looks != 3 {
+		t.Errorf("the end was seen at look %d, want 3", looks)
 	}
-	stopped, err := awaitEnd(os.Getpid(), func() { t.Error("this process has ended") })
+	if _, err := readStat(began.PID); err == nil {
+		t.Error("a process that has ended was read")
+	}
+	// Another process with the pid is not this one.
+	self, err := readStat(int32(os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	stopped()
-	if err := sleeper.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	testutil.Receive(t, ended, "the end of the killed process")
-	// It has ended already, and is not waited for yet.
-	again := make(chan struct{})
-	if stop, err = awaitEnd(sleeper.Process.Pid, func() { close(again) }); err != nil {
-		t.Fatal(err)
-	}
-	testutil.Receive(t, again, "the end of a process that ended before")
-	stop()
-	_ = sleeper.Wait() // killed
-	if _, err := awaitEnd(sleeper.Process.Pid, func() {}); err == nil {
-		t.Error("a process that has ended was accepted")
-	}
+	self.Start--
+	awaitEnd(t.Context(), a, self)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	awaitEnd(ctx, a, self)
 }

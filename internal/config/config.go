@@ -12,6 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // DefaultPath is the default path of the file.
@@ -111,11 +112,11 @@ func (l Limits) Rates(processors int) server.Limits {
 const SpareSlots = 10
 
 // Budget returns the budget for an HQDBudget: offline queues leave the rest of the slots to others.
-func (c Config) Budget() scheduler.HQDBudget {
+func (c Config) Budget() parking.Budget {
 	if c.HQDBudget == 0 {
-		return scheduler.HQDBudget{}
+		return parking.Budget{}
 	}
-	return scheduler.HQDBudget{Online: 100 - SpareSlots - c.HQDBudget, Offline: c.HQDBudget, Spare: SpareSlots}
+	return parking.Budget{Online: 100 - SpareSlots - c.HQDBudget, Offline: c.HQDBudget, Spare: SpareSlots}
 }
 
 // Discovery configures how the daemon scans KFD. Only MQDsInterval is a key of the file.

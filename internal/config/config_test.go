@@ -14,6 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 func TestDefaultIsValid(t *testing.T) {
@@ -223,7 +224,7 @@ func TestValidateChecksValuesThatAreNotFromAFile(t *testing.T) {
 	c := Default()
 	c.Socket = "/" + strings.Repeat("x", 107)
 	c.Policy.Preset, c.Policy.Linger = scheduler.PresetCustom, -2
-	c.Rules = []classify.Rule{{Name: "a\n", Match: classify.Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.PriorityAdmin)}}
+	c.Rules = []classify.Rule{{Name: "a\n", Match: classify.Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.MaxPriority + 1)}}
 	c.Access.AdminUsers = []string{"a b", ""}
 	c.Mechanisms = Mechanisms{"criu", "gdb", "criu"}
 	c.Rules = append(c.Rules, classify.Rule{Name: "b", Match: classify.Match{
@@ -282,7 +283,7 @@ func TestAProcessHasHalfOfTheLeasesOfItsUser(t *testing.T) {
 }
 
 func TestAnHQDBudgetLeavesATenthFree(t *testing.T) {
-	for percent, want := range map[int]scheduler.HQDBudget{0: {}, 80: {Online: 10, Offline: 80, Spare: 10}, 90: {Offline: 90, Spare: 10}} {
+	for percent, want := range map[int]parking.Budget{0: {}, 80: {Online: 10, Offline: 80, Spare: 10}, 90: {Offline: 90, Spare: 10}} {
 		got := Config{HQDBudget: percent}.Budget()
 		if got != want || got.Validate() != nil {
 			t.Errorf("%d: %+v, %v; want %+v", percent, got, got.Validate(), want)

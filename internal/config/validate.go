@@ -76,7 +76,7 @@ func (c Config) problems() yamlfile.Errors {
 			"choose a duration in that range, or 0s for never")
 	}
 	ps.kubelet(c.Containers.Kubelet)
-	if !isAddress(c.Metrics.Address) {
+	if !isAddressOrEmpty(c.Metrics.Address) {
 		ps.add("metrics.address", yamlfile.Quoted(c.Metrics.Address)+" is not an address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
 	}
 	if levels := []string{"debug", "info", "warn", "error"}; !slices.Contains(levels, c.Log.Level) {
@@ -88,7 +88,7 @@ func (c Config) problems() yamlfile.Errors {
 }
 
 func (ps *problems) tcp(t TCP) {
-	if !isAddress(t.Address) {
+	if !isAddressOrEmpty(t.Address) {
 		ps.add("tcp.address", yamlfile.Quoted(t.Address)+" is not an address to listen on", "write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443")
 	}
 	for _, file := range []struct{ key, path string }{{"certificate", t.Certificate}, {"key", t.Key}, {"client_ca", t.ClientCA}} {
@@ -112,8 +112,8 @@ func (ps *problems) tcp(t TCP) {
 	}
 }
 
-// isAddress reports whether address is HOST:PORT or :PORT, or "".
-func isAddress(address string) bool {
+// isAddressOrEmpty reports whether address is HOST:PORT or :PORT, or "".
+func isAddressOrEmpty(address string) bool {
 	if address == "" {
 		return true
 	}

@@ -4,99 +4,94 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // loadInterval is the time between two looks at the queues of offline targets under an HQD
 // budget: a parked target waits for as long until its first kernel is noticed.
 const loadInterval = 100 * time.Millisecond
 
-// loadWatch reports to the scheduler the compute queues of all targets, and which of the
-// offline ones have work. It sleeps while there is no HQD budget.
+// loadWatch looks at the compute queues of all targets and has those parked that the HQD budget is
+// short of. It sleeps while there is no budget.
 type loadWatch struct {
 	runner    *scheduler.Runner
 	inventory *inventory.Inventory
 	backlogs  func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) []inventory.Backlog
 	// waves reports whether a process has waves on a GPU; false if that is not known.
-	waves func(gpreempt.ProcessKey, gpreempt.GPUID) bool
-	wake  chan struct{}
-	// known is what was reported. Only run uses it.
-	known map[gpreempt.ProcessKey]knownLoad
-}
+	waves  func(gpreempt.ProcessKey, gpreempt.GPUID) bool
+	wake   chan struct{}
+	budget atomic.Pointer[parking.Budget]
 
-// knownLoad is the last report about a target.
-type knownLoad struct {
-	scheduler.TargetLoad
-	// written are the positions of its queues, by id.
-	written map[uint32]uint64
+	// Only run uses these: the positions of the queues of each target at the last look, by id.
+	parking parking.Parking
+	written map[gpreempt.ProcessKey]map[uint32]uint64
 }
 
 func (w *loadWatch) run(ctx context.Context) { pollWhile(ctx, w.wake, loadInterval, w.check) }
 
-// check reports what has changed, and returns whether there is a budget. Without one it forgets
-// what was reported.
+// check looks once, and returns whether there is a budget. Without one nothing stays parked.
 func (w *loadWatch) check(ctx context.Context) bool {
-	var targets []scheduler.TargetInfo
-	on := false
-	w.runner.View(func(c *scheduler.Core) {
-		if on = c.HQDBudget().On(); on {
-			targets = c.Targets()
-		}
-	})
-	now := make(map[gpreempt.ProcessKey]knownLoad, len(targets))
-	for _, t := range targets {
-		last, reported := w.known[t.Key]
-		load := w.load(ctx, t, last)
-		now[t.Key] = load
-		if !reported || load.Busy != last.Busy || !slices.Equal(load.Queues, last.Queues) {
-			w.runner.Post(load.TargetLoad)
+	l := parking.Look{Slots: map[gpreempt.GPUID]int{}, Loads: map[gpreempt.ProcessKey]parking.Load{}}
+	if b := w.budget.Load(); b != nil {
+		l.Budget = *b
+	}
+	if !l.Budget.On() && w.written == nil {
+		return false
+	}
+	w.runner.View(func(c *scheduler.Core) { l.Targets, l.Policy = c.Targets(), c.Policy() })
+	l.Now = w.runner.Now()
+	for _, g := range w.inventory.GPUs() {
+		l.Slots[g.ID] = g.QueueSlots
+	}
+	var written map[gpreempt.ProcessKey]map[uint32]uint64
+	if l.Budget.On() {
+		written = make(map[gpreempt.ProcessKey]map[uint32]uint64, len(l.Targets))
+		for _, t := range l.Targets {
+			l.Loads[t.Key], written[t.Key] = w.load(ctx, t)
 		}
 	}
-	w.known = now
-	return on
+	w.written = written
+	for _, pin := range w.parking.Step(l) {
+		w.runner.Post(pin)
+	}
+	return l.Budget.On()
 }
 
 // load looks at a target. What is not known counts as work.
-func (w *loadWatch) load(ctx context.Context, t scheduler.TargetInfo, last knownLoad) knownLoad {
+func (w *loadWatch) load(ctx context.Context, t scheduler.TargetInfo) (parking.Load, map[uint32]uint64) {
 	queues := w.inventory.QueuesOf(t.Key)
-	load := knownLoad{TargetLoad: scheduler.TargetLoad{Target: t.Key, Queues: computeQueues(queues), Busy: true}}
+	load := parking.Load{Queues: map[gpreempt.GPUID]int{}, Busy: true}
+	for _, q := range queues {
+		if q.Type == gpreempt.QueueCompute {
+			load.Queues[q.GPU]++
+		}
+	}
 	if t.Class != gpreempt.Offline || !t.Ready {
-		return load
+		return load, nil
 	}
 	backlogs := w.backlogs(ctx, t.Key, queues)
 	idle := len(backlogs) > 0
-	load.written = make(map[uint32]uint64, len(backlogs))
+	written := make(map[uint32]uint64, len(backlogs))
 	for n, b := range backlogs {
 		id := queues[n].ID
-		before, known := last.written[id]
-		load.written[id] = b.Written
+		before, known := w.written[t.Key][id]
+		written[id] = b.Written
 		idle = idle && b.Known && b.Value == 0 && known && before == b.Written
 	}
 	// The firmware goes on to the next packet when it has started one: a long kernel on a
 	// queue without a backlog shows only in its waves.
-	load.Busy = !idle || slices.ContainsFunc(load.Queues, func(q scheduler.GPUQueues) bool { return w.waves(t.Key, q.GPU) })
-	return load
-}
-
-// computeQueues counts the compute queues by GPU.
-func computeQueues(queues []gpreempt.QueueEntry) (counts []scheduler.GPUQueues) {
-	for _, q := range queues {
-		if q.Type != gpreempt.QueueCompute {
-			continue
-		}
-		at, found := slices.BinarySearchFunc(counts, q.GPU, func(c scheduler.GPUQueues, id gpreempt.GPUID) int { return int(c.GPU) - int(id) })
-		if !found {
-			counts = slices.Insert(counts, at, scheduler.GPUQueues{GPU: q.GPU})
-		}
-		counts[at].Queues++
+	load.Busy = !idle
+	for gpu := range load.Queues {
+		load.Busy = load.Busy || w.waves(t.Key, gpu)
 	}
-	return counts
+	return load, written
 }
 
 // hasWaves reads cu_occupancy of the driver, which it has for gfx9. Elsewhere it is false.
@@ -106,13 +101,8 @@ func (d *daemon) hasWaves(key gpreempt.ProcessKey, gpu gpreempt.GPUID) bool {
 }
 
 // setHQDBudget puts a budget in force.
-func (d *daemon) setHQDBudget(b scheduler.HQDBudget) {
-	var inForce scheduler.HQDBudget
-	d.runner.View(func(c *scheduler.Core) { inForce = c.HQDBudget() })
-	if b == inForce {
-		return
-	}
-	d.runner.Post(scheduler.HQDBudgetChanged{Budget: b})
+func (d *daemon) setHQDBudget(b parking.Budget) {
+	d.loads.budget.Store(&b)
 	wakeUp(d.loads.wake)
 }
 

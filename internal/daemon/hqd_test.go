@@ -12,6 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // attaches attaches to every target at once.
@@ -62,7 +63,7 @@ func TestIdleTargetsAreParkedByWhatTheirQueuesShow(t *testing.T) {
 			runner.Post(next)
 		}
 	}
-	post(scheduler.GPUAdded{GPU: 7, Slots: 4})
+	post(scheduler.GPUAdded{GPU: 7})
 	for _, key := range []gpreempt.ProcessKey{idle, busy} {
 		post(scheduler.TargetSeen{Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{7}, Queues: 2})
 	}
@@ -82,7 +83,7 @@ func TestIdleTargetsAreParkedByWhatTheirQueuesShow(t *testing.T) {
 	if w.check(t.Context()) {
 		t.Error("it watches without a budget")
 	}
-	post(scheduler.HQDBudgetChanged{Budget: scheduler.HQDBudget{Online: 40, Offline: 50, Spare: 10}})
+	w.budget.Store(&parking.Budget{Online: 40, Offline: 50, Spare: 10})
 	look := func(rounds int) (states [2]scheduler.TargetState) {
 		for range rounds {
 			now.t += loadInterval

@@ -215,7 +215,7 @@ func (d *daemon) findGPUs() error {
 		}
 	}
 	for _, gpu := range gpus {
-		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID, Slots: gpu.QueueSlots})
+		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID})
 	}
 	return nil
 }

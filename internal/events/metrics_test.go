@@ -239,7 +239,7 @@ func TestSeriesOfAHostAreBounded(t *testing.T) {
 	}
 	causes := []scheduler.Cause{
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseClass,
-		scheduler.CauseHold, scheduler.CausePolicy, scheduler.CauseDrain, scheduler.CauseBreaker, scheduler.CauseGang, scheduler.CauseFailed,
+		scheduler.CauseHold, scheduler.CausePolicy, scheduler.CauseDrain, scheduler.CauseBreaker, scheduler.CausePinOver, scheduler.CauseFailed,
 		scheduler.CauseHardware, scheduler.CauseNotReady, scheduler.CauseNoLease, scheduler.CauseQuarantine,
 		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom,
 	}

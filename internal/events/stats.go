@@ -134,7 +134,7 @@ var (
 	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue, scheduler.CauseResumedByAnother, scheduler.CauseLapsed, scheduler.CauseHQDBudget}
 	resumeCauses  = []scheduler.Cause{
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseBreaker,
-		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CauseReset,
+		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CausePinOver, scheduler.CauseReset,
 	}
 	failureCauses = map[string][]scheduler.Cause{ // by what the target did
 		"suspend": {scheduler.CauseFailed, scheduler.CauseHardware, scheduler.CauseStuck, scheduler.CauseReset},

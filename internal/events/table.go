@@ -87,7 +87,7 @@ var (
 	jobRunning = define(prometheus.GaugeValue, "gpreempt_job_running_ratio",
 		"Share of the last minute in which all offline processes of a job ran, of the job with the least; absent without a job.")
 	floorUse = define(prometheus.GaugeValue, "gpreempt_share_floor_use_ratio",
-		"Used share of the time for which the share floor permits a gang to be suspended, of the gang with the least left: 0 to 1.")
+		"Used share of the time for which the share floor permits a job to be suspended, of the job with the least left: 0 to 1.")
 	draining = define(prometheus.GaugeValue, "gpreempt_draining",
 		"1 while draining: the daemon suspends nothing.")
 

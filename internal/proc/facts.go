@@ -15,7 +15,7 @@ const maxCmdline = 4 << 10
 // which can take as long as the process likes.
 func (p *Process) Facts(env []string) (gpreempt.Process, error) {
 	facts := gpreempt.Process{Key: p.key}
-	ids, err := parse(p, "status", discovery.ParseProcIDs)
+	ids, err := parse(p, "status", discovery.ParseProcStatus)
 	if err != nil {
 		return facts, err
 	}

@@ -135,7 +135,7 @@ func (p *Process) Status() (discovery.ProcStatus, error) {
 // Nested reports whether the process is in a pid namespace below that of /proc. A process
 // never changes its own.
 func (p *Process) Nested() (bool, error) {
-	ids, err := parse(p, "status", discovery.ParseProcIDs)
+	ids, err := parse(p, "status", discovery.ParseProcStatus)
 	return len(ids.NamespacePIDs) > 0, err
 }
 

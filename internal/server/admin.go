@@ -1,11 +1,14 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/classify"
@@ -82,7 +85,7 @@ func (a adminService) ReleaseLease(ctx context.Context, req *gpreemptv1.ReleaseL
 	}
 	end, _, err := s.cfg.Scheduler.Complete(scheduler.ClientID{}, id, scheduler.EndReleased)
 	if err != nil {
-		return nil, err
+		return nil, worded(err)
 	}
 	s.admins.drop(id)
 	s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease release %s", req.GetLeaseId())
@@ -97,19 +100,43 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	if err != nil {
 		return nil, err
 	}
-	order := &announcement{client: s.admins, note: leaseNote{admin: callerOf(ctx).peer}, LeaseRequested: scheduler.LeaseRequested{
-		Arrived: arrived, Priority: gpreempt.PriorityAdmin, MaxWait: scheduler.PolicyDefault, Target: proc.Key,
-	}}
-	if err := setDuration(&order.TTL, req.GetTtl(), "ttl", gpreempt.ReasonTTLRange); err != nil {
+	var ttl time.Duration
+	if err := setDuration(&ttl, req.GetTtl(), "ttl", gpreempt.ReasonTTLRange); err != nil {
 		return nil, err
 	}
-	m, err := s.announce(ctx, order, func() {
-		s.adminEvent(ctx, scheduler.Record{Target: proc.Key, Lease: order.id}, "target suspend %v for %v", proc.Key, order.ttl)
+	var info scheduler.TargetInfo
+	var policy scheduler.Policy
+	var known bool
+	s.cfg.Scheduler.View(func(c *scheduler.Core) {
+		info, known = c.Target(proc.Key)
+		policy = c.Policy()
+	})
+	switch {
+	case !known:
+		return nil, unknownTarget(proc.Key)
+	case info.Class != gpreempt.Offline:
+		return nil, refusal(gpreempt.CodeFailedPrecondition, gpreempt.ReasonNotOffline,
+			fmt.Sprintf("target %v is %v, and only offline targets are suspended", proc.Key, info.Class),
+			fmt.Sprintf("classify it first: gpctl target classify %v offline", proc.Key))
+	case ttl <= 0 || ttl > policy.MaxSuspend:
+		return nil, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange,
+			fmt.Sprintf("ttl %v is out of range", ttl),
+			fmt.Sprintf("use more than 0 and at most %v, the policy's max_suspend", policy.MaxSuspend))
+	}
+	s.adminEvent(ctx, scheduler.Record{Target: proc.Key}, "target suspend %v for %v", proc.Key, ttl)
+	s.cfg.Scheduler.Post(scheduler.Pin{Target: proc.Key, Cause: scheduler.CauseByHand, For: ttl})
+	resp := &gpreemptv1.SuspendTargetResponse{}
+	var why scheduler.QuiesceReason
+	err = s.await(ctx, policy.MaxWait, func() (final bool) {
+		s.cfg.Scheduler.View(func(c *scheduler.Core) { resp.Quiesced, why, final = c.SuspendResult(proc.Key) })
+		return final
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &gpreemptv1.SuspendTargetResponse{LeaseId: m.GetLeaseId(), Quiesced: m.GetQuiesced(), Reason: m.GetReason(), Timing: m.GetTiming()}, nil
+	resp.Reason = gpreemptv1.QuiesceReason(cmp.Or(why, scheduler.QuiesceMaxWait))
+	resp.Timing = &gpreemptv1.Timing{Total: durationpb.New(s.cfg.Scheduler.Now() - arrived)}
+	return resp, nil
 }
 
 // ResumeTarget ends an admin's suspension and a quarantine, and with hold keeps the
@@ -131,13 +158,13 @@ func (a adminService) ResumeTarget(ctx context.Context, req *gpreemptv1.ResumeTa
 	}
 	state, known := s.targetState(proc.Key)
 	if !known {
-		return nil, scheduler.UnknownTarget(proc.Key)
+		return nil, unknownTarget(proc.Key)
 	}
 	s.adminEvent(ctx, scheduler.Record{Target: proc.Key}, "target resume %v, hold %v", proc.Key, hold)
-	s.cfg.Scheduler.Post(scheduler.Hold{Target: proc.Key, For: hold})
+	s.cfg.Scheduler.Post(scheduler.Pin{Target: proc.Key, Cause: scheduler.CauseHold, For: hold})
 	// By now a target that may run is being resumed; one that is suspended stays so,
 	// for a lease.
-	err = s.await(ctx, func() bool {
+	err = s.await(ctx, settleTime, func() bool {
 		state, known = s.targetState(proc.Key)
 		return !known || state == scheduler.TargetRunning || state == scheduler.TargetQuarantined || state == scheduler.TargetSuspended
 	})
@@ -159,10 +186,10 @@ func (s *Server) targetState(key gpreempt.ProcessKey) (state scheduler.TargetSta
 	return state, known
 }
 
-// await returns when done returns true, or after settleTime; done is called again
+// await returns when done returns true, or after a time; done is called again
 // after each event. The error is the end of ctx or of the server.
-func (s *Server) await(ctx context.Context, done func() bool) error {
-	bounded, cancel := context.WithTimeout(ctx, settleTime)
+func (s *Server) await(ctx context.Context, atMost time.Duration, done func() bool) error {
+	bounded, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	stop := context.AfterFunc(s.closing, cancel) //nolint:contextcheck // two contexts bound the wait: the call's and the server's
 	defer stop()
@@ -195,7 +222,7 @@ func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.Classi
 		return nil, err
 	}
 	if !s.cfg.Directory.Override(proc.Key, decision, ttl) {
-		return nil, scheduler.UnknownTarget(proc.Key)
+		return nil, unknownTarget(proc.Key)
 	}
 	r := scheduler.Record{Target: proc.Key}
 	switch {
@@ -211,7 +238,7 @@ func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.Classi
 		}
 		s.adminEvent(ctx, r, "%s", what)
 	}
-	t := s.target(proc)
+	t := s.target(proc, func(*scheduler.Core) {})
 	return &gpreemptv1.ClassifyTargetResponse{Target: t.message(s.clocks(), true)}, nil
 }
 
@@ -285,7 +312,7 @@ func (a adminService) SetDrain(ctx context.Context, req *gpreemptv1.SetDrainRequ
 		look()
 		return m, nil
 	}
-	if err := s.await(ctx, look); err != nil {
+	if err := s.await(ctx, settleTime, look); err != nil {
 		return nil, err
 	}
 	return m, nil

@@ -115,7 +115,7 @@ func (s *Server) submit(a *announcement, reply scheduler.Reply) (alive bool, err
 		return false, errShuttingDown
 	}
 	if a.id, a.ttl, err = s.cfg.Scheduler.Announce(a.LeaseRequested, reply); err != nil {
-		return false, err
+		return false, worded(err)
 	}
 	a.decided = s.cfg.Scheduler.Now()
 	if a.known, alive = a.client.addLease(s, a.id, a.note); !alive {
@@ -125,8 +125,7 @@ func (s *Server) submit(a *announcement, reply scheduler.Reply) (alive bool, err
 }
 
 // announce submits an announcement, calls accepted unless it is nil, and waits for the answer. When
-// ctx or the server ends first, the lease ends too, unless it is an admin's
-// suspension of a target, which its ttl bounds, or a retry has taken it over.
+// ctx or the server ends first, the lease ends too, unless a retry has taken it over.
 func (s *Server) announce(ctx context.Context, a *announcement, accepted func()) (*gpreemptv1.NotifyOnlineResponse, error) {
 	answers := make(chan scheduler.Answer, 1) // one answer: the scheduler never waits
 	a.Trace, a.note.waiting = traceContext(ctx), 1
@@ -153,7 +152,7 @@ func (s *Server) announce(ctx context.Context, a *announcement, accepted func())
 
 // abandon ends a lease that no call waits for any more, and returns why.
 func (s *Server) abandon(a *announcement, why error) error {
-	if !a.client.stopWaiting(a.id, a.note.scope) || !a.Target.IsZero() {
+	if !a.client.stopWaiting(a.id, a.note.scope) {
 		return why
 	}
 	end := scheduler.EndDisconnected

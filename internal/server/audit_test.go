@@ -113,7 +113,7 @@ func TestEveryChangeByAnAdminIsAudited(t *testing.T) {
 	want := []map[string]any{
 		done("CreateLease", `{"announce":{"gpus":[{"gpu_id":200}],"ttl":"60s","max_wait":"0s"}}`, "lease create on GPUs [200] for 1m0s, priority 11", "lease", id),
 		done("ReleaseLease", fmt.Sprintf(`{"lease_id":%q}`, id), "lease release "+id, "lease", id),
-		done("SuspendTarget", fmt.Sprintf(`{"target_id":%q,"ttl":"1s"}`, target), "target suspend "+target+" for 1s", "lease", h.server.leasePrefix+"2", "target", target),
+		done("SuspendTarget", fmt.Sprintf(`{"target_id":%q,"ttl":"1s"}`, target), "target suspend "+target+" for 1s", "target", target),
 		done("ResumeTarget", fmt.Sprintf(`{"target_id":%q}`, target), "target resume "+target+", hold 0s", "target", target),
 		done("ClassifyTarget", fmt.Sprintf(`{"target_id":%q,"class":"CLASS_ONLINE"}`, target), "target classify "+target+" online, priority 11", "target", target),
 		done("SetPolicy", `{"preset":"strict"}`, "policy set: strict"),

@@ -267,9 +267,6 @@ func (s *Server) leaseMessage(l scheduler.LeaseInfo, now clocks) *gpreemptv1.Lea
 			setOwner(m, c.peer)
 		}
 	}
-	if !l.Target.IsZero() {
-		m.TargetIds = []string{l.Target.String()}
-	}
 	return m
 }
 
@@ -389,10 +386,13 @@ func (s *Server) snapshot(also func(*scheduler.Core)) snapshot {
 	return sn
 }
 
-// target returns one process.
-func (s *Server) target(proc discovery.Proc) target {
+// target returns one process. also is called with the scheduler's state at the same time.
+func (s *Server) target(proc discovery.Proc, also func(*scheduler.Core)) target {
 	t := target{proc: proc}
 	t.facts, _ = s.cfg.Directory.Facts(proc.Key)
-	s.cfg.Scheduler.View(func(c *scheduler.Core) { t.info, _ = c.Target(proc.Key) })
+	s.cfg.Scheduler.View(func(c *scheduler.Core) {
+		t.info, _ = c.Target(proc.Key)
+		also(c)
+	})
 	return t
 }

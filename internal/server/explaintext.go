@@ -47,20 +47,18 @@ func (x explained) detail(check string) string {
 		return map[bool]string{true: "draining", false: "not draining"}[x.Draining]
 	case scheduler.CheckBreaker:
 		return x.breaker()
-	case scheduler.CheckHold:
-		return x.ends(x.HoldUntil)
+	case scheduler.CheckPinRun:
+		return x.ends(x.PinnedToRun)
 	case scheduler.CheckMustRun:
 		return x.mustRun()
 	case scheduler.CheckMechanism:
 		return x.mechanism()
-	case scheduler.CheckByHand:
-		return map[bool]string{true: "an admin suspended it", false: "none"}[x.ByHand]
+	case scheduler.CheckPinSuspend:
+		return x.pinned()
 	case scheduler.CheckLease:
 		return x.lease()
 	case scheduler.CheckLinger:
 		return x.ends(x.LingerUntil)
-	case scheduler.CheckHQDBudget:
-		return x.slots()
 	case scheduler.CheckOtherwise:
 		return "a target runs unless a check above decides"
 	}
@@ -95,6 +93,17 @@ func (x explained) members(good, bad string, is func(scheduler.MemberFacts) bool
 		return bad
 	default:
 		return bad + ": " + strings.Join(keys, ", ")
+	}
+}
+
+func (x explained) pinned() string {
+	switch x.Pin {
+	case "":
+		return "none"
+	case scheduler.CauseByHand:
+		return "an admin suspended it; " + x.ends(x.PinnedToSuspend)
+	default:
+		return "idle, and suspended to keep hardware slots free; " + x.ends(x.PinnedToSuspend)
 	}
 }
 
@@ -170,26 +179,4 @@ func (x explained) lease() string {
 		text += fmt.Sprintf("%s%v", map[bool]string{true: "; not counted, because they are for this process: the leases of ", false: ", "}[i == 0], owner)
 	}
 	return text
-}
-
-// slots describes the use of the slots of its GPUs.
-func (x explained) slots() string {
-	var parts []string
-	for _, s := range x.Slots {
-		if s.Slots == 0 {
-			parts = append(parts, fmt.Sprintf("GPU %v: number of slots unknown", s.GPU))
-			continue
-		}
-		parts = append(parts, fmt.Sprintf("GPU %v: %d compute queues (%d offline) for %d slots, of which the budget permits %d (%d offline), %d mapped",
-			s.GPU, s.All, s.Offline, s.Slots, s.Permitted, s.PermittedOffline, s.Mapped))
-	}
-	switch {
-	case !x.Loaded:
-		parts = append(parts, "its work is not known")
-	case x.Busy:
-		parts = append(parts, "it has work")
-	default:
-		parts = append(parts, fmt.Sprintf("idle for %v", max(0, x.Now-x.IdleSince).Round(time.Millisecond)))
-	}
-	return strings.Join(parts, "; ")
 }

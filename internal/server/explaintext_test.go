@@ -54,7 +54,7 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 			scheduler.Facts{Breakers: []scheduler.OpenBreaker{{GPU: 1, Closes: now + 30*time.Second}, {GPU: 2, Closes: now + time.Second}}},
 			"GPU 1 open for 30s, GPU 2 open for 1s",
 		},
-		{scheduler.CheckHold, scheduler.Facts{HoldUntil: now + 50*time.Millisecond}, "ends in 50ms"},
+		{scheduler.CheckPinRun, scheduler.Facts{PinnedToRun: now + 50*time.Millisecond}, "ends in 50ms"},
 		{scheduler.CheckMustRun, scheduler.Facts{RunUntil: now + 10*time.Millisecond}, "must run for 10ms more; no share floor"},
 		{
 			scheduler.CheckMustRun,
@@ -94,8 +94,12 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 			}),
 			"it could not be suspended or attached to at the last attempt; 1 refused suspensions of process 100, on_resist: {kill: 2}",
 		},
-		{scheduler.CheckByHand, scheduler.Facts{}, "none"},
-		{scheduler.CheckByHand, scheduler.Facts{ByHand: true}, "an admin suspended it"},
+		{scheduler.CheckPinSuspend, scheduler.Facts{}, "none"},
+		{scheduler.CheckPinSuspend, scheduler.Facts{Pin: scheduler.CauseByHand, PinnedToSuspend: now + time.Second}, "an admin suspended it; ends in 1s"},
+		{
+			scheduler.CheckPinSuspend, scheduler.Facts{Pin: scheduler.CauseHQDBudget, PinnedToSuspend: now + time.Second},
+			"idle, and suspended to keep hardware slots free; ends in 1s",
+		},
 		{scheduler.CheckLease, scheduler.Facts{Priority: 5, Top: -1}, "no lease (target priority 5)"},
 		{
 			scheduler.CheckLease,
@@ -103,13 +107,6 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 			"highest lease priority 11, target priority 0; not counted, because they are for this process: the leases of 7@1, 8@1",
 		},
 		{scheduler.CheckLinger, scheduler.Facts{LingerUntil: now + time.Second}, "ends in 1s"},
-		{
-			scheduler.CheckHQDBudget,
-			scheduler.Facts{Loaded: true, IdleSince: now - time.Second, Slots: []scheduler.SlotUse{{GPU: 1, Slots: 10, All: 10, Offline: 8, Mapped: 8, Permitted: 9, PermittedOffline: 8}, {GPU: 2}}},
-			"GPU 1: 10 compute queues (8 offline) for 10 slots, of which the budget permits 9 (8 offline), 8 mapped; GPU 2: number of slots unknown; idle for 1s",
-		},
-		{scheduler.CheckHQDBudget, scheduler.Facts{Loaded: true, Busy: true}, "it has work"},
-		{scheduler.CheckHQDBudget, scheduler.Facts{}, "its work is not known"},
 		{scheduler.CheckOtherwise, scheduler.Facts{}, "a target runs unless a check above decides"},
 	} {
 		tc.facts.Now = now

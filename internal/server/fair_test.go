@@ -3,12 +3,14 @@ package server
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -40,8 +42,8 @@ func TestReadsOfUsersWaitForASeat(t *testing.T) {
 		peer auth.Conn
 		want map[string]bool
 	}{
-		"user":  {ofUser{self}, map[string]bool{"announce": false, "diagnose": false, "list": true}},
-		"admin": {self, map[string]bool{"announce": false, "diagnose": false, "list": false}},
+		"user":  {ofUser{self}, map[string]bool{"announce": false, "diagnose": false, "list": true, "events": true}},
+		"admin": {self, map[string]bool{"announce": false, "diagnose": false, "list": false, "events": false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -71,6 +73,13 @@ func TestReadsOfUsersWaitForASeat(t *testing.T) {
 				})
 				call("list", func() error {
 					_, err := admin.ListTargets(t.Context(), &gpreemptv1.ListTargetsRequest{})
+					return err
+				})
+				call("events", func() error {
+					st, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{FromStart: true})
+					if err == nil {
+						_, err = st.Recv()
+					}
 					return err
 				})
 				if diff := cmp.Diff(c.want, waits); diff != "" {
@@ -103,6 +112,71 @@ func TestCallThatEndsTakesNoSeat(t *testing.T) {
 	if _, err := s.takeSeat(ctx, &connection{rights: auth.Read}, gpreemptv1.AdminService_ListTargets_FullMethodName); !errors.Is(err, gone) {
 		t.Errorf("the error is %v, want %v", err, gone)
 	}
+}
+
+// A stream whose client does not read leaves its seat to others.
+func TestStreamThatIsNotReadKeepsNoSeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{seats: make(chan struct{}, 1)}
+		read, sent := make(chan struct{}), make(chan error, 1)
+		ctx := withCaller(t.Context(), &connection{rights: auth.Read})
+		go func() { sent <- s.seated(ctx, func() error { <-read; return nil }) }()
+		synctest.Wait()
+		if len(s.seats) != 1 {
+			t.Fatal("the stream sends without a seat")
+		}
+		free, err := s.sit(ctx, callerOf(ctx)) // waits
+		if err != nil {
+			t.Fatal(err)
+		}
+		free()
+		close(read)
+		if err := <-sent; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// proving is credentials that prove every peer.
+type proving struct {
+	credentials.TransportCredentials
+}
+
+func (proving) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return raw, nil, nil
+}
+
+// at is a connection with a local address.
+type at struct {
+	net.Conn
+	net.Addr
+}
+
+func (a at) LocalAddr() net.Addr { return a.Addr }
+
+// Handshakes of TLS wait for a turn; a process on the unix socket does not wait for them.
+func TestHandshakesOfTLSTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{handshakes: make(chan struct{}, 1), closing: t.Context()}
+		s.handshakes <- struct{}{}
+		proved := map[string]bool{}
+		sc := &serverCredentials{TransportCredentials: proving{}, s: s}
+		for _, local := range []net.Addr{&net.TCPAddr{}, &net.UnixAddr{Net: "unix"}} {
+			go func() {
+				_, _, err := sc.prove(at{Addr: local})
+				proved[local.Network()] = err == nil
+			}()
+			synctest.Wait()
+		}
+		if diff := cmp.Diff(map[string]bool{"unix": true}, proved); diff != "" {
+			t.Errorf("proved while another handshake has the turn (-want +got):\n%s", diff)
+		}
+		<-s.handshakes
+		synctest.Wait()
+		if diff := cmp.Diff(map[string]bool{"unix": true, "tcp": true}, proved); diff != "" {
+			t.Errorf("proved at the end (-want +got):\n%s", diff)
+		}
+	})
 }
 
 // crowded returns connections of users with more requests than twice the rate of one, of a user with

@@ -39,7 +39,9 @@ type allTaken struct {
 }
 
 // Warnings returns the warnings about announcements.
-func (s *Server) Warnings() []gpreempt.Warning { return s.allTaken.Load().warnings(s.cfg.Scheduler.Now()) }
+func (s *Server) Warnings() []gpreempt.Warning {
+	return s.allTaken.Load().warnings(s.cfg.Scheduler.Now())
+}
 
 // warnings returns the warning about t; nil is none.
 func (t *allTaken) warnings(now scheduler.Time) []gpreempt.Warning {
@@ -59,7 +61,7 @@ func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) ([]gpre
 			return api.Selects(sel, uint32(g.ID), uint32(g.Node), uint32(g.RenderMinor), g.BDF)
 		})
 		if at < 0 {
-			return nil, scheduler.UnknownGPU(selectorName(i, sel))
+			return nil, unknownGPU(selectorName(i, sel))
 		}
 		if !slices.Contains(gpus, all[at].ID) { // a request has any number of selectors
 			gpus = append(gpus, all[at].ID)

@@ -40,7 +40,6 @@ func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 	if err != nil {
 		return id, ttl, err
 	}
-	b.process("a suspension", req.Target)
 	for _, gpu := range req.GPUs {
 		if gpu != gpuA && gpu != gpuB {
 			b.t.Errorf("a lease on the unknown GPU %d", gpu)
@@ -58,7 +57,7 @@ func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 			b.t.Errorf("a lease with %s %v", r.name, r.got)
 		}
 	}
-	if req.Priority > gpreempt.PriorityAdmin || req.Priority == gpreempt.PriorityAdmin && req.Target.IsZero() || len(req.RequestID) > 64 {
+	if req.Priority > gpreempt.MaxPriority || len(req.RequestID) > 64 {
 		b.t.Errorf("a lease with priority %d and a request ID of %d bytes", req.Priority, len(req.RequestID))
 	}
 	return id, ttl, nil
@@ -66,10 +65,10 @@ func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 
 func (b *boundary) Post(ev scheduler.Event) {
 	switch ev := ev.(type) {
-	case scheduler.Hold:
-		b.process("a hold", ev.Target)
-		if ev.For < 0 || ev.For > maxHold {
-			b.t.Errorf("a hold of %v", ev.For)
+	case scheduler.Pin:
+		b.process("a pin", ev.Target)
+		if most := map[scheduler.Cause]time.Duration{scheduler.CauseHold: maxHold, scheduler.CauseByHand: 10 * time.Minute}[ev.Cause]; ev.For < 0 || ev.For > most {
+			b.t.Errorf("a pin, %v, of %v", ev.Cause, ev.For)
 		}
 	case scheduler.PolicyChanged:
 		if err := ev.Policy.Validate(); err != nil {

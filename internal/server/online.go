@@ -48,7 +48,7 @@ func (s *Server) complete(c *client, req *gpreemptv1.CompleteRequest) (*gpreempt
 	}
 	end, held, err := s.cfg.Scheduler.Complete(c.id, id, scheduler.EndCompleted)
 	if err != nil {
-		return nil, err
+		return nil, worded(err)
 	}
 	c.drop(id)
 	took := s.cfg.Scheduler.Now() - arrived
@@ -68,7 +68,7 @@ func (s *Server) renew(c *client, req *gpreemptv1.RenewRequest) (*gpreemptv1.Ren
 		return nil, err
 	}
 	if ttl, err = s.cfg.Scheduler.Renew(c.id, id, ttl); err != nil {
-		return nil, err
+		return nil, worded(err)
 	}
 	return &gpreemptv1.RenewResponse{Ttl: durationpb.New(ttl)}, nil
 }

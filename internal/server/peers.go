@@ -29,7 +29,7 @@ type serverCredentials struct {
 
 func (sc *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	sc.s.drainer.handshake()
-	conn, info, err := sc.TransportCredentials.ServerHandshake(raw)
+	conn, info, err := sc.prove(raw)
 	if err != nil {
 		sc.s.Refused(err)
 		return nil, nil, err
@@ -40,6 +40,20 @@ func (sc *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credential
 		return nil, nil, credentials.ErrConnDispatched
 	}
 	return &throttledConn{Conn: conn, s: sc.s, c: c}, info, nil
+}
+
+// prove has the peer proved. A handshake of TLS takes about a millisecond of a processor, and nobody
+// can be charged for it: all of them take turns, and use at most half of the processors' time.
+func (sc *serverCredentials) prove(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if raw.LocalAddr().Network() == "tcp" {
+		free, err := sit(sc.s.closing, sc.s.handshakes)
+		if err != nil {
+			_ = raw.Close()
+			return nil, nil, err
+		}
+		defer within(seatTime, free)()
+	}
+	return sc.TransportCredentials.ServerHandshake(raw)
 }
 
 func (sc *serverCredentials) Clone() credentials.TransportCredentials {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +47,8 @@ const (
 	// again: its client may have left.
 	maxDebt = 5 * time.Second
 	maxWait = time.Second
+	// aheadTime is how far ahead of its rate a user may be before it gives way to others.
+	aheadTime = 20 * time.Millisecond
 	// connectDebt is the debt of a user above which its new connections are refused.
 	connectDebt = time.Second
 )
@@ -69,11 +70,11 @@ func (l Limits) turnTime() time.Duration {
 	return turnBytes * time.Second / time.Duration(burstFactor*max(l.shared().perSecond*requestBytes, minBytes))
 }
 
-// together is the quota of the users who use up theirs: that of two. Its burst is a tenth of a
-// second, so that what they have saved up does not run at once.
+// together is the quota of the users who use up theirs: that of two. Its burst is that of aheadTime,
+// so that what they have saved up does not run at once.
 func (l Limits) together() quota {
 	perSecond := 2 * l.shared().perSecond
-	return quota{perSecond, max(1, perSecond/10)}
+	return quota{perSecond, max(1, int(float64(perSecond)*aheadTime.Seconds()))}
 }
 
 // meter measures what a client, or all clients of a user, request. The zero meter
@@ -125,11 +126,12 @@ func (m *meter) workDebt(now time.Time, q quota) time.Duration {
 	return max(debtOf(requests, now), debtOf(bytes, now))
 }
 
-// busy reports whether more was asked for than the rate allows in a tenth of a second, and is
-// not yet paid.
+// busy reports whether more was asked for than the rate allows in aheadTime, and is not yet paid.
 func (m *meter) busy(now time.Time, q quota) bool {
 	requests, bytes := m.limiters(q)
-	used := func(l *rate.Limiter) bool { return l.TokensAt(now) < float64(l.Burst())-float64(l.Limit())/10 }
+	used := func(l *rate.Limiter) bool {
+		return l.TokensAt(now) < float64(l.Burst())-float64(l.Limit())*aheadTime.Seconds()
+	}
 	return used(requests) || used(bytes)
 }
 
@@ -265,24 +267,57 @@ const readsPerUser = 2
 // The calls that read the state, of all users without the right Admin together, use at most half
 // of the processors' time: a seat for each processor, which rests as long as it was used. So
 // announcements, completions and renewals, which never wait here, find the rest free, also with
-// one processor: the runtime looks at the network when nothing else can run, or every 10 ms.
+// one processor.
 // The others wait in the order of their arrival; with readsPerUser no user has more of that queue
 // than another. Diagnose may wait for the driver, and is computed once at a time.
-func newSeats() chan struct{} { return make(chan struct{}, runtime.GOMAXPROCS(0)) }
+func newSeats(processors int) chan struct{} { return make(chan struct{}, max(1, processors)) }
 
 // takeSeat waits until a caller may read; free lets the next one do so.
 func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (free func(), err error) {
 	need, _ := auth.Need(method)
-	if need != auth.Read || c.rights.Allows(auth.Admin) || method == gpreemptv1.AdminService_Diagnose_FullMethodName {
+	if need != auth.Read || method == gpreemptv1.AdminService_Diagnose_FullMethodName {
 		return func() {}, nil
 	}
+	return s.sit(ctx, c)
+}
+
+func (s *Server) sit(ctx context.Context, c *connection) (free func(), err error) {
+	if c.rights.Allows(auth.Admin) {
+		return func() {}, nil
+	}
+	return sit(ctx, s.seats)
+}
+
+// sit takes one of seats; free lets the next one have it, after as long as it was used.
+func sit(ctx context.Context, seats chan struct{}) (free func(), err error) {
 	select {
-	case s.seats <- struct{}{}:
+	case seats <- struct{}{}:
 		began := time.Now()
-		return func() { time.AfterFunc(time.Since(began), func() { <-s.seats }) }, nil
+		return func() { time.AfterFunc(time.Since(began), func() { <-seats }) }, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// seatTime is how long a seat is kept at most by what may wait for a client.
+const seatTime = 5 * time.Millisecond
+
+// seated has a stream send in a seat: what happens on the host is sent to all who watch, so the cost
+// of an event grows with them.
+func (s *Server) seated(ctx context.Context, send func() error) error {
+	free, err := s.sit(ctx, callerOf(ctx))
+	if err != nil {
+		return err
+	}
+	defer within(seatTime, free)()
+	return send()
+}
+
+// within returns free, which is called once, and no later than in a time.
+func within(most time.Duration, free func()) func() {
+	free = sync.OnceFunc(free)
+	late := time.AfterFunc(most, free)
+	return func() { late.Stop(); free() }
 }
 
 // pace waits while the users of a connection are in debt: what a stream sends is charged, and a

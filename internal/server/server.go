@@ -148,6 +148,8 @@ type Config struct {
 	MaxMessageBytes int
 	// Epoch distinguishes the leases of this run of the daemon from those of others.
 	Epoch uint64
+	// Processors is how many processors the daemon has; 0 is 1.
+	Processors int
 	// Now is the wall clock.
 	Now func() time.Time
 	Log *zap.Logger
@@ -194,7 +196,9 @@ type Server struct {
 	statistics *shared[*gpreemptv1.GetStatisticsResponse]
 	diagnosis  *shared[*gpreemptv1.DiagnoseResponse]
 
-	seats chan struct{} // has an element for each call that reads the state, while it does
+	// seats has an element for each call that reads the state, while it does, and handshakes for
+	// each handshake of TLS.
+	seats, handshakes chan struct{}
 
 	parting auth.Parting
 
@@ -216,7 +220,8 @@ func New(cfg Config) *Server {
 		unidentified: newLogLimiter(),
 		started:      cfg.Now(),
 		leasePrefix:  leasePrefix(cfg.Epoch),
-		seats:        newSeats(),
+		seats:        newSeats(cfg.Processors),
+		handshakes:   newSeats(cfg.Processors),
 		explaining:   make(places, explaining),
 		statistics:   newShared[*gpreemptv1.GetStatisticsResponse](),
 		diagnosis:    newShared[*gpreemptv1.DiagnoseResponse](),

@@ -44,13 +44,18 @@ func (a adminService) WatchEvents(req *gpreemptv1.WatchEventsRequest, st grpc.Se
 		if entries, err = log.Read(after, entries[:0]); err != nil {
 			return watchError(err, started)
 		}
-		for _, e := range entries {
-			if err := st.Send(&gpreemptv1.WatchEventsResponse{Event: a.s.eventMessage(e)}); err != nil {
+		if len(entries) > 0 {
+			if err := a.s.seated(st.Context(), func() error {
+				for _, e := range entries {
+					if err := st.Send(&gpreemptv1.WatchEventsResponse{Event: a.s.eventMessage(e)}); err != nil {
+						return err
+					}
+					after = e.Revision
+				}
+				return nil
+			}); err != nil {
 				return err
 			}
-			after = e.Revision
-		}
-		if len(entries) > 0 {
 			continue
 		}
 		if req.GetNoFollow() {
@@ -69,17 +74,18 @@ func (a adminService) WatchEvents(req *gpreemptv1.WatchEventsRequest, st grpc.Se
 func (a adminService) WatchQueues(req *gpreemptv1.WatchQueuesRequest, st grpc.ServerStreamingServer[gpreemptv1.WatchQueuesResponse]) error {
 	w := queueWatch{s: a.s, stream: st, queues: req.GetAfterRevision(), events: a.s.cfg.Events.Revision()}
 	if req.GetAfterRevision() == 0 {
-		if err := w.sendPresent(); err != nil {
+		if err := a.s.seated(st.Context(), w.sendPresent); err != nil {
 			return err
 		}
 	}
 	for started := req.GetAfterRevision() == 0; ; started = true {
-		changed, err := w.sendChanges()
-		if err != nil {
-			return watchError(err, started)
-		}
-		modified, err := w.sendModified()
-		if err != nil {
+		var changed, modified bool
+		if err := a.s.seated(st.Context(), func() (err error) {
+			if changed, err = w.sendChanges(); err == nil {
+				modified, err = w.sendModified()
+			}
+			return err
+		}); err != nil {
 			return watchError(err, started)
 		}
 		if changed || modified {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -210,7 +211,10 @@ type slow[M any] struct {
 	behind func()
 }
 
-func (s *slow[M]) Context() context.Context    { return s.t.Context() }
+func (s *slow[M]) Context() context.Context {
+	return withCaller(s.t.Context(), &connection{rights: auth.Read})
+}
+
 func (s *slow[M]) SetHeader(metadata.MD) error { return nil }
 
 func (s *slow[M]) Send(*M) error {

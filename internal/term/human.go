@@ -103,11 +103,8 @@ func GPUs(ids []uint32, wide bool) string {
 	return Numbers(ids)
 }
 
-// Priority formats a priority; that of an admin's own lease has a name.
+// Priority formats a priority.
 func Priority(p uint32) string {
-	if p == uint32(gpreempt.PriorityAdmin) {
-		return "admin"
-	}
 	return strconv.FormatUint(uint64(p), 10)
 }
 

@@ -70,6 +70,12 @@ func Marshal(v any) ([]byte, error) {
 	return escaped(bytes.TrimSpace(raw.Bytes())), err
 }
 
+// Brief returns the JSON of a message without the fields that have their defaults.
+func Brief(m proto.Message) ([]byte, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	return escaped(raw), err
+}
+
 // escaped returns JSON, or YAML in which such texts are in double quotes, with an escape for
 // each character below U+10000 that is not printable: it has the same meaning, and no command
 // for a terminal or change of direction. Encoders of JSON write those above U+001F as they are.

@@ -12,8 +12,10 @@ import (
 // Printer writes lines and aligned tables for people. It keeps the first error of the
 // output in err.
 type Printer struct {
-	W      io.Writer
-	Wide   bool
+	W    io.Writer
+	Wide bool
+	// Width is the number of cells of a line that tables must fit into, 0 for any number.
+	Width  int
 	colour bool
 	Err    error
 	// rec takes lines and tables instead of w, if it is not nil.
@@ -94,8 +96,8 @@ func (p *Printer) Line(values ...any) {
 func (p *Printer) Linef(format string, args ...any) { p.Line(fmt.Sprintf(format, args...)) }
 
 // Columns are the names of a table's columns: "NAME", ">NAME" to align right, "+NAME" or
-// "+>NAME" for wide output only. A number after the name, as in "NAME:12", is the
-// minimum width.
+// "+>NAME" for wide output only, "-NAME" or "->NAME" to leave it out before the others where a
+// line is too narrow. A number after the name, as in "NAME:12", is the minimum width.
 type Columns []string
 
 // Table writes rows below a header. Every row has a value for every column, including
@@ -104,6 +106,7 @@ type Table struct {
 	P      *Printer
 	shown  []int
 	right  []bool
+	minor  []bool // left out first
 	widths []int
 	rows   [][]Cell
 	indent string
@@ -118,11 +121,13 @@ func (p *Printer) Table(indent string, cols Columns) *Table {
 		if wide && !p.Wide {
 			continue
 		}
+		name, minor := strings.CutPrefix(name, "-")
 		name, right := strings.CutPrefix(name, ">")
 		name, least, _ := strings.Cut(name, ":")
 		width, _ := strconv.Atoi(least) // 0 without a number
 		t.shown = append(t.shown, i)
 		t.right = append(t.right, right)
+		t.minor = append(t.minor, minor)
 		t.widths = append(t.widths, width)
 		head = append(head, Cell{Text: name})
 	}
@@ -155,6 +160,7 @@ func (t *Table) Flush() {
 			t.widths[i] = max(t.widths[i], utf8.RuneCountInString(Printable(c.Text)))
 		}
 	}
+	t.fit()
 	for _, row := range t.rows {
 		line := []any{t.indent}
 		for i, c := range row {
@@ -169,6 +175,41 @@ func (t *Table) Flush() {
 		t.P.Line(line...)
 	}
 	t.rows = slices.Delete(t.rows, 0, len(t.rows))
+}
+
+// leastCut is the least number of cells of a text that is cut to fit.
+const leastCut = 10
+
+// fit leaves out columns, minor ones and then those on the right first, until the table is as
+// narrow as the printer. A text in the last column is cut instead where enough of it is left.
+func (t *Table) fit() {
+	for t.P.Width > 0 && len(t.widths) > 1 && len(t.rows) > 0 {
+		last := len(t.widths) - 1
+		over := utf8.RuneCountInString(t.indent) + 2*last - t.P.Width
+		for _, width := range t.widths {
+			over += width
+		}
+		if over <= 0 {
+			return
+		}
+		if rest := t.widths[last] - over; !t.right[last] && rest >= max(leastCut, utf8.RuneCountInString(t.rows[0][last].Text)) {
+			t.widths[last] = rest
+			for _, row := range t.rows {
+				row[last].Text = Cut(Printable(row[last].Text), rest)
+			}
+			return
+		}
+		out := last
+		for i, minor := range t.minor {
+			if minor {
+				out = i
+			}
+		}
+		t.shown, t.right, t.minor, t.widths = slices.Delete(t.shown, out, out+1), slices.Delete(t.right, out, out+1), slices.Delete(t.minor, out, out+1), slices.Delete(t.widths, out, out+1)
+		for i, row := range t.rows {
+			t.rows[i] = slices.Delete(row, out, out+1)
+		}
+	}
 }
 
 // Capture keeps what a printer would print.

@@ -159,9 +159,9 @@ type App struct {
 
 	Output  string
 	Timeout time.Duration
-	// jq and template are texts; expression is the one that is set, or nil.
-	jq, template string
-	expression   expression
+	// jq is a text; expression is what it says, or nil.
+	jq         string
+	expression expression
 	// Simulated names the machine that the daemon serves instead of hardware, or is nil.
 	Simulated atomic.Pointer[string]
 }
@@ -205,8 +205,8 @@ func (p *Program) New(streams IO) *cobra.Command {
 			switch {
 			case !slices.Contains(formats, a.Output):
 				return Usage(cmd, "invalid --output %q; use %s", a.Output, strings.Join(formats, ", "))
-			case cmd.Annotations[NoData] != "" && (given("output") || given("jq") || given("template")):
-				return Usage(cmd, "%s has one form of output: --output, --jq and --template do not apply", cmd.CommandPath())
+			case cmd.Annotations[NoData] != "" && (given("output") || given("jq")):
+				return Usage(cmd, "%s has one form of output: --output and --jq do not apply", cmd.CommandPath())
 			case a.Timeout <= 0:
 				return Usage(cmd, "--timeout must be greater than 0")
 			}
@@ -243,7 +243,6 @@ func (p *Program) New(streams IO) *cobra.Command {
 	}
 	flags.StringVarP(&a.Output, "output", "o", FormatTable, "format: "+strings.Join(formats, ", "))
 	flags.StringVar(&a.jq, "jq", "", "print what this jq `EXPRESSION` selects of the JSON")
-	flags.StringVar(&a.template, "template", "", "print the JSON by this Go `TEMPLATE`")
 	flags.DurationVar(&a.Timeout, "timeout", 15*time.Second, "longest wait for an answer")
 	Complete(root, "output", formats)
 

@@ -4,14 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/spans"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // The processes of a trace, which viewers show as groups of tracks in this order.
@@ -96,37 +96,31 @@ type traceInput struct {
 // traceMaker makes a trace. Times are from the daemon's clock.
 type traceMaker struct {
 	traceInput
-	// leases are the ids by number, from 1.
-	leases  []string
-	numbers map[string]scheduler.LeaseID
-	// lanes and rows are the tracks of leases and of targets.
-	lanes map[scheduler.LeaseID]int
-	rows  map[gpreempt.ProcessKey]int
+	// lanes are the tracks of leases, by the number of their spans, and free has when the last lease
+	// of each track ends. rows are the tracks of targets.
+	lanes map[uint64]int
+	free  []time.Duration
+	rows  map[string]int
 	out   []traceEvent
 }
 
 // traceOf makes a trace of events. It is valid for any events in any order.
 func traceOf(in traceInput) []traceEvent {
-	m := traceMaker{
-		traceInput: in, numbers: map[string]scheduler.LeaseID{}, lanes: map[scheduler.LeaseID]int{}, rows: map[gpreempt.ProcessKey]int{},
-	}
+	m := traceMaker{traceInput: in, lanes: map[uint64]int{}, rows: map[string]int{}}
 	var builder spans.Builder
 	var all []spans.Span
-	var records []scheduler.Record
 	for _, e := range in.events {
-		r := m.record(e)
-		records = append(records, r)
-		all = builder.Add(r, all)
+		all = builder.Add(e, all)
 	}
 	all = builder.Open(m.now, all)
 	all = slices.DeleteFunc(all, func(s spans.Span) bool { return !m.wanted(s.End, s.Lease) })
 	slices.SortFunc(all, func(a, b spans.Span) int { return cmp.Or(cmp.Compare(a.Begin, b.Begin), cmp.Compare(a.Seq, b.Seq)) })
-	m.layOut(all)
 	for _, s := range all {
+		m.layOut(s)
 		m.span(s)
 	}
-	for i, e := range in.events {
-		m.instant(e, records[i])
+	for _, e := range in.events {
+		m.instant(e)
 	}
 	// A nested span follows the outer one, which a stable sort preserves.
 	slices.SortStableFunc(m.out, func(a, b traceEvent) int { return cmp.Compare(*a.TS, *b.TS) })
@@ -134,50 +128,26 @@ func traceOf(in traceInput) []traceEvent {
 }
 
 // wanted reports whether something that ended at a time, for a lease or none, is selected.
-func (m *traceMaker) wanted(end time.Duration, lease scheduler.LeaseID) bool {
-	return (m.since == 0 || end >= m.now-m.since) && (m.lease == "" || m.leaseID(lease) == m.lease)
-}
-
-func (m *traceMaker) leaseID(id scheduler.LeaseID) string {
-	if id == 0 {
-		return ""
-	}
-	return m.leases[id-1]
-}
-
-// record returns the record of an event, and numbers its lease.
-func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
-	id := e.GetLeaseId()
-	if id != "" && m.numbers[id] == 0 {
-		m.leases = append(m.leases, id)
-		m.numbers[id] = scheduler.LeaseID(len(m.leases))
-	}
-	r := spans.RecordOf(e, m.numbers[id])
-	if r.Kind == scheduler.RecordLease && r.ToLease == scheduler.LeaseEnded {
-		delete(m.numbers, id) // the same id would be another lease, which needs a track of its own
-	}
-	return r
+func (m *traceMaker) wanted(end time.Duration, lease string) bool {
+	return (m.since == 0 || end >= m.now-m.since) && (m.lease == "" || lease == m.lease)
 }
 
 // layOut assigns a track to each target, and to each lease the first free one: leases
 // overlap, and the spans of a track must not.
-func (m *traceMaker) layOut(all []spans.Span) {
-	var free []time.Duration // when the last lease ends, by lane
-	for _, s := range all {
-		if _, known := m.rows[s.Target]; !known && !s.Target.IsZero() {
-			m.rows[s.Target] = len(m.rows) + 1
-		}
-		if s.Kind != spans.Lease {
-			continue
-		}
-		lane := slices.IndexFunc(free, func(end time.Duration) bool { return end <= s.Begin })
-		if lane < 0 {
-			lane = len(free)
-			free = append(free, 0)
-		}
-		free[lane] = s.End
-		m.lanes[s.Lease] = lane + 1
+func (m *traceMaker) layOut(s spans.Span) {
+	if s.Target != "" && m.rows[s.Target] == 0 {
+		m.rows[s.Target] = len(m.rows) + 1
 	}
+	if s.Kind != spans.Lease {
+		return
+	}
+	lane := slices.IndexFunc(m.free, func(end time.Duration) bool { return end <= s.Begin })
+	if lane < 0 {
+		lane = len(m.free)
+		m.free = append(m.free, 0)
+	}
+	m.free[lane] = s.End
+	m.lanes[s.Whole] = lane + 1
 }
 
 func at(t time.Duration) *traceTime { return new(traceTime(t)) }
@@ -195,7 +165,7 @@ func (m *traceMaker) span(s spans.Span) {
 			args[key] = value
 		}
 	}
-	note("lease_id", m.leaseID(s.Lease))
+	note("lease_id", s.Lease)
 	note("cause", s.Cause)
 	note("ended", s.Ended)
 	if s.Took > 0 {
@@ -212,23 +182,23 @@ func (m *traceMaker) span(s spans.Span) {
 	case s.Kind == spans.Announce: // overlaps others
 		if !s.Open {
 			m.emit(traceEvent{
-				Name: "answered", Phase: "i", Cat: "lease", PID: groupLeases, TID: m.lanes[s.Lease], Scope: "t",
-				Args: map[string]any{"lease_id": m.leaseID(s.Lease), "answer": s.Ended, "waited_us": traceTime(s.End - s.Begin)},
+				Name: "answered", Phase: "i", Cat: "lease", PID: groupLeases, TID: m.lanes[s.Whole], Scope: "t",
+				Args: map[string]any{"lease_id": s.Lease, "answer": s.Ended, "waited_us": traceTime(s.End - s.Begin)},
 			}, s.End)
 		}
 		return
 	case s.Kind == spans.BreakerOpen:
 		e.Cat, e.PID, e.TID = "breaker", groupGPUs, int(s.GPU)
-		args["gpu_id"] = uint32(s.GPU)
+		args["gpu_id"] = s.GPU
 	case s.Kind < spans.Running:
-		e.Cat, e.PID, e.TID = "lease", groupLeases, m.lanes[s.Lease]
+		e.Cat, e.PID, e.TID = "lease", groupLeases, m.lanes[s.Whole]
 	default:
 		e.Cat, e.PID, e.TID = "target", groupTargets, m.rows[s.Target]
-		args["target_id"] = s.Target.String()
+		args["target_id"] = s.Target
 	}
 	m.emit(e, s.Begin)
 	// An arrow from the lease to the target that it suspends.
-	if lane := m.lanes[s.Lease]; s.Kind == spans.Suspending && !s.Clipped && lane != 0 {
+	if lane := m.lanes[s.Whole]; s.Kind == spans.Suspending && !s.Clipped && lane != 0 {
 		arrow := traceEvent{Name: "decided", Cat: "lease", ID: s.Seq}
 		from, to := arrow, arrow
 		from.Phase, from.PID, from.TID = "s", groupLeases, lane
@@ -239,17 +209,17 @@ func (m *traceMaker) span(s spans.Span) {
 }
 
 // instant writes an event without duration.
-func (m *traceMaker) instant(e *gpreemptv1.Event, r scheduler.Record) {
+func (m *traceMaker) instant(e *gpreemptv1.Event) {
 	i := traceEvent{Phase: "i", Cat: "daemon", PID: groupDaemon, TID: 1, Scope: "t", Args: map[string]any{"revision": e.GetRevision()}}
 	switch e.GetKind() {
 	case gpreemptv1.EventKind_EVENT_KIND_TARGET:
-		if r.FromTarget != r.ToTarget {
+		if e.GetFromTarget() != e.GetToTarget() {
 			return
 		}
-		i.Name, i.Cat, i.PID, i.TID = term.Or(e.GetCause(), "changed"), "target", groupTargets, m.rows[r.Target]
+		i.Name, i.Cat, i.PID, i.TID = term.Or(e.GetCause(), "changed"), "target", groupTargets, m.rows[e.GetTargetId()]
 	case gpreemptv1.EventKind_EVENT_KIND_SHADOW:
-		i.Name, i.Cat, i.PID, i.TID = "would run", "target", groupTargets, m.rows[r.Target]
-		if r.ToTarget == scheduler.TargetSuspended {
+		i.Name, i.Cat, i.PID, i.TID = "would run", "target", groupTargets, m.rows[e.GetTargetId()]
+		if e.GetToTarget() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
 			i.Name = "would be suspended"
 		}
 		i.Args["cause"] = e.GetCause()
@@ -262,8 +232,8 @@ func (m *traceMaker) instant(e *gpreemptv1.Event, r scheduler.Record) {
 	default:
 		return
 	}
-	if m.wanted(r.At, r.Lease) && (i.PID != groupTargets || i.TID != 0) {
-		m.emit(i, r.At)
+	if at := max(0, e.GetClock().AsDuration()); m.wanted(at, e.GetLeaseId()) && (i.PID != groupTargets || i.TID != 0) {
+		m.emit(i, at)
 	}
 }
 
@@ -291,23 +261,15 @@ func (m *traceMaker) names() []traceEvent {
 		}
 	}
 	title(track{groupDaemon, 1}, "changes")
-	lanes := 0
-	for _, lane := range m.lanes {
-		lanes = max(lanes, lane)
-	}
-	for lane := range lanes {
+	for lane := range m.free {
 		title(track{groupLeases, lane + 1}, fmt.Sprintf("lane %d", lane+1))
 	}
-	targets := make([]gpreempt.ProcessKey, len(m.rows))
-	for key, row := range m.rows {
-		targets[row-1] = key
-	}
-	for i, key := range targets {
-		name := fmt.Sprint(key.PID)
-		if comm := m.comms[key.String()]; comm != "" {
-			name += " " + term.Printable(comm)
+	for _, id := range slices.SortedFunc(maps.Keys(m.rows), func(a, b string) int { return cmp.Compare(m.rows[a], m.rows[b]) }) {
+		name, _, _ := strings.Cut(id, "@")
+		if comm := m.comms[id]; comm != "" {
+			name += " " + comm
 		}
-		title(track{groupTargets, i + 1}, name)
+		title(track{groupTargets, m.rows[id]}, term.Printable(name))
 	}
 	var gpus []int
 	for t := range used {

@@ -346,7 +346,8 @@ func eventNamed(name string, data []byte) (scheduler.Event, error) {
 		scheduler.Resumed{},
 		scheduler.Inspected{},
 		scheduler.Alarm{},
-		scheduler.Hold{},
+		scheduler.QueueReset{},
+		scheduler.Pin{},
 		scheduler.PolicyChanged{},
 		scheduler.Drain{},
 	} {

@@ -37,9 +37,7 @@ func TestScripts(t *testing.T) {
 
 // elsewhere are the commands whose output is compared by other tests than the scripts.
 var elsewhere = map[string]string{
-	"gplab sim fit":      "TestValidationIsShownInTables",
-	"gplab sim validate": "TestValidationIsShownInTables, and docs/validation.md",
-	"gplab trace kfd":    "TestTraceShowsHowLongQueueOperationsTake",
+	"gplab trace kfd": "TestTraceShowsHowLongQueueOperationsTake",
 }
 
 func TestEveryCommandHasGoldenOutput(t *testing.T) { clitest.EveryCommand(t, Program, elsewhere) }

@@ -12,56 +12,25 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/sim"
+	"github.com/gpreempt/gpreempt/lab/spans"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // maxLogLine bounds a line of an event log, in bytes.
 const maxLogLine = 1 << 20
 
-// logLine is a line of gpctl events export, or of gpctl events -o json. Keys that a replay does
-// not need are ignored.
+// logLine is a line of gpctl events export, or of gpctl events -o json: one message of the API by
+// its name, besides the version of the format.
 type logLine struct {
-	Format int `json:"format"`
-	Status *struct {
-		Backend string `json:"backend"`
-	} `json:"status"`
-	Policy *struct {
-		Preset string `json:"preset"`
-	} `json:"policy"`
-	GPU *struct {
-		ID gpreempt.GPUID `json:"gpu_id"`
-	} `json:"gpu"`
-	Lease *struct {
-		ID       string            `json:"lease_id"`
-		Priority gpreempt.Priority `json:"priority"`
-	} `json:"lease"`
-	Target *loggedTarget `json:"target"`
-	Event  *loggedEvent  `json:"event"`
-}
-
-type loggedTarget struct {
-	ID       string            `json:"target_id"`
-	Class    string            `json:"class"`
-	Priority gpreempt.Priority `json:"priority"`
-	GPUs     []gpreempt.GPUID  `json:"gpu_ids"`
-	Job      *struct {
-		Name string `json:"name"`
-	} `json:"job"`
-}
-
-type loggedEvent struct {
-	Revision   uint64           `json:"revision,string"`
-	Kind       string           `json:"kind"`
-	Target     string           `json:"target_id"`
-	FromTarget string           `json:"from_target"`
-	ToTarget   string           `json:"to_target"`
-	Lease      string           `json:"lease_id"`
-	FromLease  string           `json:"from_lease"`
-	ToLease    string           `json:"to_lease"`
-	Clock      string           `json:"clock"`
-	GPUs       []gpreempt.GPUID `json:"gpu_ids"`
+	Format                                    int
+	Status, Policy, GPU, Lease, Target, Event json.RawMessage
 }
 
 // recording is a sim.Recording in the making, with what the log does not say.
@@ -73,43 +42,31 @@ type recording struct {
 
 	begin, now time.Duration // of the daemon's clock
 	revision   uint64
-	gpus       map[gpreempt.GPUID]bool
+	builder    spans.Builder
+	ended      []spans.Span // by the last event
+	leases     []spans.Span // each whole, in the order of their ends
 	targets    map[string]*recordedTarget
-	leases     map[string]*recordedLease
-	order      []*recordedLease
+	gpus       map[gpreempt.GPUID]bool
 	priorities map[string]gpreempt.Priority // of leases
 
 	missing           uint64 // revisions
-	clipped, byHand   int    // leases
+	clipped           int    // leases
+	byHand            int    // suspensions
 	assumedPriority   int    // leases
 	unknown, inferred int    // targets
 }
 
+// recordedTarget is a target in the making; its times are of the daemon's clock.
 type recordedTarget struct {
-	key         gpreempt.ProcessKey
-	info        *loggedTarget
-	from, until time.Duration
-	gone        bool
-	since       time.Duration // of the suspend or resume that is on its way
-	state       string
-	suspends    []time.Duration
-	resumes     []time.Duration
-	causes      map[gpreempt.GPUID]bool // GPUs of leases that it was suspended for
-}
-
-type recordedLease struct {
-	id              string
-	gpus            []gpreempt.GPUID
-	at, answer, end time.Duration
-	answered, ended bool
+	sim.RecordedTarget
+	about  *gpreemptv1.Target // nil without a line about it
+	lived  bool
+	causes map[gpreempt.GPUID]bool // GPUs of leases that it was suspended for
 }
 
 // readRecording reads an event log. Errors name the line.
 func readRecording(r io.Reader) (*recording, error) {
-	rec := &recording{
-		gpus: map[gpreempt.GPUID]bool{}, targets: map[string]*recordedTarget{}, leases: map[string]*recordedLease{},
-		priorities: map[string]gpreempt.Priority{},
-	}
+	rec := &recording{gpus: map[gpreempt.GPUID]bool{}, targets: map[string]*recordedTarget{}, priorities: map[string]gpreempt.Priority{}}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLogLine)
 	n := 0
@@ -121,7 +78,7 @@ func readRecording(r io.Reader) (*recording, error) {
 		var l logLine
 		err := json.Unmarshal(lines.Bytes(), &l)
 		if err == nil {
-			err = rec.add(l)
+			err = rec.add(&l)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
@@ -137,28 +94,53 @@ func readRecording(r io.Reader) (*recording, error) {
 	return rec, nil
 }
 
-func (r *recording) add(l logLine) error {
+// add adds a line. Fields that this gplab does not know are ignored.
+func (r *recording) add(l *logLine) error {
 	switch {
 	case l.Format > term.ExportFormat:
 		return fmt.Errorf("the format is %d and this gplab reads %d: use the gplab that wrote it", l.Format, term.ExportFormat)
 	case l.Status != nil:
-		r.Backend = l.Status.Backend
+		m := &gpreemptv1.GetStatusResponse{}
+		err := decode(l.Status, m)
+		r.Backend = m.GetBackend()
+		return err
 	case l.Policy != nil:
-		r.Policy = l.Policy.Preset
+		m := &gpreemptv1.Policy{}
+		err := decode(l.Policy, m)
+		r.Policy = m.GetPreset()
+		return err
 	case l.GPU != nil:
-		r.gpus[l.GPU.ID] = true
+		m := &gpreemptv1.Gpu{}
+		err := decode(l.GPU, m)
+		r.gpus[gpreempt.GPUID(m.GetGpuId())] = true
+		return err
 	case l.Lease != nil:
-		r.priorities[l.Lease.ID] = l.Lease.Priority
+		m := &gpreemptv1.Lease{}
+		err := decode(l.Lease, m)
+		r.priorities[m.GetLeaseId()] = gpreempt.Priority(min(m.GetPriority(), uint32(gpreempt.MaxPriority)))
+		return err
 	case l.Target != nil:
-		t, err := r.target(l.Target.ID)
-		if err != nil {
+		m := &gpreemptv1.Target{}
+		if err := decode(l.Target, m); err != nil {
 			return err
 		}
-		t.info = l.Target
+		t, err := r.target(m.GetTargetId())
+		if err == nil {
+			t.about = m
+		}
+		return err
 	case l.Event != nil:
-		return r.event(l.Event)
+		m := &gpreemptv1.Event{}
+		if err := decode(l.Event, m); err != nil {
+			return err
+		}
+		return r.event(m)
 	}
 	return nil
+}
+
+func decode(raw json.RawMessage, m proto.Message) error {
+	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(raw, m)
 }
 
 func (r *recording) target(id string) (*recordedTarget, error) {
@@ -169,162 +151,121 @@ func (r *recording) target(id string) (*recordedTarget, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &recordedTarget{key: key, from: r.begin, causes: map[gpreempt.GPUID]bool{}}
+	t := &recordedTarget{RecordedTarget: sim.RecordedTarget{Key: key}, causes: map[gpreempt.GPUID]bool{}}
 	r.targets[id] = t
 	return t, nil
 }
 
-func (r *recording) event(e *loggedEvent) error {
-	clock, err := time.ParseDuration(cmp.Or(e.Clock, "0s"))
-	if err != nil || clock < 0 {
-		return fmt.Errorf("%q is not a clock", e.Clock)
+func (r *recording) event(e *gpreemptv1.Event) error {
+	clock := e.GetClock().AsDuration()
+	if clock < 0 {
+		return fmt.Errorf("%v is not a clock", clock)
 	}
 	if r.Events == 0 {
-		if e.Kind == kindAdmin {
+		if e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_ADMIN {
 			return nil // may be older than the log, which begins with the first other event
 		}
 		r.begin, r.now = clock, clock
-		for _, t := range r.targets {
-			t.from = clock
-		}
 	}
-	if e.Revision <= r.revision || clock < r.now {
-		return fmt.Errorf("revision %d follows %d: the log is of two runs of the daemon; cut it there", e.Revision, r.revision)
+	if e.GetRevision() <= r.revision || clock < r.now {
+		return fmt.Errorf("revision %d follows %d: the log is of two runs of the daemon; cut it there", e.GetRevision(), r.revision)
 	}
 	if r.Events > 0 {
-		r.missing += e.Revision - r.revision - 1
+		r.missing += e.GetRevision() - r.revision - 1
 	}
-	r.revision, r.now = e.Revision, clock
+	if e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_TARGET {
+		if _, err := r.target(e.GetTargetId()); err != nil {
+			return err
+		}
+	}
+	r.revision, r.now = e.GetRevision(), clock
 	r.Events++
-	switch e.Kind {
-	case kindLease:
-		r.lease(e)
-	case kindTarget:
-		return r.moved(e)
+	r.ended = r.builder.Add(e, r.ended[:0])
+	for i := range r.ended {
+		r.span(&r.ended[i])
 	}
 	return nil
 }
 
-// The words of the API that the log has.
-const (
-	kindLease  = "EVENT_KIND_LEASE"
-	kindTarget = "EVENT_KIND_TARGET"
-	kindAdmin  = "EVENT_KIND_ADMIN"
-
-	leaseNone  = "LEASE_STATE_UNSPECIFIED"
-	leaseHeld  = "LEASE_STATE_HELD"
-	leaseEnded = "LEASE_STATE_ENDED"
-
-	targetNone       = "TARGET_STATE_UNSPECIFIED"
-	targetRunning    = "TARGET_STATE_RUNNING"
-	targetSuspending = "TARGET_STATE_SUSPENDING"
-	targetSuspended  = "TARGET_STATE_SUSPENDED"
-	targetResuming   = "TARGET_STATE_RESUMING"
-	targetGone       = "TARGET_STATE_GONE"
-
-	classOffline = "CLASS_OFFLINE"
-)
-
-func (r *recording) lease(e *loggedEvent) {
-	l := r.leases[e.Lease]
-	if l == nil {
-		l = &recordedLease{id: e.Lease, at: r.now}
-		r.leases[e.Lease] = l
-		switch {
-		case e.FromLease != leaseNone && e.FromLease != "":
-			r.clipped++
-			l.ended = true
-		case len(e.GPUs) == 0:
-			r.byHand++
-			l.ended = true
-		default:
-			l.gpus = sorted(e.GPUs)
-			r.order = append(r.order, l)
-			for _, id := range l.gpus {
-				r.gpus[id] = true
-			}
-			return
-		}
-	}
-	if !l.answered && (e.FromLease == e.ToLease || e.ToLease == leaseHeld || e.ToLease == leaseEnded) {
-		l.answered, l.answer = true, r.now
-	}
-	if e.ToLease == leaseEnded {
-		if !l.ended {
-			l.ended, l.end = true, r.now
-		}
-	}
-}
-
-func sorted(ids []gpreempt.GPUID) []gpreempt.GPUID {
-	return slices.Compact(slices.Sorted(slices.Values(ids)))
-}
-
-func (r *recording) moved(e *loggedEvent) error {
-	t, err := r.target(e.Target)
-	if err != nil {
-		return err
-	}
+// span adds a span, in the order of their ends.
+func (r *recording) span(s *spans.Span) {
 	switch {
-	case e.FromTarget == targetNone || e.FromTarget == "":
-		t.from, t.gone = r.now, false
-	case e.ToTarget == targetGone:
-		t.until, t.gone = r.now, true
-	case e.ToTarget == targetSuspending || e.ToTarget == targetResuming:
-		t.since, t.state = r.now, e.ToTarget
-		if l := r.leases[e.Lease]; l != nil {
-			for _, id := range l.gpus {
-				t.causes[id] = true
-			}
+	case s.Kind == spans.Lease:
+		r.leases = append(r.leases, *s)
+	case s.Target != "":
+		t := r.targets[s.Target]
+		if !t.lived {
+			t.lived, t.From = true, s.Begin
 		}
-	case e.FromTarget == targetSuspending && e.ToTarget == targetSuspended && t.state == targetSuspending:
-		t.suspends = append(t.suspends, r.now-t.since)
-		t.state = ""
-	case e.FromTarget == targetResuming && e.ToTarget == targetRunning && t.state == targetResuming:
-		t.resumes = append(t.resumes, r.now-t.since)
-		t.state = ""
+		t.Until = s.End
+		if s.Kind == spans.Suspending && s.Cause == string(scheduler.CauseByHand) {
+			r.byHand++
+		}
+		switch took := s.End - s.Begin; {
+		case s.Open || s.Clipped || !s.Done():
+		case s.Kind == spans.Suspending:
+			t.Suspends = append(t.Suspends, took)
+		case s.Kind == spans.Resuming:
+			t.Resumes = append(t.Resumes, took)
+		}
+		for _, id := range s.GPUs {
+			t.causes[gpreempt.GPUID(id)] = true
+		}
 	}
-	return nil
+}
+
+func ids(of []uint32) (list []gpreempt.GPUID) {
+	for _, id := range of {
+		list = append(list, gpreempt.GPUID(id))
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // finish makes the recording, with times from its beginning.
 func (r *recording) finish() {
 	r.Length = max(r.now-r.begin, time.Millisecond)
+	for _, s := range r.builder.Open(r.now, nil) {
+		r.span(&s)
+	}
 	for _, id := range slices.Sorted(maps.Keys(r.targets)) {
 		r.addTarget(r.targets[id])
 	}
-	for _, l := range r.order {
-		if !l.answered {
-			l.answer = r.now
-		}
-		if !l.ended {
-			l.end = r.now
-		}
-		p, known := r.priorities[l.id]
-		if !known {
-			p = gpreempt.PriorityHigh
-			r.assumedPriority++
-		}
-		r.Leases = append(r.Leases, sim.RecordedLease{
-			GPUs: l.gpus, Priority: min(p, gpreempt.MaxPriority), At: l.at - r.begin, Work: max(0, l.end-l.answer),
-		})
+	slices.SortFunc(r.leases, func(a, b spans.Span) int { return cmp.Or(cmp.Compare(a.Begin, b.Begin), cmp.Compare(a.Seq, b.Seq)) })
+	for _, s := range r.leases {
+		r.addLease(&s)
 	}
 	r.GPUs = slices.Sorted(maps.Keys(r.gpus))
-	r.leases, r.order, r.targets = nil, nil, nil
+	r.leases, r.targets = nil, nil
+}
+
+func (r *recording) addLease(s *spans.Span) {
+	if s.Clipped {
+		r.clipped++
+		return
+	}
+	p, known := r.priorities[s.Lease]
+	if !known {
+		p = gpreempt.PriorityHigh
+		r.assumedPriority++
+	}
+	out := sim.RecordedLease{GPUs: ids(s.GPUs), Priority: p, At: s.Begin - r.begin, Work: s.End - s.Answered}
+	for _, id := range out.GPUs {
+		r.gpus[id] = true
+	}
+	r.Leases = append(r.Leases, out)
 }
 
 func (r *recording) addTarget(t *recordedTarget) {
-	out := sim.RecordedTarget{Key: t.key, From: max(0, t.from-r.begin), Until: r.Length, Suspends: t.suspends, Resumes: t.resumes}
-	if t.gone {
-		out.Until = max(out.From, t.until-r.begin)
+	out := t.RecordedTarget
+	if out.From, out.Until = out.From-r.begin, out.Until-r.begin; !t.lived {
+		out.From, out.Until = 0, r.Length
 	}
 	switch {
-	case t.info != nil && t.info.Class == classOffline:
-		out.Priority, out.GPUs = min(t.info.Priority, gpreempt.MaxPriority), sorted(t.info.GPUs)
-		if t.info.Job != nil {
-			out.Job = t.info.Job.Name
-		}
-	case t.info != nil:
+	case t.about.GetClass() == gpreemptv1.Class_CLASS_OFFLINE:
+		out.Priority, out.GPUs = gpreempt.Priority(min(t.about.GetPriority(), uint32(gpreempt.MaxPriority))), ids(t.about.GetGpuIds())
+		out.Job = t.about.GetJob().GetName()
+	case t.about != nil:
 		return
 	case len(t.causes) > 0:
 		r.inferred++

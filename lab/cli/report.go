@@ -25,8 +25,8 @@ func reportCommand(a *term.App) *cobra.Command {
 			if len(args) == 0 {
 				return term.Usage(cmd, "missing argument: DIR, the folder of a run")
 			}
-			if cmd.Flags().Changed("jq") || cmd.Flags().Changed("template") {
-				return term.Usage(cmd, "--jq and --template do not apply to a report; --csv has the samples")
+			if cmd.Flags().Changed("jq") {
+				return term.Usage(cmd, "--jq does not apply to a report; --csv has the samples")
 			}
 			return nil
 		},

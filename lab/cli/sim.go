@@ -22,7 +22,7 @@ import (
 const simulatedNote = "SIMULATED: a model in virtual time; no hardware is involved"
 
 func simCommand(a *term.App) *cobra.Command {
-	return term.Noun("sim", "Simulate how ways of sharing GPUs treat a scenario", simList(a), simRun(a), simCompare(a), simFit(a), simValidate(a))
+	return term.Noun("sim", "Simulate how ways of sharing GPUs treat a scenario", simList(a), simRun(a), simCompare(a))
 }
 
 func simList(a *term.App) *cobra.Command {

@@ -41,6 +41,15 @@ func (s *section) text(format string, args ...any) {
 	s.Text = append(s.Text, fmt.Sprintf(format, args...))
 }
 
+// add adds the tables that have rows.
+func (s *section) add(tables ...table) {
+	for _, t := range tables {
+		if len(t.Rows) > 0 {
+			s.Tables = append(s.Tables, t)
+		}
+	}
+}
+
 // arm is an arm of one of the runs with what the sections need of it.
 type arm struct {
 	*evidence.Arm

@@ -29,7 +29,9 @@ func New(runs []evidence.Run, profile evidence.Profile) (*Report, error) {
 		names = append(names, clean(runs[i].Name))
 	}
 	d.Title = strings.Join(names, ", ")
-	d.Sections = append(d.Sections, verdictSection(runs, profile), adviceSection(all))
+	// What a reader looks for first: the verdict, and the chart of the latencies.
+	verdict, criteria := verdictSections(runs, profile)
+	d.Sections = append(d.Sections, verdict, latencySection(all, d.Origin), criteria, adviceSection(all))
 	if len(runs) > 1 {
 		compared, err := comparisonSection(runs)
 		if err != nil {
@@ -37,7 +39,7 @@ func New(runs []evidence.Run, profile evidence.Profile) (*Report, error) {
 		}
 		d.Sections = append(d.Sections, compared)
 	}
-	d.Sections = append(d.Sections, checkSection(runs, all), armSection(all), latencySection(all, d.Origin))
+	d.Sections = append(d.Sections, checkSection(runs, all), armSection(all))
 	d.Sections = append(d.Sections, partSections(all, d.Origin)...)
 	d.Sections = append(d.Sections, suspendSection(all, d.Origin), timelineSection(all, d.Origin), machineSection(all, d.Origin),
 		stabilitySection(all, d.Origin), frontierSection(all, d.Origin), troubleSection(runs), environmentSection(runs))
@@ -71,11 +73,7 @@ func troubleSection(runs []evidence.Run) section {
 			alarms.Rows = append(alarms.Rows, []string{name, at, or(clean(a.From)), clean(a.Text)})
 		}
 	}
-	for _, t := range []table{faults, alarms} {
-		if len(t.Rows) > 0 {
-			s.Tables = append(s.Tables, t)
-		}
-	}
+	s.add(faults, alarms)
 	if len(s.Tables) == 0 {
 		s.text("No alarm and no fault was recorded.")
 	}

@@ -153,6 +153,39 @@ func TestMarkdownOfTheExample(t *testing.T) {
 	}
 }
 
+// A reader sees the verdict and a chart before any long table.
+func TestPageBeginsWithTheVerdictAndAChart(t *testing.T) {
+	page, _, _ := reportOf(t, madeUp())
+	var ids []string
+	for _, m := range regexp.MustCompile(`<section id="([^"]*)"`).FindAllStringSubmatch(page, -1) {
+		ids = append(ids, m[1])
+	}
+	if want := []string{"verdict", "latency", "criteria"}; !slices.Equal(ids[:3], want) {
+		t.Errorf("the page begins with %q, want %q", ids[:3], want)
+	}
+	if chart, tables := strings.Index(page, "<figure>"), strings.Index(page, `<section id="criteria"`); chart < 0 || chart > tables {
+		t.Errorf("the first chart is at %d, the criteria are at %d", chart, tables)
+	}
+}
+
+func TestTitlesEndWithoutAMark(t *testing.T) {
+	r, err := New([]evidence.Run{madeUp()}, profile(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range r.doc.Sections {
+		titles := []string{s.Title}
+		for _, table := range s.Tables {
+			titles = append(titles, table.Title)
+		}
+		for _, title := range titles {
+			if strings.TrimRight(title, ".:") != title {
+				t.Errorf("%q ends with a mark, and Markdown adds one", title)
+			}
+		}
+	}
+}
+
 func TestSameRunMakesTheSameBytes(t *testing.T) {
 	page, markdown, samples := reportOf(t, madeUp())
 	for range 3 {

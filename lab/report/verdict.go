@@ -6,14 +6,14 @@ import (
 	"github.com/gpreempt/gpreempt/lab/evidence"
 )
 
-// verdictSection is what a profile makes of each run.
-func verdictSection(runs []evidence.Run, profile evidence.Profile) section {
-	s := section{ID: "verdict", Title: "Verdict"}
+// verdictSections are what a profile makes of each run, in short, and its figures.
+func verdictSections(runs []evidence.Run, profile evidence.Profile) (short, figures section) {
+	short, figures = section{ID: "verdict", Title: "Verdict"}, section{ID: "criteria", Title: "Criteria"}
 	results := table{Head: []string{"run", "verdict", "profile", "measured on"}}
 	reasons := table{Title: "Reasons", Head: []string{"run", "reason"}}
 	unverified := table{Title: "Not verified", Head: []string{"run", "what"}}
 	limits := table{
-		Title: "Figures and limits. Spread is how much a figure differs between the repeats.",
+		Title: "Figures, limits, and the spread of the figures between the repeats",
 		Head:  []string{"run", "arm", "criterion", ">figure", ">limit", "unit", ">spread", "result", "why"},
 	}
 	for i := range runs {
@@ -40,14 +40,14 @@ func verdictSection(runs []evidence.Run, profile evidence.Profile) section {
 		}
 	}
 	if profile.About != "" {
-		s.text("Profile %s: %s", clean(profile.Name), clean(profile.About))
+		short.text("Profile %s: %s", clean(profile.Name), clean(profile.About))
 	}
-	for _, t := range []table{results, reasons, unverified, limits} {
-		if len(t.Rows) > 0 {
-			s.Tables = append(s.Tables, t)
-		}
+	short.add(results, reasons)
+	figures.add(unverified, limits)
+	if len(figures.Tables) == 0 {
+		figures.text("The profile has no criterion.")
 	}
-	return s
+	return short, figures
 }
 
 // comparisonSection has the figures of the other runs in proportion to those of the first one.

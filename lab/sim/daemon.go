@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // daemon is GPreempt: the core of the daemon, with the clients before it and the processes
@@ -18,6 +19,9 @@ type daemon struct {
 	leases map[scheduler.LeaseID]*lease
 	last   scheduler.LeaseID
 	tick   event
+	// parking is that of idle jobs; worked is what each process had done at the last look at it.
+	parking parking.Parking
+	worked  map[*process]float64
 	// todo are actions that are not carried out yet; stepping: some are being carried out.
 	todo     []order
 	stepping bool
@@ -74,7 +78,7 @@ func gpuIDs(gpus []*gpu) []gpreempt.GPUID {
 
 func (d *daemon) start() {
 	for _, g := range d.engine.gpus {
-		d.step(scheduler.GPUAdded{GPU: gpuID(g), Slots: d.engine.o.Slots})
+		d.step(scheduler.GPUAdded{GPU: gpuID(g)})
 	}
 	for _, p := range d.engine.procs {
 		p.moved = func(resume bool, seq uint64, took time.Duration) {

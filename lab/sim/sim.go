@@ -9,6 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/scenario"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // Kind is a way of sharing GPUs.
@@ -120,7 +121,7 @@ type Options struct {
 	// ETA is announced by each request, where its time on the CPU is not longer.
 	ETA time.Duration
 	// HQDBudget is that of GPreempt.
-	HQDBudget scheduler.HQDBudget
+	HQDBudget parking.Budget
 	// SpanLimit is until when spans are recorded, 0 for none.
 	SpanLimit time.Duration
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // turnTime is how long a set of queues stays mapped where not all fit, as in the model of the GPU
@@ -101,55 +102,54 @@ func serviceKey(s *service) gpreempt.ProcessKey {
 	return gpreempt.ProcessKey{PID: int32(s.index + 1), Start: 1}
 }
 
-// startBudget has the core know the slots, and all queues.
+// startBudget has the core know the services, and begins to look at the queues.
 func (d *daemon) startBudget() {
 	e := d.engine
 	if !e.o.HQDBudget.On() {
 		return
 	}
-	d.step(scheduler.HQDBudgetChanged{Budget: e.o.HQDBudget})
 	for _, s := range e.services {
 		d.step(scheduler.TargetSeen{Target: serviceKey(s), Class: gpreempt.Online, Priority: gpreempt.Priority(s.Priority), GPUs: gpuIDs(s.gpus), Queues: uint64(len(s.streams))})
-		d.step(scheduler.TargetLoad{Target: serviceKey(s), Queues: queuesOf(s.streams), Busy: true})
 	}
-	d.poll(map[*process]seen{})
+	d.poll()
 }
 
-// seen is what the last poll saw of a process.
-type seen struct {
-	busy bool
-	done float64
-}
-
-// poll reports the processes of which something changed: one has work, or did some since the last
-// poll.
-func (d *daemon) poll(last map[*process]seen) {
-	for _, p := range d.engine.procs {
-		now := seen{busy: slices.ContainsFunc(p.streams, (*stream).wants)}
+// poll parks what has had no work since the last polls.
+func (d *daemon) poll() {
+	e := d.engine
+	l := parking.Look{
+		Now: e.now, Policy: d.core.Policy(), Budget: e.o.HQDBudget, Slots: map[gpreempt.GPUID]int{},
+		Targets: d.core.Targets(), Loads: map[gpreempt.ProcessKey]parking.Load{},
+	}
+	for _, g := range e.gpus {
+		l.Slots[gpuID(g)] = e.o.Slots
+	}
+	for _, s := range e.services {
+		l.Loads[serviceKey(s)] = parking.Load{Queues: queuesOf(s.streams), Busy: true}
+	}
+	now := map[*process]float64{}
+	for _, p := range e.procs {
+		done := 0.0
 		for _, s := range p.streams {
 			s.gpu.engine.touch(s.gpu)
-			now.done += s.pos
+			done += s.pos
 		}
-		before, known := last[p]
-		now.busy = now.busy || !known || now.done != before.done
-		if !known || now.busy != before.busy {
-			d.step(scheduler.TargetLoad{Target: p.key, Queues: queuesOf(p.streams), Busy: now.busy})
-		}
-		last[p] = now
+		before, known := d.worked[p]
+		now[p] = done
+		l.Loads[p.key] = parking.Load{Queues: queuesOf(p.streams), Busy: !known || done != before || slices.ContainsFunc(p.streams, (*stream).wants)}
 	}
-	d.engine.after(pollTime, func() { d.poll(last) })
+	d.worked = now
+	for _, pin := range d.parking.Step(l) {
+		d.step(pin)
+	}
+	e.after(pollTime, d.poll)
 }
 
 // queuesOf counts streams by GPU.
-func queuesOf(streams []*stream) (counts []scheduler.GPUQueues) {
+func queuesOf(streams []*stream) map[gpreempt.GPUID]int {
+	counts := map[gpreempt.GPUID]int{}
 	for _, s := range streams {
-		at := slices.IndexFunc(counts, func(c scheduler.GPUQueues) bool { return c.GPU == gpuID(s.gpu) })
-		if at < 0 {
-			at = len(counts)
-			counts = append(counts, scheduler.GPUQueues{GPU: gpuID(s.gpu)})
-		}
-		counts[at].Queues++
+		counts[gpuID(s.gpu)]++
 	}
-	slices.SortFunc(counts, func(a, b scheduler.GPUQueues) int { return int(a.GPU) - int(b.GPU) })
 	return counts
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/gpreempt/gpreempt/lab/scenario"
 	"github.com/gpreempt/gpreempt/lab/sim"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/parking"
 )
 
 // crowd has 33 queues for the 24 slots of an MI300X: one of a service, 8 of jobs that always work,
@@ -36,16 +37,16 @@ func TestHQDBudgetKeepsTheOnlineQueueMapped(t *testing.T) {
 		name     string
 		steps    float64
 		slots    int
-		budget   scheduler.HQDBudget
+		budget   parking.Budget
 		from, to float64
 		// always is when the online queue is mapped from then on, in ms; 0 for never.
 		always float64
 	}{
-		{"slots for all", 0.02, 40, scheduler.HQDBudget{}, 1, 1, 0},
-		{"no budget", 0.02, 24, scheduler.HQDBudget{}, 0.70, 0.76, 0},
-		{"budget 10/80/10", 0.02, 24, scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}, 0.98, 1, 2000},
-		{"budget 10/80/10, five times the steps", 0.1, 24, scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}, 0.98, 1, 2000},
-		{"no budget, five times the steps", 0.1, 24, scheduler.HQDBudget{}, 0.6, 0.9, 0},
+		{"slots for all", 0.02, 40, parking.Budget{}, 1, 1, 0},
+		{"no budget", 0.02, 24, parking.Budget{}, 0.70, 0.76, 0},
+		{"budget 10/80/10", 0.02, 24, parking.Budget{Online: 10, Offline: 80, Spare: 10}, 0.98, 1, 2000},
+		{"budget 10/80/10, five times the steps", 0.1, 24, parking.Budget{Online: 10, Offline: 80, Spare: 10}, 0.98, 1, 2000},
+		{"no budget, five times the steps", 0.1, 24, parking.Budget{}, 0.6, 0.9, 0},
 	} {
 		o := sim.Options{Seed: 1, Costs: sim.DefaultCosts(), Slots: test.slots, HQDBudget: test.budget}
 		r, err := sim.Run(crowd(test.steps), sim.Scheme{Kind: sim.GPreempt, Policy: scheduler.DefaultPolicy()}, o)
@@ -67,8 +68,8 @@ func TestHQDBudgetKeepsTheOnlineQueueMapped(t *testing.T) {
 func TestSlotsThatCannotBeAreRefused(t *testing.T) {
 	for _, o := range []sim.Options{
 		{Slots: -1},
-		{HQDBudget: scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}},
-		{Slots: 24, HQDBudget: scheduler.HQDBudget{Online: 10}},
+		{HQDBudget: parking.Budget{Online: 10, Offline: 80, Spare: 10}},
+		{Slots: 24, HQDBudget: parking.Budget{Online: 10}},
 	} {
 		if _, err := sim.Run(crowd(0.02), sim.Scheme{Kind: sim.None}, o); err == nil {
 			t.Errorf("%d slots and budget %+v are accepted", o.Slots, o.HQDBudget)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -68,8 +67,8 @@ type Exporter struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 	builder  Builder
-	leases   map[scheduler.LeaseID]*leaseTrace
-	order    [leasesKept]scheduler.LeaseID // a ring, at next
+	leases   map[string]*leaseTrace
+	order    [leasesKept]string // a ring, at next
 	next     int
 
 	ended   []Span
@@ -231,7 +230,7 @@ func (e *Exporter) meet(ctx context.Context, st *gpreemptv1.GetStatusResponse, f
 	if e.after = 0; follow && e.started.IsZero() {
 		e.after = st.GetEventRevision()
 	}
-	e.started, e.builder, e.leases = started, Builder{}, map[scheduler.LeaseID]*leaseTrace{}
+	e.started, e.builder, e.leases = started, Builder{}, map[string]*leaseTrace{}
 	// Sampled is what the client samples, and what has no client's context, unless
 	// OTEL_TRACES_SAMPLER says otherwise.
 	e.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithSpanProcessor((*collect)(e)))
@@ -242,29 +241,17 @@ func (e *Exporter) meet(ctx context.Context, st *gpreemptv1.GetStatusResponse, f
 // event makes spans of what ended with an event.
 func (e *Exporter) event(ev *gpreemptv1.Event) {
 	e.after = ev.GetRevision()
-	lease := leaseNumber(ev.GetLeaseId())
-	r := RecordOf(ev, lease)
-	if r.Kind == scheduler.RecordLease && r.FromLease == scheduler.LeaseNone {
-		e.begin(lease, ev)
+	if ev.GetKind() == gpreemptv1.EventKind_EVENT_KIND_LEASE && ev.GetFromLease() == leaseNone {
+		e.begin(ev)
 	}
-	e.ended = e.builder.Add(r, e.ended[:0])
+	e.ended = e.builder.Add(ev, e.ended[:0])
 	for _, s := range e.ended {
 		e.add(s)
 	}
 }
 
-// leaseNumber returns the number in a lease ID, EPOCH-NUMBER; 0 without one.
-func leaseNumber(id string) scheduler.LeaseID {
-	_, number, _ := strings.Cut(id, "-")
-	n, err := strconv.ParseUint(number, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return scheduler.LeaseID(n)
-}
-
 // begin begins the trace of a new lease, or its part of the client's trace.
-func (e *Exporter) begin(lease scheduler.LeaseID, ev *gpreemptv1.Event) {
+func (e *Exporter) begin(ev *gpreemptv1.Event) {
 	parent := propagation.TraceContext{}.Extract(context.Background(), //nolint:forbidigo // the context of spans, which nobody waits for
 		propagation.MapCarrier{"traceparent": ev.GetTrace().GetTraceparent(), "tracestate": ev.GetTrace().GetTracestate()})
 	admitted := ev.GetClock().AsDuration()
@@ -275,7 +262,7 @@ func (e *Exporter) begin(lease scheduler.LeaseID, ev *gpreemptv1.Event) {
 	_, decide := e.tracer.Start(t.ctx, "decide", arrived)
 	decide.End(decided)
 	delete(e.leases, e.order[e.next])
-	e.leases[lease], e.order[e.next] = t, lease
+	e.leases[ev.GetLeaseId()], e.order[e.next] = t, ev.GetLeaseId()
 	e.next = (e.next + 1) % len(e.order)
 }
 
@@ -301,8 +288,8 @@ func (e *Exporter) add(s Span) {
 		return
 	}
 	about := []attribute.KeyValue{attribute.String("gpreempt.cause", s.Cause), attribute.String("gpreempt.ended", s.Ended)}
-	if !s.Target.IsZero() {
-		about = append(about, attribute.String("gpreempt.target", s.Target.String()), attribute.Float64("gpreempt.mechanism_seconds", s.Took.Seconds()))
+	if s.Target != "" {
+		about = append(about, attribute.String("gpreempt.target", s.Target), attribute.Float64("gpreempt.mechanism_seconds", s.Took.Seconds()))
 	}
 	_, span := e.tracer.Start(t.ctx, s.Kind.String(), trace.WithTimestamp(t.zero.Add(s.Begin)), trace.WithAttributes(about...))
 	if s.Ended == string(scheduler.CauseFailed) || s.Ended == string(scheduler.CauseHardware) {

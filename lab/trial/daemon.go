@@ -16,6 +16,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/lab/evidence"
+	"github.com/gpreempt/gpreempt/lab/spans"
 )
 
 // daemon is what a trial asks of gpreemptd.
@@ -222,57 +223,38 @@ func (w *watcher) end() error {
 
 // collect adds what the events between two times of the daemon's clock say to a repeat.
 func (w *watcher) collect(r *evidence.Repeat, from, to time.Duration) (alarms []evidence.Alarm) {
-	const (
-		running, suspending = gpreemptv1.TargetState_TARGET_STATE_RUNNING, gpreemptv1.TargetState_TARGET_STATE_SUSPENDING
-		suspended, resuming = gpreemptv1.TargetState_TARGET_STATE_SUSPENDED, gpreemptv1.TargetState_TARGET_STATE_RESUMING
-		quarantined         = gpreemptv1.TargetState_TARGET_STATE_QUARANTINED
-	)
+	const quarantined = gpreemptv1.TargetState_TARGET_STATE_QUARANTINED
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	began := map[string]time.Duration{} // of a suspension
-	span := func(id string, at time.Duration) {
-		if since, ok := began[id]; ok {
-			r.Spans = append(r.Spans, evidence.Span{From: ms(max(since, from) - from), To: ms(min(at, to) - from), What: "suspended", Name: id})
-			delete(began, id)
-		}
-	}
+	var builder spans.Builder
+	var all []spans.Span
 	for _, e := range w.events {
-		at := e.GetClock().AsDuration()
+		all = builder.Add(e, all)
 		alarm := func(from, text string) {
 			if e.GetMessage() != "" {
 				text += ": " + e.GetMessage()
 			}
 			alarms = append(alarms, evidence.Alarm{At: e.GetAt().AsTime(), From: from, Text: text})
 		}
-		switch e.GetKind() {
-		case gpreemptv1.EventKind_EVENT_KIND_BREAKER:
+		switch {
+		case e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_BREAKER:
 			alarm("breaker of GPU "+strconv.FormatUint(uint64(e.GetGpuId()), 10), e.GetCause())
-		case gpreemptv1.EventKind_EVENT_KIND_TARGET:
-			if !w.ours[e.GetTargetId()] {
-				continue
-			}
-			if e.GetToTarget() == quarantined && e.GetFromTarget() != quarantined {
-				alarm("target "+e.GetTargetId(), "quarantined, "+e.GetCause())
-			}
-			took := e.GetTook().AsDuration()
-			switch {
-			case e.GetFromTarget() == suspending && e.GetToTarget() == suspended:
-				began[e.GetTargetId()] = at
-				if at >= from && at <= to {
-					r.Suspends = append(r.Suspends, evidence.Timed{At: ms(at - took - from), MS: ms(took)})
-				}
-			case e.GetFromTarget() == resuming && e.GetToTarget() == running:
-				if at-took >= from && at-took <= to {
-					r.Resumes = append(r.Resumes, evidence.Timed{At: ms(at - took - from), MS: ms(took)})
-				}
-			case e.GetFromTarget() == suspended:
-				span(e.GetTargetId(), at)
-			}
-		default:
+		case w.ours[e.GetTargetId()] && e.GetToTarget() == quarantined && e.GetFromTarget() != quarantined:
+			alarm("target "+e.GetTargetId(), "quarantined, "+e.GetCause())
 		}
 	}
-	for id := range began {
-		span(id, to)
+	within := func(at time.Duration) bool { return at >= from && at <= to }
+	for _, s := range builder.Open(to, all) {
+		moved := evidence.Timed{At: ms(s.End - s.Took - from), MS: ms(s.Took)}
+		switch {
+		case !w.ours[s.Target]:
+		case s.Kind == spans.Suspending && s.Done() && within(s.End):
+			r.Suspends = append(r.Suspends, moved)
+		case s.Kind == spans.Resuming && s.Done() && within(s.End-s.Took):
+			r.Resumes = append(r.Resumes, moved)
+		case s.Kind == spans.Suspended && s.Begin <= to && s.End >= from:
+			r.Spans = append(r.Spans, evidence.Span{From: ms(max(s.Begin, from) - from), To: ms(min(s.End, to) - from), What: "suspended", Name: s.Target})
+		}
 	}
 	const most = 5000
 	slices.SortFunc(r.Spans, func(a, b evidence.Span) int { return compareSpans(&a, &b) })

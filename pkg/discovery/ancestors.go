@@ -36,7 +36,7 @@ func (f *FS) adopts(procs directory, pid int32) bool {
 	if err != nil {
 		return true
 	}
-	ids, err := ParseProcIDs(f.buf[:n])
+	ids, err := ParseProcStatus(f.buf[:n])
 	return err != nil || len(ids.NamespacePIDs) > 0 && ids.NamespacePIDs[len(ids.NamespacePIDs)-1] == 1
 }
 

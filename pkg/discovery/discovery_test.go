@@ -187,31 +187,6 @@ func TestGPUsAreReadFromTheTopology(t *testing.T) {
 	}
 }
 
-func TestNodeValuesAreThoseOfTheGPU(t *testing.T) {
-	root := fstest.MapFS{
-		nodes + "0/gpu_id":     {Data: []byte("0\n")},
-		nodes + "3/gpu_id":     {Data: []byte("3183\n")},
-		nodes + "3/properties": {Data: []byte("cwsr_size 4096\nctl_stack_size 18446744073709551615\n")},
-		nodes + "4/gpu_id":     {Data: []byte("77\n")},
-		nodes + "4/properties": {Data: []byte("cwsr_size many\n")},
-	}
-	for gpu, want := range map[gpreempt.GPUID]map[string]uint64{
-		3183: {"cwsr_size": 4096, "ctl_stack_size": 1<<64 - 1},
-		318:  nil,
-	} {
-		got, err := discovery.NodeValues(root, gpu)
-		if err != nil {
-			t.Error(err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("GPU %d (-want +got):\n%s", gpu, diff)
-		}
-	}
-	if got, err := discovery.NodeValues(root, 77); got != nil || err == nil || !strings.Contains(err.Error(), nodes+"4/properties") {
-		t.Errorf("an invalid value: %v, %v", got, err)
-	}
-}
-
 func TestQueueSlotsAreThoseOfOneXCC(t *testing.T) {
 	tests := []struct{ cpQueues, xccs, want int }{
 		{24, 8, 24},  // mainline: already per XCC

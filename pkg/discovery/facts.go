@@ -28,7 +28,7 @@ func (f *FS) facts(p *gpreempt.Process, comm string) error {
 	if err != nil {
 		return err
 	}
-	ids, err := ParseProcIDs(b)
+	ids, err := ParseProcStatus(b)
 	if err != nil {
 		return inFile(path, err)
 	}

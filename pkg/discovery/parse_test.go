@@ -63,7 +63,7 @@ func TestProcessWithoutRunnableThreadsIsNotAlive(t *testing.T) {
 func TestParsersNameTheLineAndTheProblem(t *testing.T) {
 	parse := map[string]func(string) error{
 		"stat":   func(s string) error { _, err := discovery.ParseProcStat([]byte(s)); return err },
-		"status": func(s string) error { _, err := discovery.ParseProcIDs([]byte(s)); return err },
+		"status": func(s string) error { _, err := discovery.ParseProcStatus([]byte(s)); return err },
 		"type":   func(s string) error { _, err := discovery.ParseQueueType([]byte(s)); return err },
 		"properties": func(s string) error {
 			_, err := discovery.ParseNodeProperties(strings.NewReader(s))

@@ -142,35 +142,6 @@ func (f *FS) product(minor int) string {
 	return strings.TrimSpace(text(b))
 }
 
-// NodeValues returns every value in the file "properties" of a GPU's topology node below root,
-// by name; nil if the topology has no such GPU.
-func NodeValues(root fs.FS, gpu gpreempt.GPUID) (map[string]uint64, error) {
-	files, err := fs.Glob(root, nodesDir+"/*/gpu_id")
-	if err != nil {
-		return nil, err
-	}
-	for _, file := range files {
-		id, err := fs.ReadFile(root, file)
-		if err != nil || strings.TrimSpace(string(id)) != strconv.FormatUint(uint64(gpu), 10) {
-			continue
-		}
-		path := strings.TrimSuffix(file, "gpu_id") + "properties"
-		text, err := fs.ReadFile(root, path)
-		if err != nil {
-			return nil, err
-		}
-		values := map[string]uint64{}
-		for line := range strings.Lines(string(text)) {
-			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-			if values[name], err = strconv.ParseUint(value, 10, 64); err != nil {
-				return nil, inFile(path, fmt.Errorf("%s: %w", name, err))
-			}
-		}
-		return values, nil
-	}
-	return nil, nil
-}
-
 // gpuOf interprets the properties of a GPU node.
 func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.GPU {
 	if name == "" || name == "ip discovery" { // the driver has no name for newer chips

@@ -89,7 +89,7 @@ func WithoutVM(root fs.FS, pid int32, gpus []gpreempt.GPU) []gpreempt.GPUID {
 	if len(minors) == 0 {
 		return without
 	}
-	own, err := readNumber(root, procsDir+"/"+process+"/pasid")
+	own, err := readPASID(root, pid)
 	if err != nil {
 		return without
 	}
@@ -136,6 +136,20 @@ func isVMOf(fdinfo string, pasid uint64) bool {
 		}
 	}
 	return isGPU && found
+}
+
+// PASID returns the PASID of a process, by which drivers before 7.x name it in the kernel log;
+// 0 if it has none or is not known. root is that of the host.
+func PASID(root fs.FS, pid int32) uint32 {
+	if n, err := readPASID(root, pid); err == nil {
+		return uint32(n)
+	}
+	return 0
+}
+
+// readPASID reads the PASID of a process (kfd_procfs_show).
+func readPASID(root fs.FS, pid int32) (uint64, error) {
+	return readNumber(root, procsDir+"/"+strconv.Itoa(int(pid))+"/pasid")
 }
 
 func readNumber(root fs.FS, path string) (uint64, error) {

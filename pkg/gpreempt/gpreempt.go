@@ -65,9 +65,6 @@ const (
 	PriorityHigh   Priority = 11
 	// MaxPriority is the highest a process or a lease can have.
 	MaxPriority Priority = 15
-	// PriorityAdmin is above every process: the priority of a suspension that an admin
-	// orders by hand. Clients cannot use it.
-	PriorityAdmin Priority = 16
 )
 
 // ProcessKey identifies one process until the host reboots: a pid alone is reused, a pid

@@ -28,11 +28,10 @@ const (
 	KmapMaxRoom    = 4096
 )
 
-var kmapRequestNames = map[Request]string{
-	ReqKmapInfo:      "KMAP_INFO",
-	ReqKmapSet:       "KMAP_SET",
-	ReqKmapOccupancy: "KMAP_OCCUPANCY",
-}
+// kmapKind is the type of these requests, and kmapRequestNames has their names, by number.
+const kmapKind = 0xEB
+
+var kmapRequestNames = [...]string{"KMAP_INFO", "KMAP_SET", "KMAP_OCCUPANCY"}
 
 // KmapNoLimit is KFD_KMAP_NO_LIMIT: the limit of a process that is released.
 const KmapNoLimit = ^uint32(0)
@@ -105,20 +104,25 @@ type KmapSetArgs struct {
 	Lapses     uint32
 }
 
-// KmapOccupancyArgs is struct kfd_kmap_occupancy_args.
+// KmapOccupancyArgs is struct kfd_kmap_occupancy_args: how a GPU's queue slots are used. CP are
+// compute queues.
 type KmapOccupancyArgs struct {
-	_              structs.HostLayout
-	GPUID          uint32
-	Flags          uint32
-	CPSlots        uint32
-	CPMapped       uint32
-	CPHeld         uint32
-	SDMASlots      uint32
-	SDMAMapped     uint32
-	SDMAHeld       uint32
+	_     structs.HostLayout
+	GPUID uint32
+	Flags uint32
+	// Slots are the queues that fit the hardware at once, Mapped those in the runlist, also beyond
+	// the slots, and Held those that a limit keeps out.
+	CPSlots    uint32
+	CPMapped   uint32
+	CPHeld     uint32
+	SDMASlots  uint32
+	SDMAMapped uint32
+	SDMAHeld   uint32
+	// OverSubscribed is 1 if the last runlist did not fit: the firmware takes turns.
 	OverSubscribed uint32
-	Limited        uint32
-	Pad            [2]uint32
+	// Limited is the number of processes with a limit, of any handle, and a queue here.
+	Limited uint32
+	Pad     [2]uint32
 }
 
 // GPU returns the queue's GPU.

@@ -206,7 +206,7 @@ func ParseRuntimeInfo(b []byte) (RuntimeInfo, error) {
 // PermissionThread is also the result if another debugger has called ENABLE since, because
 // that one has the right to debug now.
 func (d *Device) ProbePermissionRule(pid int32) (PermissionRule, error) {
-	_, err := d.queueSnapshot(pid, 0, nil)
+	_, _, err := d.snapshot(pid, TrapGetQueueSnapshot, 0, nil, len(bytesOf(new(QueueSnapshotEntry))))
 	switch {
 	case err == nil:
 		return PermissionProcess, nil

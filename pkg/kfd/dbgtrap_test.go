@@ -118,16 +118,12 @@ func TestPermissionRuleIsProbedByBehaviour(t *testing.T) {
 }
 
 func TestProfiles(t *testing.T) {
-	old := Profile{Name: "6.5", Version: Version{1, 13}, Permission: PermissionThread, DeviceInfoSize: 120}
+	old := Profile{Name: "6.5", Version: Version{1, 13}, Permission: PermissionThread}
 	k612 := old
 	k612.Name, k612.Version = "6.12", Version{1, 17}
-	backport := k612
-	backport.Name, backport.Permission = "6.12.103", PermissionProcess
 	dkms := k612
 	dkms.Name, dkms.Version = "amd-dkms", Version{1, 18}
-	k72 := Profile{
-		Name: "7.2", Version: Version{1, 23}, Permission: PermissionProcess, DeviceInfoSize: 128, SecondaryContexts: true,
-	}
+	k72 := Profile{Name: "7.2", Version: Version{1, 23}, Permission: PermissionProcess}
 	for minor, c := range map[uint32]struct {
 		want   Profile
 		warned bool
@@ -146,25 +142,6 @@ func TestProfiles(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, warning); diff != "" {
 			t.Errorf("%v: warning (-want +got):\n%s", v, diff)
-		}
-	}
-
-	if diff := cmp.Diff(backport, k612.WithPermission(PermissionProcess)); diff != "" {
-		t.Errorf("6.12 with the new rule (-want +got):\n%s", diff)
-	}
-	stable := old
-	stable.Permission = PermissionProcess
-	if diff := cmp.Diff(stable, old.WithPermission(PermissionProcess)); diff != "" {
-		t.Errorf("6.5 with the new rule (-want +got):\n%s", diff)
-	}
-	early := k72
-	early.Permission = PermissionThread
-	if diff := cmp.Diff(early, k72.WithPermission(PermissionThread)); diff != "" {
-		t.Errorf("7.2 with the old rule (-want +got):\n%s", diff)
-	}
-	for _, same := range []PermissionRule{PermissionUnknown, PermissionThread} {
-		if diff := cmp.Diff(k612, k612.WithPermission(same)); diff != "" {
-			t.Errorf("6.12 with the rule %v (-want +got):\n%s", same, diff)
 		}
 	}
 }

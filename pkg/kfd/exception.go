@@ -10,30 +10,16 @@ import (
 // GPU or a process that a debugger can be notified of.
 type ExceptionCode uint32
 
-// The exception codes.
+// The exception codes that this project names.
 const (
-	ECQueueWaveAbort                             ExceptionCode = 1
-	ECQueueWaveTrap                              ExceptionCode = 2
-	ECQueueWaveMathError                         ExceptionCode = 3
-	ECQueueWaveIllegalInstruction                ExceptionCode = 4
-	ECQueueWaveMemoryViolation                   ExceptionCode = 5
-	ECQueueWaveApertureViolation                 ExceptionCode = 6
-	ECQueuePacketDispatchDimInvalid              ExceptionCode = 16
-	ECQueuePacketDispatchGroupSegmentSizeInvalid ExceptionCode = 17
-	ECQueuePacketDispatchCodeInvalid             ExceptionCode = 18
-	ECQueuePacketReserved                        ExceptionCode = 19
-	ECQueuePacketUnsupported                     ExceptionCode = 20
-	ECQueuePacketDispatchWorkGroupSizeInvalid    ExceptionCode = 21
-	ECQueuePacketDispatchRegisterInvalid         ExceptionCode = 22
-	ECQueuePacketVendorUnsupported               ExceptionCode = 23
-	ECQueuePreemptionError                       ExceptionCode = 30
+	ECQueueWaveAbort           ExceptionCode = 1
+	ECQueueWaveTrap            ExceptionCode = 2
+	ECQueueWaveMemoryViolation ExceptionCode = 5
 	// ECQueueNew is set on every new queue, with or without a debugger. The queue cannot
 	// be suspended until a snapshot clears it.
 	ECQueueNew              ExceptionCode = 31
 	ECDeviceQueueDelete     ExceptionCode = 32
 	ECDeviceMemoryViolation ExceptionCode = 33
-	ECDeviceRASError        ExceptionCode = 34
-	ECDeviceFatalHalt       ExceptionCode = 35
 	ECDeviceNew             ExceptionCode = 36
 	// ECProcessRuntime is raised when the target starts or ends the ROCm runtime. The
 	// target then blocks until SendRuntimeEvent sends it this code: a debugger that does
@@ -45,12 +31,11 @@ const (
 // ExceptionMask is a set of exception codes, code c being bit c-1 (KFD_EC_MASK).
 type ExceptionMask uint64
 
-// The classes of exceptions by their source, and those of queue packets.
+// The classes of exceptions by their source.
 const (
 	ExceptionsOfQueue   ExceptionMask = 0x607f803f
 	ExceptionsOfDevice  ExceptionMask = 0xf80000000
 	ExceptionsOfProcess ExceptionMask = 0x1800000000000
-	ExceptionsOfPacket  ExceptionMask = 0x7f8000
 )
 
 // Mask returns the set of c alone. It is empty for a code that does not fit in a mask.
@@ -98,25 +83,12 @@ const (
 	TrapGetDeviceSnapshot     TrapOp = 14
 )
 
+// trapOpNames are the header's names without KFD_IOC_DBG_TRAP_.
 var trapOpNames = [...]string{
-	TrapEnable:                "ENABLE",
-	TrapDisable:               "DISABLE",
-	TrapSendRuntimeEvent:      "SEND_RUNTIME_EVENT",
-	TrapSetExceptionsEnabled:  "SET_EXCEPTIONS_ENABLED",
-	TrapSetWaveLaunchOverride: "SET_WAVE_LAUNCH_OVERRIDE",
-	TrapSetWaveLaunchMode:     "SET_WAVE_LAUNCH_MODE",
-	TrapSuspendQueues:         "SUSPEND_QUEUES",
-	TrapResumeQueues:          "RESUME_QUEUES",
-	TrapSetNodeAddressWatch:   "SET_NODE_ADDRESS_WATCH",
-	TrapClearNodeAddressWatch: "CLEAR_NODE_ADDRESS_WATCH",
-	TrapSetFlags:              "SET_FLAGS",
-	TrapQueryDebugEvent:       "QUERY_DEBUG_EVENT",
-	TrapQueryExceptionInfo:    "QUERY_EXCEPTION_INFO",
-	TrapGetQueueSnapshot:      "GET_QUEUE_SNAPSHOT",
-	TrapGetDeviceSnapshot:     "GET_DEVICE_SNAPSHOT",
+	"ENABLE", "DISABLE", "SEND_RUNTIME_EVENT", "SET_EXCEPTIONS_ENABLED", "SET_WAVE_LAUNCH_OVERRIDE", "SET_WAVE_LAUNCH_MODE",
+	"SUSPEND_QUEUES", "RESUME_QUEUES", "SET_NODE_ADDRESS_WATCH", "CLEAR_NODE_ADDRESS_WATCH", "SET_FLAGS",
+	"QUERY_DEBUG_EVENT", "QUERY_EXCEPTION_INFO", "GET_QUEUE_SNAPSHOT", "GET_DEVICE_SNAPSHOT",
 }
 
 // String returns the header's name without KFD_IOC_DBG_TRAP_.
-func (o TrapOp) String() string {
-	return gpreempt.Word(o, "op", trapOpNames[:]...)
-}
+func (o TrapOp) String() string { return gpreempt.Word(o, "op", trapOpNames[:]...) }

@@ -85,12 +85,9 @@ func scribble(arg Pointer) {
 		q.ExceptionMask, q.GPUID, q.QueueID = 1, 2, 3
 	case TrapQueryExceptionInfo:
 		As[TrapQueryExceptionInfoArgs](arg).InfoSize = 0
-	case TrapGetQueueSnapshot:
+	case TrapGetQueueSnapshot, TrapGetDeviceSnapshot:
 		s := As[TrapQueueSnapshotArgs](arg)
 		s.NumQueues, s.EntrySize = 0, 0
-	case TrapGetDeviceSnapshot:
-		s := As[TrapDeviceSnapshotArgs](arg)
-		s.NumDevices, s.EntrySize = 0, 0
 	default:
 	}
 }

@@ -1,6 +1,7 @@
 // Package kfd implements the ioctl interface of AMD's compute driver, /dev/kfd: its
-// request numbers and structures, the differences between its versions, and the meaning
-// of its results. It is the only package that declares this interface.
+// request numbers, the structures of the calls of debuggers, the differences between its
+// versions, and the meaning of its results. The structures of other calls, which a GPU
+// program makes for itself, are in emu/kfdabi.
 //
 // The facts here were read from the driver's source (kfd_chardev.c, kfd_debug.c,
 // kfd_device_queue_manager.c and kfd_smi_events.c of Linux 6.12.107 and 7.2) and

@@ -279,33 +279,13 @@ func kmapAnswer(args *KmapSetArgs, array []KmapTargetArgs, targets []KmapTarget)
 // maxErrno is MAX_ERRNO.
 const maxErrno = 4095
 
-// KmapOccupancy is how a GPU's queue slots are used. CP are compute queues.
-type KmapOccupancy struct {
-	// CPSlots and SDMASlots are the queues that fit the hardware at once.
-	CPSlots, SDMASlots int
-	// CPMapped and SDMAMapped are the queues in the runlist, those beyond the slots too.
-	CPMapped, SDMAMapped int
-	// CPHeld and SDMAHeld are the queues that a limit keeps out.
-	CPHeld, SDMAHeld int
-	// OverSubscribed: the last runlist did not fit, so the firmware takes turns.
-	OverSubscribed bool
-	// Limited is the number of processes with a limit, of any handle, and a queue here.
-	Limited int
-}
-
 // Occupancy returns the use of a GPU. Errors are *Error:
 //
 //	EPERM       no CAP_SYS_ADMIN
 //	ENODEV      no such GPU
 //	EOPNOTSUPP  the GPU has no hardware scheduler
-func (k *Kmap) Occupancy(gpu gpreempt.GPUID) (KmapOccupancy, error) {
+func (k *Kmap) Occupancy(gpu gpreempt.GPUID) (KmapOccupancyArgs, error) {
 	args := KmapOccupancyArgs{GPUID: uint32(gpu)}
-	if _, err := k.handle.ioctl(ReqKmapOccupancy, PointerTo(&args)); err != nil {
-		return KmapOccupancy{}, fail(err, Error{Op: ReqKmapOccupancy.String(), GPU: gpu, Queue: NoQueue})
-	}
-	return KmapOccupancy{
-		CPSlots: int(args.CPSlots), CPMapped: int(args.CPMapped), CPHeld: int(args.CPHeld),
-		SDMASlots: int(args.SDMASlots), SDMAMapped: int(args.SDMAMapped), SDMAHeld: int(args.SDMAHeld),
-		OverSubscribed: args.OverSubscribed != 0, Limited: int(args.Limited),
-	}, nil
+	_, err := k.handle.ioctl(ReqKmapOccupancy, PointerTo(&args))
+	return args, fail(err, Error{Op: ReqKmapOccupancy.String(), GPU: gpu, Queue: NoQueue})
 }

@@ -51,11 +51,8 @@ func TestLayoutOfKmapStructures(t *testing.T) {
 func TestKmapRequestNumbers(t *testing.T) {
 	const readWrite, magic = 3 << 30, 0xEB << 8
 	got := map[string]Request{}
-	for req, name := range kmapRequestNames {
-		if req.String() != name {
-			t.Errorf("%#x is named %v, want %s", uint32(req), req, name)
-		}
-		got[name] = req
+	for _, req := range []Request{ReqKmapInfo, ReqKmapSet, ReqKmapOccupancy} {
+		got[req.String()] = req
 	}
 	want := map[string]Request{
 		"KMAP_INFO": readWrite | 32<<16 | magic, "KMAP_SET": readWrite | 40<<16 | magic | 1, "KMAP_OCCUPANCY": readWrite | 48<<16 | magic | 2,
@@ -259,8 +256,9 @@ func TestKmapOccupancy(t *testing.T) {
 		args.OverSubscribed, args.Limited = 1, 4
 		return 0, nil
 	})
-	want := KmapOccupancy{
-		CPSlots: 24, CPMapped: 30, CPHeld: 2, SDMASlots: 16, SDMAMapped: 3, SDMAHeld: 1, OverSubscribed: true, Limited: 4,
+	want := KmapOccupancyArgs{
+		GPUID:   7,
+		CPSlots: 24, CPMapped: 30, CPHeld: 2, SDMASlots: 16, SDMAMapped: 3, SDMAHeld: 1, OverSubscribed: 1, Limited: 4,
 	}
 	if got, err := k.Occupancy(7); err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)

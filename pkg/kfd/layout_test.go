@@ -1,4 +1,4 @@
-package kfd
+package kfd_test
 
 import (
 	"bufio"
@@ -16,6 +16,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // To add a kernel: unpack the headers of its package somewhere, then
@@ -52,150 +55,149 @@ func arm[T any](name string, fields ...string) cStruct {
 }
 
 var cStructs = []cStruct{
-	{goType: reflect.TypeFor[GetVersionArgs](), name: "kfd_ioctl_get_version_args", fields: []string{"major_version", "minor_version"}},
-	{goType: reflect.TypeFor[SMIEventsArgs](), name: "kfd_ioctl_smi_events_args", fields: []string{"gpuid", "anon_fd"}},
-	{goType: reflect.TypeFor[RuntimeInfo](), name: "kfd_runtime_info", fields: []string{"r_debug", "runtime_state", "ttmp_setup"}},
-	{goType: reflect.TypeFor[CRIUArgs](), name: "kfd_ioctl_criu_args", fields: []string{
+	{goType: reflect.TypeFor[kfd.GetVersionArgs](), name: "kfd_ioctl_get_version_args", fields: []string{"major_version", "minor_version"}},
+	{goType: reflect.TypeFor[kfd.SMIEventsArgs](), name: "kfd_ioctl_smi_events_args", fields: []string{"gpuid", "anon_fd"}},
+	{goType: reflect.TypeFor[kfd.RuntimeInfo](), name: "kfd_runtime_info", fields: []string{"r_debug", "runtime_state", "ttmp_setup"}},
+	{goType: reflect.TypeFor[kfd.CRIUArgs](), name: "kfd_ioctl_criu_args", fields: []string{
 		"devices", "bos", "priv_data", "priv_data_size", "num_devices", "num_bos", "num_objects", "pid", "op",
 	}},
-	{goType: reflect.TypeFor[QueueSnapshotEntry](), name: "kfd_queue_snapshot_entry", fields: []string{
+	{goType: reflect.TypeFor[kfd.QueueSnapshotEntry](), name: "kfd_queue_snapshot_entry", fields: []string{
 		"exception_status", "ring_base_address", "write_pointer_address", "read_pointer_address", "ctx_save_restore_address",
 		"queue_id", "gpu_id", "ring_size", "queue_type", "ctx_save_restore_area_size", "reserved",
 	}},
-	{goType: reflect.TypeFor[DeviceInfoEntry](), name: "kfd_dbg_device_info_entry", fields: []string{
+	{goType: reflect.TypeFor[kfd.DeviceInfoEntry](), name: "kfd_dbg_device_info_entry", fields: []string{
 		"exception_status", "lds_base", "lds_limit", "scratch_base", "scratch_limit", "gpuvm_base", "gpuvm_limit",
 		"gpu_id", "location_id", "vendor_id", "device_id", "revision_id", "subsystem_vendor_id", "subsystem_device_id",
 		"fw_version", "gfx_target_version", "simd_count", "max_waves_per_simd", "array_count", "simd_arrays_per_engine",
 		"num_xcc", "capability", "debug_prop", "capability2", "pad",
 	}, since: 23, newer: 2},
-	{goType: reflect.TypeFor[CreateQueueArgs](), name: "kfd_ioctl_create_queue_args", fields: []string{
+	{goType: reflect.TypeFor[kfdabi.CreateQueueArgs](), name: "kfd_ioctl_create_queue_args", fields: []string{
 		"ring_base_address", "write_pointer_address", "read_pointer_address", "doorbell_offset", "ring_size", "gpu_id", "queue_type",
 		"queue_percentage", "queue_priority", "queue_id", "eop_buffer_address", "eop_buffer_size", "ctx_save_restore_address",
 		"ctx_save_restore_size", "ctl_stack_size", "sdma_engine_id", "metadata_ring_size",
 	}, since: 23, newer: 1},
-	{goType: reflect.TypeFor[DestroyQueueArgs](), name: "kfd_ioctl_destroy_queue_args", fields: []string{"queue_id", "pad"}},
-	{goType: reflect.TypeFor[UpdateQueueArgs](), name: "kfd_ioctl_update_queue_args", fields: []string{
+	{goType: reflect.TypeFor[kfdabi.DestroyQueueArgs](), name: "kfd_ioctl_destroy_queue_args", fields: []string{"queue_id", "pad"}},
+	{goType: reflect.TypeFor[kfdabi.UpdateQueueArgs](), name: "kfd_ioctl_update_queue_args", fields: []string{
 		"ring_base_address", "queue_id", "ring_size", "queue_percentage", "queue_priority",
 	}},
-	{goType: reflect.TypeFor[SetCUMaskArgs](), name: "kfd_ioctl_set_cu_mask_args", fields: []string{"queue_id", "num_cu_mask", "cu_mask_ptr"}},
-	{goType: reflect.TypeFor[AllocQueueGWSArgs](), name: "kfd_ioctl_alloc_queue_gws_args", fields: []string{"queue_id", "num_gws", "first_gws", "pad"}},
-	{goType: reflect.TypeFor[AcquireVMArgs](), name: "kfd_ioctl_acquire_vm_args", fields: []string{"drm_fd", "gpu_id"}},
-	{goType: reflect.TypeFor[ProcessAperturesNewArgs](), name: "kfd_ioctl_get_process_apertures_new_args", fields: []string{
+	{goType: reflect.TypeFor[kfdabi.SetCUMaskArgs](), name: "kfd_ioctl_set_cu_mask_args", fields: []string{"queue_id", "num_cu_mask", "cu_mask_ptr"}},
+	{goType: reflect.TypeFor[kfdabi.AllocQueueGWSArgs](), name: "kfd_ioctl_alloc_queue_gws_args", fields: []string{"queue_id", "num_gws", "first_gws", "pad"}},
+	{goType: reflect.TypeFor[kfdabi.AcquireVMArgs](), name: "kfd_ioctl_acquire_vm_args", fields: []string{"drm_fd", "gpu_id"}},
+	{goType: reflect.TypeFor[kfdabi.ProcessAperturesNewArgs](), name: "kfd_ioctl_get_process_apertures_new_args", fields: []string{
 		"kfd_process_device_apertures_ptr", "num_of_nodes", "pad",
 	}},
-	{goType: reflect.TypeFor[ProcessDeviceApertures](), name: "kfd_process_device_apertures", fields: []string{
+	{goType: reflect.TypeFor[kfdabi.ProcessDeviceApertures](), name: "kfd_process_device_apertures", fields: []string{
 		"lds_base", "lds_limit", "scratch_base", "scratch_limit", "gpuvm_base", "gpuvm_limit", "gpu_id", "pad",
 	}},
-	{goType: reflect.TypeFor[RuntimeEnableArgs](), name: "kfd_ioctl_runtime_enable_args", fields: []string{"r_debug", "mode_mask", "capabilities_mask"}},
-	{goType: reflect.TypeFor[ProfilerArgs](), name: "kfd_ioctl_profiler_args", fields: []string{"op", "pmc.gpu_id", "pmc.lock", "pmc.perfcount_enable"}, since: 23},
-	arm[TrapEnableArgs]("enable", "exception_mask", "rinfo_ptr", "rinfo_size", "dbg_fd"),
-	arm[TrapDisableArgs](""),
-	arm[TrapSendRuntimeEventArgs]("send_runtime_event", "exception_mask", "gpu_id", "queue_id"),
-	arm[TrapSetExceptionsEnabledArgs]("set_exceptions_enabled", "exception_mask"),
-	arm[TrapSuspendQueuesArgs]("suspend_queues", "exception_mask", "queue_array_ptr", "num_queues", "grace_period"),
-	arm[TrapResumeQueuesArgs]("resume_queues", "queue_array_ptr", "num_queues"),
-	arm[TrapSetWaveLaunchOverrideArgs]("launch_override", "override_mode", "enable_mask", "support_request_mask", "pad"),
-	arm[TrapSetWaveLaunchModeArgs]("launch_mode", "launch_mode", "pad"),
-	arm[TrapSetNodeAddressWatchArgs]("set_node_address_watch", "address", "mode", "mask", "gpu_id", "id"),
-	arm[TrapClearNodeAddressWatchArgs]("clear_node_address_watch", "gpu_id", "id"),
-	arm[TrapSetFlagsArgs]("set_flags", "flags", "pad"),
-	arm[TrapQueryDebugEventArgs]("query_debug_event", "exception_mask", "gpu_id", "queue_id"),
-	arm[TrapQueryExceptionInfoArgs]("query_exception_info", "info_ptr", "info_size", "source_id", "exception_code", "clear_exception"),
-	arm[TrapQueueSnapshotArgs]("queue_snapshot", "exception_mask", "snapshot_buf_ptr", "num_queues", "entry_size"),
-	arm[TrapDeviceSnapshotArgs]("device_snapshot", "exception_mask", "snapshot_buf_ptr", "num_devices", "entry_size"),
+	{goType: reflect.TypeFor[kfdabi.RuntimeEnableArgs](), name: "kfd_ioctl_runtime_enable_args", fields: []string{"r_debug", "mode_mask", "capabilities_mask"}},
+	{goType: reflect.TypeFor[kfdabi.ProfilerArgs](), name: "kfd_ioctl_profiler_args", fields: []string{"op", "pmc.gpu_id", "pmc.lock", "pmc.perfcount_enable"}, since: 23},
+	arm[kfd.TrapEnableArgs]("enable", "exception_mask", "rinfo_ptr", "rinfo_size", "dbg_fd"),
+	arm[kfd.TrapDisableArgs](""),
+	arm[kfd.TrapSendRuntimeEventArgs]("send_runtime_event", "exception_mask", "gpu_id", "queue_id"),
+	arm[kfd.TrapSetExceptionsEnabledArgs]("set_exceptions_enabled", "exception_mask"),
+	arm[kfd.TrapSuspendQueuesArgs]("suspend_queues", "exception_mask", "queue_array_ptr", "num_queues", "grace_period"),
+	arm[kfd.TrapResumeQueuesArgs]("resume_queues", "queue_array_ptr", "num_queues"),
+	arm[kfdabi.TrapSetWaveLaunchOverrideArgs]("launch_override", "override_mode", "enable_mask", "support_request_mask", "pad"),
+	arm[kfdabi.TrapSetWaveLaunchModeArgs]("launch_mode", "launch_mode", "pad"),
+	arm[kfdabi.TrapSetNodeAddressWatchArgs]("set_node_address_watch", "address", "mode", "mask", "gpu_id", "id"),
+	arm[kfdabi.TrapClearNodeAddressWatchArgs]("clear_node_address_watch", "gpu_id", "id"),
+	arm[kfdabi.TrapSetFlagsArgs]("set_flags", "flags", "pad"),
+	arm[kfd.TrapQueryDebugEventArgs]("query_debug_event", "exception_mask", "gpu_id", "queue_id"),
+	arm[kfd.TrapQueryExceptionInfoArgs]("query_exception_info", "info_ptr", "info_size", "source_id", "exception_code", "clear_exception"),
+	arm[kfd.TrapQueueSnapshotArgs]("queue_snapshot", "exception_mask", "snapshot_buf_ptr", "num_queues", "entry_size"),
+	arm[kfdabi.TrapDeviceSnapshotArgs]("device_snapshot", "exception_mask", "snapshot_buf_ptr", "num_devices", "entry_size"),
 }
 
 // cConstants are the C names of numbers, without the requests.
 var cConstants = map[string]uint64{
-	"EC_QUEUE_WAVE_ABORT":                                 uint64(ECQueueWaveAbort),
-	"EC_QUEUE_WAVE_TRAP":                                  uint64(ECQueueWaveTrap),
-	"EC_QUEUE_WAVE_MATH_ERROR":                            uint64(ECQueueWaveMathError),
-	"EC_QUEUE_WAVE_ILLEGAL_INSTRUCTION":                   uint64(ECQueueWaveIllegalInstruction),
-	"EC_QUEUE_WAVE_MEMORY_VIOLATION":                      uint64(ECQueueWaveMemoryViolation),
-	"EC_QUEUE_WAVE_APERTURE_VIOLATION":                    uint64(ECQueueWaveApertureViolation),
-	"EC_QUEUE_PACKET_DISPATCH_DIM_INVALID":                uint64(ECQueuePacketDispatchDimInvalid),
-	"EC_QUEUE_PACKET_DISPATCH_GROUP_SEGMENT_SIZE_INVALID": uint64(ECQueuePacketDispatchGroupSegmentSizeInvalid),
-	"EC_QUEUE_PACKET_DISPATCH_CODE_INVALID":               uint64(ECQueuePacketDispatchCodeInvalid),
-	"EC_QUEUE_PACKET_RESERVED":                            uint64(ECQueuePacketReserved),
-	"EC_QUEUE_PACKET_UNSUPPORTED":                         uint64(ECQueuePacketUnsupported),
-	"EC_QUEUE_PACKET_DISPATCH_WORK_GROUP_SIZE_INVALID":    uint64(ECQueuePacketDispatchWorkGroupSizeInvalid),
-	"EC_QUEUE_PACKET_DISPATCH_REGISTER_INVALID":           uint64(ECQueuePacketDispatchRegisterInvalid),
-	"EC_QUEUE_PACKET_VENDOR_UNSUPPORTED":                  uint64(ECQueuePacketVendorUnsupported),
-	"EC_QUEUE_PREEMPTION_ERROR":                           uint64(ECQueuePreemptionError),
-	"EC_QUEUE_NEW":                                        uint64(ECQueueNew),
-	"EC_DEVICE_QUEUE_DELETE":                              uint64(ECDeviceQueueDelete),
-	"EC_DEVICE_MEMORY_VIOLATION":                          uint64(ECDeviceMemoryViolation),
-	"EC_DEVICE_RAS_ERROR":                                 uint64(ECDeviceRASError),
-	"EC_DEVICE_FATAL_HALT":                                uint64(ECDeviceFatalHalt),
-	"EC_DEVICE_NEW":                                       uint64(ECDeviceNew),
-	"EC_PROCESS_RUNTIME":                                  uint64(ECProcessRuntime),
-	"EC_PROCESS_DEVICE_REMOVE":                            uint64(ECProcessDeviceRemove),
-	"KFD_EC_MASK_QUEUE":                                   uint64(ExceptionsOfQueue),
-	"KFD_EC_MASK_DEVICE":                                  uint64(ExceptionsOfDevice),
-	"KFD_EC_MASK_PROCESS":                                 uint64(ExceptionsOfProcess),
-	"KFD_EC_MASK_PACKET":                                  uint64(ExceptionsOfPacket),
-	"(__u32)KFD_DBG_QUEUE_ERROR_MASK":                     uint64(QueueErrorMask),
-	"(__u32)KFD_DBG_QUEUE_INVALID_MASK":                   uint64(QueueInvalidMask),
-	"DEBUG_RUNTIME_STATE_DISABLED":                        uint64(RuntimeDisabled),
-	"DEBUG_RUNTIME_STATE_ENABLED":                         uint64(RuntimeEnabled),
-	"DEBUG_RUNTIME_STATE_ENABLED_BUSY":                    uint64(RuntimeBusy),
-	"DEBUG_RUNTIME_STATE_ENABLED_ERROR":                   uint64(RuntimeFailed),
-	"KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK":                 uint64(RuntimeEnableModeEnable),
-	"KFD_RUNTIME_ENABLE_MODE_TTMP_SAVE_MASK":              uint64(RuntimeEnableModeTTMPSave),
-	"KFD_IOC_QUEUE_TYPE_COMPUTE":                          uint64(QueueTypeCompute),
-	"KFD_IOC_QUEUE_TYPE_SDMA":                             uint64(QueueTypeSDMA),
-	"KFD_IOC_QUEUE_TYPE_COMPUTE_AQL":                      uint64(QueueTypeComputeAQL),
-	"KFD_IOC_QUEUE_TYPE_SDMA_XGMI":                        uint64(QueueTypeSDMAXGMI),
-	"KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID":                   uint64(QueueTypeSDMAByEngID),
-	"KFD_SMI_EVENT_VMFAULT":                               uint64(SMIVMFault),
-	"KFD_SMI_EVENT_THERMAL_THROTTLE":                      uint64(SMIThermalThrottle),
-	"KFD_SMI_EVENT_GPU_PRE_RESET":                         uint64(SMIGPUPreReset),
-	"KFD_SMI_EVENT_GPU_POST_RESET":                        uint64(SMIGPUPostReset),
-	"KFD_SMI_EVENT_MIGRATE_START":                         uint64(SMIMigrateStart),
-	"KFD_SMI_EVENT_MIGRATE_END":                           uint64(SMIMigrateEnd),
-	"KFD_SMI_EVENT_PAGE_FAULT_START":                      uint64(SMIPageFaultStart),
-	"KFD_SMI_EVENT_PAGE_FAULT_END":                        uint64(SMIPageFaultEnd),
-	"KFD_SMI_EVENT_QUEUE_EVICTION":                        uint64(SMIQueueEviction),
-	"KFD_SMI_EVENT_QUEUE_RESTORE":                         uint64(SMIQueueRestore),
-	"KFD_SMI_EVENT_UNMAP_FROM_GPU":                        uint64(SMIUnmapFromGPU),
-	"KFD_SMI_EVENT_ALL_PROCESS":                           64,
-	"KFD_QUEUE_EVICTION_TRIGGER_SVM":                      uint64(TriggerSVM),
-	"KFD_QUEUE_EVICTION_TRIGGER_USERPTR":                  uint64(TriggerUserptr),
-	"KFD_QUEUE_EVICTION_TRIGGER_TTM":                      uint64(TriggerTTM),
-	"KFD_QUEUE_EVICTION_TRIGGER_SUSPEND":                  uint64(TriggerSuspend),
-	"KFD_QUEUE_EVICTION_CRIU_CHECKPOINT":                  uint64(TriggerCRIUCheckpoint),
-	"KFD_QUEUE_EVICTION_CRIU_RESTORE":                     uint64(TriggerCRIURestore),
+	"EC_QUEUE_WAVE_ABORT":                    uint64(kfd.ECQueueWaveAbort),
+	"EC_QUEUE_WAVE_TRAP":                     uint64(kfd.ECQueueWaveTrap),
+	"EC_QUEUE_WAVE_MEMORY_VIOLATION":         uint64(kfd.ECQueueWaveMemoryViolation),
+	"EC_QUEUE_NEW":                           uint64(kfd.ECQueueNew),
+	"EC_DEVICE_QUEUE_DELETE":                 uint64(kfd.ECDeviceQueueDelete),
+	"EC_DEVICE_MEMORY_VIOLATION":             uint64(kfd.ECDeviceMemoryViolation),
+	"EC_DEVICE_NEW":                          uint64(kfd.ECDeviceNew),
+	"EC_PROCESS_RUNTIME":                     uint64(kfd.ECProcessRuntime),
+	"EC_PROCESS_DEVICE_REMOVE":               uint64(kfd.ECProcessDeviceRemove),
+	"KFD_EC_MASK_QUEUE":                      uint64(kfd.ExceptionsOfQueue),
+	"KFD_EC_MASK_DEVICE":                     uint64(kfd.ExceptionsOfDevice),
+	"KFD_EC_MASK_PROCESS":                    uint64(kfd.ExceptionsOfProcess),
+	"(__u32)KFD_DBG_QUEUE_ERROR_MASK":        uint64(kfd.QueueErrorMask),
+	"(__u32)KFD_DBG_QUEUE_INVALID_MASK":      uint64(kfd.QueueInvalidMask),
+	"DEBUG_RUNTIME_STATE_DISABLED":           uint64(kfd.RuntimeDisabled),
+	"DEBUG_RUNTIME_STATE_ENABLED":            uint64(kfd.RuntimeEnabled),
+	"DEBUG_RUNTIME_STATE_ENABLED_BUSY":       uint64(kfd.RuntimeBusy),
+	"DEBUG_RUNTIME_STATE_ENABLED_ERROR":      uint64(kfd.RuntimeFailed),
+	"KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK":    uint64(kfdabi.RuntimeEnableModeEnable),
+	"KFD_RUNTIME_ENABLE_MODE_TTMP_SAVE_MASK": uint64(kfdabi.RuntimeEnableModeTTMPSave),
+	"KFD_IOC_QUEUE_TYPE_COMPUTE":             uint64(kfd.QueueTypeCompute),
+	"KFD_IOC_QUEUE_TYPE_SDMA":                uint64(kfd.QueueTypeSDMA),
+	"KFD_IOC_QUEUE_TYPE_COMPUTE_AQL":         uint64(kfd.QueueTypeComputeAQL),
+	"KFD_IOC_QUEUE_TYPE_SDMA_XGMI":           uint64(kfd.QueueTypeSDMAXGMI),
+	"KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID":      uint64(kfd.QueueTypeSDMAByEngID),
+	"KFD_SMI_EVENT_VMFAULT":                  uint64(kfd.SMIVMFault),
+	"KFD_SMI_EVENT_GPU_PRE_RESET":            uint64(kfd.SMIGPUPreReset),
+	"KFD_SMI_EVENT_GPU_POST_RESET":           uint64(kfd.SMIGPUPostReset),
+	"KFD_SMI_EVENT_QUEUE_EVICTION":           uint64(kfd.SMIQueueEviction),
+	"KFD_SMI_EVENT_QUEUE_RESTORE":            uint64(kfd.SMIQueueRestore),
+	"KFD_SMI_EVENT_ALL_PROCESS":              64,
+	"KFD_QUEUE_EVICTION_TRIGGER_SVM":         uint64(kfd.TriggerSVM),
+	"KFD_QUEUE_EVICTION_TRIGGER_USERPTR":     uint64(kfd.TriggerUserptr),
+	"KFD_QUEUE_EVICTION_TRIGGER_TTM":         uint64(kfd.TriggerTTM),
+	"KFD_QUEUE_EVICTION_TRIGGER_SUSPEND":     uint64(kfd.TriggerSuspend),
+	"KFD_QUEUE_EVICTION_CRIU_CHECKPOINT":     uint64(kfd.TriggerCRIUCheckpoint),
+	"KFD_QUEUE_EVICTION_CRIU_RESTORE":        uint64(kfd.TriggerCRIURestore),
 }
 
 // cConstantsOf72 were added between 6.12 and 7.2, like newRequests.
 var cConstantsOf72 = map[string]uint64{
-	"KFD_SMI_EVENT_PROCESS_START":  uint64(SMIProcessStart),
-	"KFD_SMI_EVENT_PROCESS_END":    uint64(SMIProcessEnd),
-	"KFD_IOC_PROFILER_PMC":         uint64(ProfilerPMC),
-	"KFD_IOC_PROFILER_VERSION":     uint64(ProfilerVersion),
-	"KFD_IOC_PROFILER_PTL_CONTROL": uint64(ProfilerPTLControl),
+	"KFD_SMI_EVENT_PROCESS_START":  uint64(kfd.SMIProcessStart),
+	"KFD_SMI_EVENT_PROCESS_END":    uint64(kfd.SMIProcessEnd),
+	"KFD_IOC_PROFILER_PMC":         uint64(kfdabi.ProfilerPMC),
+	"KFD_IOC_PROFILER_VERSION":     uint64(kfdabi.ProfilerVersion),
+	"KFD_IOC_PROFILER_PTL_CONTROL": uint64(kfdabi.ProfilerPTLControl),
 }
 
-var newRequests = []Request{ReqCreateProcess, ReqProfiler}
+var newRequests = []kfd.Request{kfd.ReqCreateProcess, kfd.ReqProfiler}
 
 // init adds the constants whose C names can be derived from ours.
 func init() {
-	for op, name := range trapOpNames {
-		cConstants["KFD_IOC_DBG_TRAP_"+name] = uint64(op)
+	for op := kfd.TrapEnable; op <= kfd.TrapGetDeviceSnapshot; op++ {
+		cConstants["KFD_IOC_DBG_TRAP_"+op.String()] = uint64(op)
 	}
-	for op := CRIUOpProcessInfo; op <= CRIUOpResume; op++ {
+	for op := kfd.CRIUOpProcessInfo; op <= kfd.CRIUOpResume; op++ {
 		cConstants["KFD_CRIU_OP_"+op.String()] = uint64(op)
 	}
 }
 
+// requests are those of /dev/kfd.
+var requests = []kfd.Request{
+	kfd.ReqGetVersion, kfd.ReqCreateQueue, kfd.ReqDestroyQueue, kfd.ReqSetMemoryPolicy, kfd.ReqGetClockCounters,
+	kfd.ReqGetProcessApertures, kfd.ReqUpdateQueue, kfd.ReqCreateEvent, kfd.ReqDestroyEvent, kfd.ReqSetEvent,
+	kfd.ReqResetEvent, kfd.ReqWaitEvents, kfd.ReqSetScratchBackingVA, kfd.ReqGetTileConfig, kfd.ReqSetTrapHandler,
+	kfd.ReqGetProcessAperturesNew, kfd.ReqAcquireVM, kfd.ReqAllocMemoryOfGPU, kfd.ReqFreeMemoryOfGPU,
+	kfd.ReqMapMemoryToGPU, kfd.ReqUnmapMemoryFromGPU, kfd.ReqSetCUMask, kfd.ReqGetQueueWaveState, kfd.ReqGetDmabufInfo,
+	kfd.ReqImportDmabuf, kfd.ReqAllocQueueGWS, kfd.ReqSMIEvents, kfd.ReqSVM, kfd.ReqSetXnackMode, kfd.ReqCRIUOp,
+	kfd.ReqAvailableMemory, kfd.ReqExportDmabuf, kfd.ReqRuntimeEnable, kfd.ReqDbgTrap, kfd.ReqCreateProcess, kfd.ReqProfiler,
+}
+
+// deviceInfoSize is the size of DeviceInfoEntry, to which 7.2 added two fields, at a minor version.
+func deviceInfoSize(minor int) uintptr {
+	size := reflect.TypeFor[kfd.DeviceInfoEntry]().Size()
+	if minor < 23 {
+		size -= 8
+	}
+	return size
+}
+
 // isNew reports whether a driver of 6.12 lacks r.
-func isNew(r Request) bool { return r == newRequests[0] || r == newRequests[1] }
+func isNew(r kfd.Request) bool { return r == newRequests[0] || r == newRequests[1] }
 
 // ours returns the layout of the Go code for a minor version, in the probe's form.
 func ours(t *testing.T, minor int) map[string]string {
 	t.Helper()
 	got := map[string]string{"version": fmt.Sprintf("1.%d", minor)}
-	p, warning, err := ProfileFor(Version{Major: 1, Minor: uint32(minor)})
+	_, warning, err := kfd.ProfileFor(kfd.Version{Major: 1, Minor: uint32(minor)})
 	if err != nil || warning != nil {
 		t.Fatalf("no profile for minor version %d: %v, %v", minor, warning, err)
 	}
@@ -204,8 +206,8 @@ func ours(t *testing.T, minor int) map[string]string {
 			continue
 		}
 		size := c.goType.Size()
-		if c.goType == reflect.TypeFor[DeviceInfoEntry]() {
-			size = uintptr(p.DeviceInfoSize)
+		if c.goType == reflect.TypeFor[kfd.DeviceInfoEntry]() {
+			size = deviceInfoSize(minor)
 		}
 		got["sizeof "+c.name] = strconv.Itoa(int(size))
 		names := c.names(minor)
@@ -220,7 +222,8 @@ func ours(t *testing.T, minor int) map[string]string {
 			t.Errorf("%v has no fields for %q", c.goType, names)
 		}
 	}
-	for req, name := range requestNames {
+	for _, req := range requests {
+		name := req.String()
 		if minor >= 23 || !isNew(req) {
 			got["request "+name] = fmt.Sprintf("%#x", uint32(req))
 		}
@@ -259,7 +262,8 @@ func probe(minor int) string {
 			line("offsetof "+c.name+" "+f, "%zu %zu", fmt.Sprintf("offsetof(struct %s, %s), sizeof(((struct %s *)0)->%s)", c.name, f, c.name, f))
 		}
 	}
-	for req, name := range requestNames {
+	for _, req := range requests {
+		name := req.String()
 		if minor >= 23 || !isNew(req) {
 			line("request "+name, "%#x", "(unsigned)AMDKFD_IOC_"+name)
 		}
@@ -334,7 +338,7 @@ func TestLayoutOfTheHeaderHere(t *testing.T) {
 	if drm := filepath.Join(*includeDir, "drm", "drm.h"); !exists(drm) {
 		t.Skipf("%s, which the header needs, is missing: only the golden files are compared", drm)
 	}
-	if _, warning, err := ProfileFor(Version{Major: 1, Minor: uint32(minor)}); warning != nil || err != nil {
+	if _, warning, err := kfd.ProfileFor(kfd.Version{Major: 1, Minor: uint32(minor)}); warning != nil || err != nil {
 		t.Skipf("%s is of version 1.%d, which has no profile: %v %v", header, minor, warning, err)
 	}
 	dir := t.TempDir()
@@ -405,9 +409,9 @@ func TestStructuresHaveOnlyFixedSizes(t *testing.T) {
 		case reflect.Uint32, reflect.Uint64:
 			return true
 		case reflect.Array:
-			return f.Elem() == reflect.TypeFor[ProcessDeviceApertures]() // checked here, too
+			return f.Elem() == reflect.TypeFor[kfdabi.ProcessDeviceApertures]() // checked here, too
 		default:
-			return f == reflect.TypeFor[Pointer]()
+			return f == reflect.TypeFor[kfd.Pointer]()
 		}
 	}
 	for _, c := range cStructs {
@@ -431,19 +435,19 @@ func TestStructuresHaveOnlyFixedSizes(t *testing.T) {
 }
 
 func TestRequestsCarryTheirStructures(t *testing.T) {
-	sizes := map[Request]uintptr{
-		ReqGetVersion:             reflect.TypeFor[GetVersionArgs]().Size(),
-		ReqCreateQueue:            reflect.TypeFor[CreateQueueArgs]().Size(),
-		ReqDestroyQueue:           reflect.TypeFor[DestroyQueueArgs]().Size(),
-		ReqUpdateQueue:            reflect.TypeFor[UpdateQueueArgs]().Size(),
-		ReqSetCUMask:              reflect.TypeFor[SetCUMaskArgs]().Size(),
-		ReqAllocQueueGWS:          reflect.TypeFor[AllocQueueGWSArgs]().Size(),
-		ReqAcquireVM:              reflect.TypeFor[AcquireVMArgs]().Size(),
-		ReqGetProcessAperturesNew: reflect.TypeFor[ProcessAperturesNewArgs]().Size(),
-		ReqRuntimeEnable:          reflect.TypeFor[RuntimeEnableArgs]().Size(),
-		ReqProfiler:               reflect.TypeFor[ProfilerArgs]().Size(),
-		ReqSMIEvents:              reflect.TypeFor[SMIEventsArgs]().Size(),
-		ReqCRIUOp:                 reflect.TypeFor[CRIUArgs]().Size(),
+	sizes := map[kfd.Request]uintptr{
+		kfd.ReqGetVersion:             reflect.TypeFor[kfd.GetVersionArgs]().Size(),
+		kfd.ReqCreateQueue:            reflect.TypeFor[kfdabi.CreateQueueArgs]().Size(),
+		kfd.ReqDestroyQueue:           reflect.TypeFor[kfdabi.DestroyQueueArgs]().Size(),
+		kfd.ReqUpdateQueue:            reflect.TypeFor[kfdabi.UpdateQueueArgs]().Size(),
+		kfd.ReqSetCUMask:              reflect.TypeFor[kfdabi.SetCUMaskArgs]().Size(),
+		kfd.ReqAllocQueueGWS:          reflect.TypeFor[kfdabi.AllocQueueGWSArgs]().Size(),
+		kfd.ReqAcquireVM:              reflect.TypeFor[kfdabi.AcquireVMArgs]().Size(),
+		kfd.ReqGetProcessAperturesNew: reflect.TypeFor[kfdabi.ProcessAperturesNewArgs]().Size(),
+		kfd.ReqRuntimeEnable:          reflect.TypeFor[kfdabi.RuntimeEnableArgs]().Size(),
+		kfd.ReqProfiler:               reflect.TypeFor[kfdabi.ProfilerArgs]().Size(),
+		kfd.ReqSMIEvents:              reflect.TypeFor[kfd.SMIEventsArgs]().Size(),
+		kfd.ReqCRIUOp:                 reflect.TypeFor[kfd.CRIUArgs]().Size(),
 	}
 	for req, size := range sizes {
 		if int(size) != req.Size() {
@@ -451,8 +455,8 @@ func TestRequestsCarryTheirStructures(t *testing.T) {
 		}
 	}
 	for _, c := range cStructs {
-		if c.name == "kfd_ioctl_dbg_trap_args" && int(c.goType.Size()) != ReqDbgTrap.Size() {
-			t.Errorf("%v has %d bytes, the driver copies %d", c.goType, c.goType.Size(), ReqDbgTrap.Size())
+		if c.name == "kfd_ioctl_dbg_trap_args" && int(c.goType.Size()) != kfd.ReqDbgTrap.Size() {
+			t.Errorf("%v has %d bytes, the driver copies %d", c.goType, c.goType.Size(), kfd.ReqDbgTrap.Size())
 		}
 	}
 }
@@ -477,16 +481,16 @@ func TestRequestTable(t *testing.T) {
 		0x23: {"AVAILABLE_MEMORY", rw, 16}, 0x24: {"EXPORT_DMABUF", rw, 16}, 0x25: {"RUNTIME_ENABLE", rw, 16},
 		0x26: {"DBG_TRAP", rw, 32}, 0x27: {"CREATE_PROCESS", none, 0}, 0x28: {"PROFILER", rw, 16},
 	}
-	if len(want) != len(requestNames) {
-		t.Errorf("%d requests are named, want %d", len(requestNames), len(want))
+	if len(want) != len(requests) {
+		t.Errorf("%d requests are named, want %d", len(requests), len(want))
 	}
 	for nr, c := range want {
-		req := Request(c.dir<<30 | c.size<<16 | 'K'<<8 | uint32(nr))
-		if got := req.String(); got != c.name || req.Number() != nr || req.Size() != int(c.size) {
+		req := kfd.Request(c.dir<<30 | c.size<<16 | 'K'<<8 | uint32(nr))
+		if got := req.String(); !slices.Contains(requests, req) || got != c.name || req.Number() != nr || req.Size() != int(c.size) {
 			t.Errorf("request %#x: %s, number %#x, %d bytes; want %s, %#x, %d", uint32(req), got, req.Number(), req.Size(), c.name, nr, c.size)
 		}
 	}
-	if got := Request(0x4bff).String(); got != "request(0x4bff)" {
+	if got := kfd.Request(0x4bff).String(); got != "request(0x4bff)" {
 		t.Errorf("a request without a name is %s", got)
 	}
 }

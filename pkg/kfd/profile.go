@@ -41,89 +41,35 @@ func (r PermissionRule) String() string {
 	return gpreempt.Word(r, "rule", "unknown", "thread", "process")
 }
 
-// Profile describes the behaviour of a line of drivers, where it matters to callers of
-// this package.
+// Profile is a line of drivers.
 type Profile struct {
 	// Name is the driver's kernel, or amd-dkms for AMD's own package.
 	Name string
-	// Version is the first interface version with this behaviour.
+	// Version is the first interface version of the line.
 	Version Version
 	// Permission is the rule in the source that the profile was read from. Stable releases
-	// changed it within one interface version: assume it until a result of
-	// Device.ProbePermissionRule. A caller that follows PermissionThread, the stricter one,
-	// is allowed under both.
+	// changed it within one interface version, 6.12.103 for one: it is only for people until a
+	// result of Device.ProbePermissionRule. A caller that follows PermissionThread, the stricter
+	// one, is allowed under both.
 	Permission PermissionRule
-	// DeviceInfoSize is sizeof(struct kfd_dbg_device_info_entry) in bytes.
-	DeviceInfoSize uint32
-	// SecondaryContexts: a process may have several KFD contexts, of which only the first
-	// can be debugged: EOPNOTSUPP for the others.
-	SecondaryContexts bool
 }
 
-// delta is one node of the tree of profiles: the changes from its parent.
-type delta struct {
-	name   string
-	parent string
-	minor  uint32
-	// through is the last minor version known to behave the same.
+// profiles are the known lines, the oldest first, each through a minor version. Versions
+// between them are unknown. A new version is a new row here and a layout file in testdata.
+var profiles = []struct {
+	Profile
 	through uint32
-	// backport marks a change within an interface version: only a probe, and not the
-	// version, distinguishes it from its parent.
-	backport bool
-	change   func(*Profile)
-}
-
-// tree holds every profile after its parent. A new version is a new node here and
-// a layout file in testdata.
-var tree = []delta{
-	{
-		// The first with DBG_TRAP in this form. Nothing that this package uses changed up
-		// to 1.16.
-		name: "6.5", minor: 13, through: 16,
-		change: func(p *Profile) {
-			p.Permission = PermissionThread
-			p.DeviceInfoSize = 120
-		},
-	},
-	{name: "6.12", parent: "6.5", minor: 17, through: 17, change: func(*Profile) {}},
-	{
-		name: "6.12.103", parent: "6.12", minor: 17, through: 17, backport: true,
-		change: func(p *Profile) { p.Permission = PermissionProcess },
-	},
-	{
-		// AMD's package reports 1.18 with 6.12's debug structures. Debugging may fail with
-		// EBUSY while its PC sampler is active.
-		// AMD's older packages, before 1.13, have a DBG_TRAP of another form under
-		// another number, and are refused.
-		name: "amd-dkms", parent: "6.12", minor: 18, through: 18, change: func(*Profile) {},
-	},
-	{
-		// 7.3 has the same version and the same headers. What it changed is nothing that this
-		// package depends on: see GraceMin.
-		name: "7.2", parent: "6.12.103", minor: 23, through: 23,
-		change: func(p *Profile) {
-			p.DeviceInfoSize = 128
-			p.SecondaryContexts = true
-		},
-	},
-}
-
-// profile builds the node named name from the root down.
-func profile(name string) Profile {
-	for _, d := range tree {
-		if d.name != name {
-			continue
-		}
-		var p Profile
-		if d.parent != "" {
-			p = profile(d.parent)
-		}
-		p.Name = d.name
-		p.Version = Version{Major: 1, Minor: d.minor}
-		d.change(&p)
-		return p
-	}
-	panic("kfd: unknown profile " + name) // an error in the tree
+}{
+	// The first with DBG_TRAP in this form. Nothing that this package uses changed up to 1.16.
+	{Profile{"6.5", Version{1, 13}, PermissionThread}, 16},
+	{Profile{"6.12", Version{1, 17}, PermissionThread}, 17},
+	// AMD's package reports 1.18 with 6.12's debug structures. Debugging may fail with EBUSY while
+	// its PC sampler is active. AMD's older packages, before 1.13, have a DBG_TRAP of another form
+	// under another number, and are refused.
+	{Profile{"amd-dkms", Version{1, 18}, PermissionThread}, 18},
+	// 7.3 has the same version and the same headers. What it changed is nothing that this package
+	// depends on: see GraceMin.
+	{Profile{"7.2", Version{1, 23}, PermissionProcess}, 23},
 }
 
 // UnknownMinor warns that a driver's version was not compared with this package. The
@@ -145,33 +91,16 @@ func ProfileFor(v Version) (Profile, *UnknownMinor, error) {
 	if v.Major != 1 {
 		return Profile{}, nil, fmt.Errorf("%w: version %v; 1.13 and later minor versions of 1 are supported", ErrVersion, v)
 	}
-	var best *delta
-	for i := range tree {
-		if d := &tree[i]; !d.backport && d.minor <= v.Minor {
-			best = d
-		}
+	n := len(profiles) - 1
+	for n >= 0 && profiles[n].Version.Minor > v.Minor {
+		n--
 	}
-	if best == nil {
+	if n < 0 {
 		return Profile{}, nil, fmt.Errorf("%w: version %v cannot suspend queues; that needs 1.13 (Linux 6.5, or an AMD driver package of that age)", ErrVersion, v)
 	}
-	if v.Minor > best.through {
-		return profile(best.name), &UnknownMinor{Driver: v, Profile: best.name}, nil
+	p := profiles[n]
+	if v.Minor > p.through {
+		return p.Profile, &UnknownMinor{Driver: v, Profile: p.Name}, nil
 	}
-	return profile(best.name), nil, nil
-}
-
-// WithPermission returns the profile for a driver that follows rule r: that of the
-// backport, if it is known, and otherwise p with the rule changed. PermissionUnknown
-// changes nothing.
-func (p Profile) WithPermission(r PermissionRule) Profile {
-	if r == PermissionUnknown || r == p.Permission {
-		return p
-	}
-	for _, d := range tree {
-		if d.backport && d.parent == p.Name && profile(d.name).Permission == r {
-			return profile(d.name)
-		}
-	}
-	p.Permission = r
-	return p
+	return p.Profile, nil, nil
 }

@@ -223,22 +223,23 @@ func TestShortEntriesLeaveTheRestZero(t *testing.T) {
 	}
 }
 
-func TestDeviceSnapshotHasTheStrideOfTheProfile(t *testing.T) {
+// A driver before 7.2 fills less of an entry.
+func TestDeviceSnapshotOfEachDriver(t *testing.T) {
 	gpus := []DeviceInfoEntry{{GPUID: 0x8a31, DebugProp: 1, Capability2: 7}, {GPUID: 5, NumXCC: 8, Capability2: 9}}
-	for minor, capability2 := range map[uint32]bool{17: false, 23: true} {
+	for minor, filled := range map[uint32]uint32{17: 120, 23: 128} {
 		d := open(t, minor, func(_ Request, arg Pointer) (uintptr, error) {
-			a := As[TrapDeviceSnapshotArgs](arg)
-			buf := SliceAt[byte](a.SnapshotBufPtr, int(a.NumDevices*a.EntrySize))
+			a := As[TrapQueueSnapshotArgs](arg)
+			buf := SliceAt[byte](a.SnapshotBufPtr, int(a.NumQueues*a.EntrySize))
 			for i := range gpus {
-				copy(buf[i*int(a.EntrySize):][:a.EntrySize], bytesOf(&gpus[i]))
+				copy(buf[i*int(a.EntrySize):][:filled], bytesOf(&gpus[i]))
 			}
-			a.NumDevices = uint32(len(gpus))
+			a.NumQueues, a.EntrySize = uint32(len(gpus)), filled
 			return 0, nil
 		})
 		got, err := d.DeviceSnapshot(42, 0)
 		want := slices.Clone(gpus)
 		for i := range want {
-			if !capability2 {
+			if filled < 128 {
 				want[i].Capability2 = 0
 			}
 		}
@@ -249,10 +250,11 @@ func TestDeviceSnapshotHasTheStrideOfTheProfile(t *testing.T) {
 }
 
 func TestSnapshotsThatCannotBe(t *testing.T) {
-	for name, a := range map[string]answer{
+	const entrySize = 64
+	for name, a := range map[string]struct{ total, filled uint32 }{
 		"nothing filled":   {total: 1},
-		"more than stride": {total: 1, filled: queueEntrySize + 1},
-		"too many":         {total: maxEntries + 1, filled: queueEntrySize},
+		"more than stride": {total: 1, filled: entrySize + 1},
+		"too many":         {total: maxEntries + 1, filled: entrySize},
 	} {
 		calls := 0
 		d := open(t, 17, func(_ Request, arg Pointer) (uintptr, error) {
@@ -273,20 +275,21 @@ func FuzzDecodeEntries(f *testing.F) {
 	f.Add(make([]byte, 128), uint32(9), uint32(56))
 	f.Add([]byte{}, uint32(1), uint32(0))
 	f.Add(make([]byte, 64), uint32(0xffffffff), uint32(65))
+	const entrySize = 64
 	f.Fuzz(func(t *testing.T, buf []byte, total, filled uint32) {
-		entries, err := decodeEntries[QueueSnapshotEntry](buf, answer{total: total, filled: filled}, queueEntrySize)
+		entries, err := decodeEntries[QueueSnapshotEntry](buf, int(total), int(filled))
 		if err != nil {
 			if entries != nil {
 				t.Errorf("%d entries and error %v", len(entries), err)
 			}
 			return
 		}
-		if want := min(int(total), len(buf)/int(queueEntrySize)); len(entries) != want {
+		if want := min(int(total), len(buf)/entrySize); len(entries) != want {
 			t.Errorf("%d entries, want %d", len(entries), want)
 		}
 		for i := range entries {
 			b := bytesOf(&entries[i])
-			if diff := cmp.Diff(buf[i*int(queueEntrySize):][:filled], b[:filled]); diff != "" || !allZero(b[filled:]) {
+			if diff := cmp.Diff(buf[i*entrySize:][:filled], b[:filled]); diff != "" || !allZero(b[filled:]) {
 				t.Errorf("entry %d: %x after %d bytes (-want +got):\n%s", i, b[filled:], filled, diff)
 			}
 		}

@@ -49,44 +49,15 @@ const (
 	ReqProfiler      Request = 0xC0104B28
 )
 
-// requestNames has the names of the header without AMDKFD_IOC_.
-var requestNames = map[Request]string{
-	ReqGetVersion:             "GET_VERSION",
-	ReqCreateQueue:            "CREATE_QUEUE",
-	ReqDestroyQueue:           "DESTROY_QUEUE",
-	ReqSetMemoryPolicy:        "SET_MEMORY_POLICY",
-	ReqGetClockCounters:       "GET_CLOCK_COUNTERS",
-	ReqGetProcessApertures:    "GET_PROCESS_APERTURES",
-	ReqUpdateQueue:            "UPDATE_QUEUE",
-	ReqCreateEvent:            "CREATE_EVENT",
-	ReqDestroyEvent:           "DESTROY_EVENT",
-	ReqSetEvent:               "SET_EVENT",
-	ReqResetEvent:             "RESET_EVENT",
-	ReqWaitEvents:             "WAIT_EVENTS",
-	ReqSetScratchBackingVA:    "SET_SCRATCH_BACKING_VA",
-	ReqGetTileConfig:          "GET_TILE_CONFIG",
-	ReqSetTrapHandler:         "SET_TRAP_HANDLER",
-	ReqGetProcessAperturesNew: "GET_PROCESS_APERTURES_NEW",
-	ReqAcquireVM:              "ACQUIRE_VM",
-	ReqAllocMemoryOfGPU:       "ALLOC_MEMORY_OF_GPU",
-	ReqFreeMemoryOfGPU:        "FREE_MEMORY_OF_GPU",
-	ReqMapMemoryToGPU:         "MAP_MEMORY_TO_GPU",
-	ReqUnmapMemoryFromGPU:     "UNMAP_MEMORY_FROM_GPU",
-	ReqSetCUMask:              "SET_CU_MASK",
-	ReqGetQueueWaveState:      "GET_QUEUE_WAVE_STATE",
-	ReqGetDmabufInfo:          "GET_DMABUF_INFO",
-	ReqImportDmabuf:           "IMPORT_DMABUF",
-	ReqAllocQueueGWS:          "ALLOC_QUEUE_GWS",
-	ReqSMIEvents:              "SMI_EVENTS",
-	ReqSVM:                    "SVM",
-	ReqSetXnackMode:           "SET_XNACK_MODE",
-	ReqCRIUOp:                 "CRIU_OP",
-	ReqAvailableMemory:        "AVAILABLE_MEMORY",
-	ReqExportDmabuf:           "EXPORT_DMABUF",
-	ReqRuntimeEnable:          "RUNTIME_ENABLE",
-	ReqDbgTrap:                "DBG_TRAP",
-	ReqCreateProcess:          "CREATE_PROCESS",
-	ReqProfiler:               "PROFILER",
+// requestNames has the names of the header without AMDKFD_IOC_, by number.
+var requestNames = [...]string{
+	0x01: "GET_VERSION", "CREATE_QUEUE", "DESTROY_QUEUE", "SET_MEMORY_POLICY", "GET_CLOCK_COUNTERS", "GET_PROCESS_APERTURES",
+	0x07: "UPDATE_QUEUE", "CREATE_EVENT", "DESTROY_EVENT", "SET_EVENT", "RESET_EVENT", "WAIT_EVENTS",
+	0x11: "SET_SCRATCH_BACKING_VA", "GET_TILE_CONFIG", "SET_TRAP_HANDLER", "GET_PROCESS_APERTURES_NEW", "ACQUIRE_VM",
+	0x16: "ALLOC_MEMORY_OF_GPU", "FREE_MEMORY_OF_GPU", "MAP_MEMORY_TO_GPU", "UNMAP_MEMORY_FROM_GPU",
+	0x1A: "SET_CU_MASK", "GET_QUEUE_WAVE_STATE", "GET_DMABUF_INFO", "IMPORT_DMABUF", "ALLOC_QUEUE_GWS", "SMI_EVENTS",
+	0x20: "SVM", "SET_XNACK_MODE", "CRIU_OP", "AVAILABLE_MEMORY", "EXPORT_DMABUF", "RUNTIME_ENABLE", "DBG_TRAP",
+	0x27: "CREATE_PROCESS", "PROFILER",
 }
 
 // Number returns the part by which the driver selects the handler.
@@ -97,11 +68,12 @@ func (r Request) Size() int { return int(r >> 16 & 0x3fff) }
 
 // String returns the header's name without AMDKFD_IOC_ or KFD_.
 func (r Request) String() string {
-	if name, ok := requestNames[r]; ok {
-		return name
-	}
-	if name, ok := kmapRequestNames[r]; ok {
-		return name
+	n := int(r.Number())
+	switch kind := r >> 8 & 0xff; {
+	case kind == 'K' && n < len(requestNames) && requestNames[n] != "":
+		return requestNames[n]
+	case kind == kmapKind && n < len(kmapRequestNames):
+		return kmapRequestNames[n]
 	}
 	return fmt.Sprintf("request(%#x)", uint32(r))
 }

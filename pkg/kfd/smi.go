@@ -16,19 +16,13 @@ import (
 // SMIEventID is enum kfd_smi_event of kfd_ioctl.h.
 type SMIEventID uint32
 
-// The events.
+// The events that this project names.
 const (
-	SMIVMFault         SMIEventID = 1
-	SMIThermalThrottle SMIEventID = 2
-	SMIGPUPreReset     SMIEventID = 3
-	SMIGPUPostReset    SMIEventID = 4
-	SMIMigrateStart    SMIEventID = 5
-	SMIMigrateEnd      SMIEventID = 6
-	SMIPageFaultStart  SMIEventID = 7
-	SMIPageFaultEnd    SMIEventID = 8
-	SMIQueueEviction   SMIEventID = 9
-	SMIQueueRestore    SMIEventID = 10
-	SMIUnmapFromGPU    SMIEventID = 11
+	SMIVMFault       SMIEventID = 1
+	SMIGPUPreReset   SMIEventID = 3
+	SMIGPUPostReset  SMIEventID = 4
+	SMIQueueEviction SMIEventID = 9
+	SMIQueueRestore  SMIEventID = 10
 	// SMIProcessStart and SMIProcessEnd came between 6.12 and 7.2.
 	SMIProcessStart SMIEventID = 12
 	SMIProcessEnd   SMIEventID = 13

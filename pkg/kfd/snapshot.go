@@ -14,9 +14,6 @@ const (
 	maxEntries = 4 * MaxQueues
 )
 
-// queueEntrySize is the bytes from one entry to the next.
-var queueEntrySize = uint32(len(bytesOf(new(QueueSnapshotEntry))))
-
 // Snapshot returns the queues of pid, the newest first, and clears the exceptions in
 // clearMask on each of them (pqm_get_queue_snapshot). ExceptionStatus of an entry has the
 // exceptions before that. A queue can be suspended after ECQueueNew was cleared.
@@ -28,118 +25,88 @@ var queueEntrySize = uint32(len(bytesOf(new(QueueSnapshotEntry))))
 // an impossible result, or queues that are created faster than they can be listed. Other
 // errors are at [Error].
 func (d *Device) Snapshot(pid int32, clearMask ExceptionMask) ([]QueueSnapshotEntry, error) {
-	cleared := map[uint32]ExceptionMask{}
-	entries, err := grow(func(room int) (buf []byte, a answer, err error) {
-		buf = make([]byte, room*int(queueEntrySize))
-		err = once(clearMask != 0, func() (err error) {
-			a, err = d.queueSnapshot(pid, clearMask, buf)
-			return err
-		})
-		return buf, a, err
-	}, queueEntrySize, func(e *QueueSnapshotEntry) {
-		cleared[e.QueueID] |= e.ExceptionStatus & clearMask
+	entries, err := list(d, pid, TrapGetQueueSnapshot, clearMask, func(e *QueueSnapshotEntry) (uint32, *ExceptionMask) {
+		return e.QueueID, &e.ExceptionStatus
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the queues of process %d: %w", pid, err)
 	}
-	for i := range entries {
-		entries[i].ExceptionStatus |= cleared[entries[i].QueueID]
-	}
 	return entries, nil
-}
-
-// queueSnapshot makes one GET_QUEUE_SNAPSHOT call for as many queues as fit buf. If buf is
-// empty the queues are only counted.
-func (d *Device) queueSnapshot(pid int32, clearMask ExceptionMask, buf []byte) (answer, error) {
-	args := TrapQueueSnapshotArgs{
-		PID:            uint32(pid),
-		Op:             TrapGetQueueSnapshot,
-		ExceptionMask:  clearMask,
-		SnapshotBufPtr: PointerToSlice(buf),
-		NumQueues:      uint32(len(buf)) / queueEntrySize,
-		EntrySize:      queueEntrySize,
-	}
-	_, err := d.trap(pid, TrapGetQueueSnapshot, PointerTo(&args))
-	return answer{total: args.NumQueues, filled: args.EntrySize}, err
 }
 
 // DeviceSnapshot returns the GPU nodes that pid can use, in the driver's order, and clears
 // the exceptions in clearMask on each of them (kfd_dbg_trap_device_snapshot). The
 // description of Snapshot applies, by GPUID.
 func (d *Device) DeviceSnapshot(pid int32, clearMask ExceptionMask) ([]DeviceInfoEntry, error) {
-	stride := d.profile.DeviceInfoSize
-	cleared := map[uint32]ExceptionMask{}
-	entries, err := grow(func(room int) (buf []byte, a answer, err error) {
-		buf = make([]byte, room*int(stride))
-		err = once(clearMask != 0, func() error {
-			args := TrapDeviceSnapshotArgs{
-				PID:            uint32(pid),
-				Op:             TrapGetDeviceSnapshot,
-				ExceptionMask:  clearMask,
-				SnapshotBufPtr: PointerToSlice(buf),
-				NumDevices:     uint32(room),
-				EntrySize:      stride,
-			}
-			_, err := d.trap(pid, TrapGetDeviceSnapshot, PointerTo(&args))
-			a = answer{total: args.NumDevices, filled: args.EntrySize}
-			return err
-		})
-		return buf, a, err
-	}, stride, func(e *DeviceInfoEntry) {
-		cleared[e.GPUID] |= e.ExceptionStatus & clearMask
+	entries, err := list(d, pid, TrapGetDeviceSnapshot, clearMask, func(e *DeviceInfoEntry) (uint32, *ExceptionMask) {
+		return e.GPUID, &e.ExceptionStatus
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the GPUs of process %d: %w", pid, err)
 	}
-	for i := range entries {
-		entries[i].ExceptionStatus |= cleared[entries[i].GPUID]
-	}
 	return entries, nil
 }
 
-// answer is the result of a snapshot call: the number of entries, including those that did
-// not fit, and the bytes that the driver filled in each.
-type answer struct {
-	total  uint32
-	filled uint32
+// snapshot makes one GET_QUEUE_SNAPSHOT or GET_DEVICE_SNAPSHOT call, whose structures are the
+// same, for as many entries as fit buf. It returns the number of entries, including those that
+// did not fit, and the bytes that the driver filled in each. If buf is empty they are only counted.
+func (d *Device) snapshot(pid int32, op TrapOp, clearMask ExceptionMask, buf []byte, stride int) (total, filled int, err error) {
+	var args TrapQueueSnapshotArgs
+	err = once(clearMask != 0, func() error {
+		args = TrapQueueSnapshotArgs{
+			PID: uint32(pid), Op: op, ExceptionMask: clearMask,
+			SnapshotBufPtr: PointerToSlice(buf), NumQueues: uint32(len(buf) / stride), EntrySize: uint32(stride),
+		}
+		_, err := d.trap(pid, op, PointerTo(&args))
+		return err
+	})
+	return int(args.NumQueues), int(args.EntrySize), err
 }
 
-// grow takes snapshots until one is complete, and calls partial with the entries of the
-// others. Entries are stride bytes apart, independent of how many the driver fills.
-func grow[T QueueSnapshotEntry | DeviceInfoEntry](
-	take func(room int) (buf []byte, a answer, err error), stride uint32, partial func(*T),
+// list takes snapshots until one is complete. of returns the id of an entry and its exceptions,
+// to which those are added that the earlier snapshots cleared.
+func list[T QueueSnapshotEntry | DeviceInfoEntry](
+	d *Device, pid int32, op TrapOp, clearMask ExceptionMask, of func(*T) (id uint32, raised *ExceptionMask),
 ) ([]T, error) {
+	stride := len(bytesOf(new(T)))
+	cleared := map[uint32]ExceptionMask{}
 	room := firstRoom
 	for range maxAttempts {
-		buf, a, err := take(room)
+		buf := make([]byte, room*stride)
+		total, filled, err := d.snapshot(pid, op, clearMask, buf, stride)
 		if err != nil {
 			return nil, err
 		}
-		entries, err := decodeEntries[T](buf, a, stride)
-		if err != nil || int(a.total) <= room {
-			return entries, err
+		entries, err := decodeEntries[T](buf, total, filled)
+		if err != nil {
+			return nil, err
 		}
 		for i := range entries {
-			partial(&entries[i])
+			id, raised := of(&entries[i])
+			*raised |= cleared[id]
+			cleared[id] = *raised & clearMask
 		}
-		room = int(a.total) + spareRoom
+		if total <= room {
+			return entries, nil
+		}
+		room = total + spareRoom
 	}
 	return nil, fmt.Errorf("%w: the list grew at each of %d attempts", ErrInconsistent, maxAttempts)
 }
 
-// decodeEntries returns the entries in buf. Bytes of an entry that the driver did not fill
-// are zero.
-func decodeEntries[T QueueSnapshotEntry | DeviceInfoEntry](buf []byte, a answer, stride uint32) ([]T, error) {
+// decodeEntries returns the entries in buf, of the driver's total, that have one T after the
+// other. Bytes of an entry that the driver did not fill are zero.
+func decodeEntries[T QueueSnapshotEntry | DeviceInfoEntry](buf []byte, total, filled int) ([]T, error) {
+	stride := len(bytesOf(new(T)))
 	switch {
-	case a.total > maxEntries:
-		return nil, fmt.Errorf("%w: a list of %d entries", ErrInconsistent, a.total)
-	case a.filled == 0 || a.filled > stride:
-		return nil, fmt.Errorf("%w: it filled %d bytes of %d", ErrInconsistent, a.filled, stride)
+	case total > maxEntries:
+		return nil, fmt.Errorf("%w: a list of %d entries", ErrInconsistent, total)
+	case filled == 0 || filled > stride:
+		return nil, fmt.Errorf("%w: it filled %d bytes of %d", ErrInconsistent, filled, stride)
 	}
-	entries := make([]T, min(int(a.total), len(buf)/int(stride)))
+	entries := make([]T, min(total, len(buf)/stride))
 	for i := range entries {
-		at := i * int(stride)
-		copy(bytesOf(&entries[i]), buf[at:at+int(a.filled)])
+		copy(bytesOf(&entries[i]), buf[i*stride:][:filled])
 	}
 	return entries, nil
 }

@@ -91,18 +91,20 @@ const (
 	CauseLinger     Cause = "linger"
 	CauseLingerOver Cause = "linger-over"
 	CauseShareFloor Cause = "share-floor"
-	// CauseHQDBudget is on an idle target that the HQD budget parks, CauseHQDBusy on one that
-	// is resumed because it has work, and CauseHQDRoom because there is room for it again.
-	CauseHQDBudget  Cause = "hqd-budget"
-	CauseHQDBusy    Cause = "hqd-busy"
-	CauseHQDRoom    Cause = "hqd-room"
+	// CauseHQDBudget is on an idle target that is suspended to keep hardware slots free,
+	// CauseHQDBusy on one that is resumed because it has work, and CauseHQDRoom because there is
+	// room for it again.
+	CauseHQDBudget Cause = "hqd-budget"
+	CauseHQDBusy   Cause = "hqd-busy"
+	CauseHQDRoom   Cause = "hqd-room"
+	// CausePinOver is on a target that an admin has had suspended for long enough.
+	CausePinOver    Cause = "pin-over"
 	CauseMaxSuspend Cause = "max-suspend"
 	CauseClass      Cause = "class-changed"
 	CauseHold       Cause = "hold"
 	CausePolicy     Cause = "policy"
 	CauseDrain      Cause = "drain"
 	CauseBreaker    Cause = "breaker-open"
-	CauseGang       Cause = "gang"
 	CauseFailed     Cause = "failed"
 	CauseHardware   Cause = "hardware-error"
 	// CauseStuck is on a target whose own process holds the lock that an action on it
@@ -171,7 +173,6 @@ type Record struct {
 	Took time.Duration
 	// Trace is set for a new lease whose client sent it. It is not changed afterwards.
 	Trace *TraceContext
-	// GPUs are those that a new lease covers; none for an order by hand. They are not
-	// changed afterwards.
+	// GPUs are those that a new lease covers. They are not changed afterwards.
 	GPUs []gpreempt.GPUID
 }

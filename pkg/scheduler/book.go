@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -146,25 +145,20 @@ func remove(leases []*lease, l *lease) []*lease {
 
 // room returns an error when the limits leave no room for another lease of a client.
 func (b *book) room(id ClientID, user UserID) error {
+	full := func(reason gpreempt.Reason, what string, n int) error {
+		return &Refusal{Reason: reason, What: what, Value: int64(n), Limit: int64(n)}
+	}
 	if cl := b.clients[id]; !id.IsAdmin() && cl != nil && len(cl.leases) >= b.limits.LeasesPerClient {
-		return &gpreempt.Error{
-			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerClient,
-			Message: fmt.Sprintf("this client holds %d leases, which is its limit", len(cl.leases)),
-			Next:    "complete some",
-		}
+		return full(gpreempt.ReasonLeasesPerClient, "client", len(cl.leases))
 	}
 	if n := b.perUser[user]; !id.IsAdmin() && n >= max(b.limits.LeasesPerUser, b.limits.LeasesPerClient) {
-		return &gpreempt.Error{
-			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerUser,
-			Message: fmt.Sprintf("the processes of this user hold %d leases together, which is their limit", n),
-			Next:    "complete some, or raise limits.leases_per_user",
-		}
+		return full(gpreempt.ReasonLeasesPerUser, "user", n)
 	}
 	live := 0 // of the admins
 	if admins := b.clients[ClientID{}]; admins != nil {
 		live = len(admins.leases)
 	}
-	of, most := "the admins", b.limits.LeasesTotal
+	of, most := "admins", b.limits.LeasesTotal
 	if !id.IsAdmin() {
 		live, of = len(b.leases)-live, "clients"
 		// The last tenth is for users with few leases.
@@ -173,11 +167,7 @@ func (b *book) room(id ClientID, user UserID) error {
 		}
 	}
 	if live >= most {
-		return &gpreempt.Error{
-			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesTotal,
-			Message: fmt.Sprintf("%d leases of %s are live on this host, which is the limit", live, of),
-			Next:    "see their owners with gpctl lease list",
-		}
+		return full(gpreempt.ReasonLeasesTotal, of, live)
 	}
 	return nil
 }
@@ -201,16 +191,12 @@ func (b *book) sameRequest(id LeaseID, req LeaseRequested) error {
 	if same && equalRequests(first, req) {
 		return nil
 	}
-	return &gpreempt.Error{
-		Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonRequestIDReused,
-		Message: fmt.Sprintf("request_id %q was used by another announcement of this client", req.RequestID),
-		Next:    "use a new id for each announcement and the same one only to retry it unchanged",
-	}
+	return &Refusal{Reason: gpreempt.ReasonRequestIDReused, What: req.RequestID}
 }
 
 func equalRequests(a, b LeaseRequested) bool {
 	return a.Client == b.Client && a.User == b.User && a.Priority == b.Priority && a.TTL == b.TTL && a.MaxWait == b.MaxWait && a.ETA == b.ETA &&
-		a.OnIdle == b.OnIdle && a.Target == b.Target
+		a.OnIdle == b.OnIdle
 }
 
 // Answered returns the answer to a lease, also after it ended; ok is false while there is
@@ -236,7 +222,7 @@ func (b *book) Ended(id LeaseID) (end LeaseEnd, lived time.Duration, ok bool) {
 }
 
 // Owned checks that a lease is known and that the client may act on it; an admin may
-// act on any. Errors are *gpreempt.Error.
+// act on any. Errors are *Refusal.
 func (b *book) Owned(client ClientID, id LeaseID) error {
 	var owner ClientID
 	if l := b.leases[id]; l != nil {
@@ -244,14 +230,12 @@ func (b *book) Owned(client ClientID, id LeaseID) error {
 	} else if at, ok := b.endedByID[id]; ok {
 		owner = b.ended[at].req.Client
 	} else {
-		return UnknownLease()
+		return errUnknownLease
 	}
 	if !client.IsAdmin() && client != owner {
-		return &gpreempt.Error{
-			Code: gpreempt.CodePermissionDenied, Reason: gpreempt.ReasonForeignLease,
-			Message: "the lease belongs to another process",
-			Next:    "only the process that announced it may complete or renew it; an admin may use gpctl lease release",
-		}
+		return &Refusal{Reason: gpreempt.ReasonForeignLease}
 	}
 	return nil
 }
+
+var errUnknownLease = &Refusal{Reason: gpreempt.ReasonUnknownLease}

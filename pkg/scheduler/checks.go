@@ -7,20 +7,20 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// verdict is whether a gang should be off the GPUs, and why.
+// verdict is whether a job should be off the GPUs, and why.
 type verdict struct {
 	suspend bool
 	cause   Cause
 }
 
-// check is one reason why a gang runs or is suspended.
+// check is one reason why a job runs or is suspended.
 type check struct {
 	name string
 	// suspend is what the check asks for.
 	suspend bool
-	// cause returns why the gang has to run or be suspended now; "" when the check does
+	// cause returns why the job has to run or be suspended now; "" when the check does
 	// not apply to it.
-	cause func(*Core, *gang) Cause
+	cause func(*Core, *job) Cause
 }
 
 // The names of the checks.
@@ -29,54 +29,52 @@ const (
 	CheckQuarantine = "quarantine"
 	CheckDrain      = "drain"
 	CheckBreaker    = "breaker"
-	CheckHold       = "hold"
+	CheckPinRun     = "pinned to run"
 	CheckMustRun    = "share floor and max_suspend"
 	// CheckMechanism is the first check of what a mechanism, a lease and an admin can do.
-	CheckMechanism = "mechanism"
-	CheckByHand    = "order by hand"
-	CheckLease     = "lease"
-	CheckLinger    = "linger"
-	// CheckHQDBudget is left out of explanations while there is no budget.
-	CheckHQDBudget = "HQD budget"
-	CheckOtherwise = "otherwise"
+	CheckMechanism  = "mechanism"
+	CheckPinSuspend = "pinned to suspend"
+	CheckLease      = "lease"
+	CheckLinger     = "linger"
+	CheckOtherwise  = "otherwise"
 )
 
-// checks are what decides about a gang: the first that applies. Nothing else does.
+// checks are what decides about a job: the first that applies. Nothing else does.
 var checks = []check{
-	{CheckClass, false, func(_ *Core, g *gang) Cause {
-		return when(g.any(func(t *target) bool { return t.class != gpreempt.Offline }), CauseClass)
+	{CheckClass, false, func(_ *Core, j *job) Cause {
+		return when(j.any(func(t *target) bool { return t.Class != gpreempt.Offline }), CauseClass)
 	}},
-	{CheckQuarantine, false, func(c *Core, g *gang) Cause {
-		until, cause := g.quarantine()
+	{CheckQuarantine, false, func(c *Core, j *job) Cause {
+		until, cause := j.quarantine()
 		return when(c.now < until, cause)
 	}},
-	{CheckDrain, false, func(c *Core, _ *gang) Cause { return when(c.draining, CauseDrain) }},
-	{CheckBreaker, false, func(_ *Core, g *gang) Cause {
-		return when(slices.ContainsFunc(g.gpus, func(u *gpu) bool { return u.breakerOpen }), CauseBreaker)
+	{CheckDrain, false, func(c *Core, _ *job) Cause { return when(c.draining, CauseDrain) }},
+	{CheckBreaker, false, func(_ *Core, j *job) Cause {
+		return when(slices.ContainsFunc(j.gpus, func(u *gpu) bool { return u.breakerOpen }), CauseBreaker)
 	}},
-	{CheckHold, false, func(c *Core, g *gang) Cause { return when(c.now < g.holdUntil(), CauseHold) }},
-	{CheckMustRun, false, func(c *Core, g *gang) Cause {
-		return cmp.Or(g.forced, when(c.now < g.runUntil, g.runCause))
+	{CheckPinRun, false, func(c *Core, j *job) Cause { return j.pinned(c.now, false) }},
+	{CheckMustRun, false, func(c *Core, j *job) Cause {
+		return cmp.Or(j.forced, when(c.now < j.runUntil, j.runCause))
 	}},
-	{CheckMechanism, false, func(c *Core, g *gang) Cause {
-		stuck := g.any(func(t *target) bool { return t.attachment.stuck })
-		drm := g.any(func(t *target) bool {
-			return t.attachment.refusal == OutcomeDRMQueues && t.attachment.state != attaching
-		})
-		refuses := g.any(func(t *target) bool { return t.attachment.refusal != OutcomeOK && t.attachment.state != attaching })
-		return when(!c.policy.Shadow, cmp.Or(when(stuck, CauseStuck), when(drm, CauseDRMQueues), when(refuses, CauseCannotSuspend), when(g.any((*target).unready), CauseNotReady)))
+	{CheckMechanism, false, func(c *Core, j *job) Cause {
+		stuck := j.any(func(t *target) bool { return t.flight.is(ActAttach) && t.flight.stuck })
+		drm := j.any(func(t *target) bool { return t.refusal == OutcomeDRMQueues && !t.flight.is(ActAttach) })
+		refuses := j.any(func(t *target) bool { return t.refusal != OutcomeOK && !t.flight.is(ActAttach) })
+		unready := j.any(func(t *target) bool { return !t.ready() })
+		return when(!c.policy.Shadow, cmp.Or(when(stuck, CauseStuck), when(drm, CauseDRMQueues), when(refuses, CauseCannotSuspend), when(unready, CauseNotReady)))
 	}},
-	{CheckByHand, true, func(_ *Core, g *gang) Cause { return when(g.byHand(), CauseByHand) }},
-	{CheckLease, true, func(_ *Core, g *gang) Cause { return when(g.outranked(), CauseLease) }},
-	{CheckLinger, true, func(c *Core, g *gang) Cause { return when(g.suspended && c.now < g.lingerUntil, CauseLinger) }},
-	{CheckHQDBudget, true, func(_ *Core, g *gang) Cause { return when(g.parked, CauseHQDBudget) }},
-	{CheckOtherwise, false, func(_ *Core, g *gang) Cause {
+	{CheckPinSuspend, true, func(c *Core, j *job) Cause { return j.pinned(c.now, true) }},
+	{CheckLease, true, func(_ *Core, j *job) Cause { return when(j.outranked(), CauseLease) }},
+	{CheckLinger, true, func(c *Core, j *job) Cause { return when(j.suspended && c.now < j.lingerUntil, CauseLinger) }},
+	{CheckOtherwise, false, func(_ *Core, j *job) Cause {
 		switch {
-		case g.suspended && slices.Contains([]Cause{CauseHQDBudget, CauseHQDBusy, CauseHQDRoom}, g.verdict.cause):
-			return cmp.Or(when(g.any(func(t *target) bool { return t.busy }), CauseHQDBusy), CauseHQDRoom)
-		case g.suspended && g.lingerUntil > 0:
+		case j.suspended && slices.Contains([]Cause{CauseHQDBudget, CauseHQDBusy, CauseHQDRoom}, j.verdict.cause):
+			return cmp.Or(when(j.any(func(t *target) bool { return t.pin.cause == CauseHQDBusy }), CauseHQDBusy), CauseHQDRoom)
+		case j.suspended && j.verdict.cause == CauseByHand:
+			return CausePinOver
+		case j.suspended && j.lingerUntil > 0:
 			return CauseLingerOver
-		case g.suspended:
+		case j.suspended:
 			return CauseLeaseEnded
 		default:
 			return CauseNoLease
@@ -92,30 +90,30 @@ func when(applies bool, cause Cause) Cause {
 	return ""
 }
 
-// decide returns whether the gang should be off the GPUs now.
-func (c *Core) decide(g *gang) verdict {
+// decide returns whether the job should be off the GPUs now.
+func (c *Core) decide(j *job) verdict {
 	for i := range checks {
-		if cause := checks[i].cause(c, g); cause != "" {
+		if cause := checks[i].cause(c, j); cause != "" {
 			return verdict{checks[i].suspend, cause}
 		}
 	}
 	panic("scheduler: the last check did not decide")
 }
 
-// mayNot reports whether the gang is to run whatever a lease or an admin asks for, and whether a
+// mayNot reports whether the job is to run whatever a lease or an admin asks for, and whether a
 // mechanism could suspend it.
-func (c *Core) mayNot(g *gang) bool {
+func (c *Core) mayNot(j *job) bool {
 	for i := range checks {
 		switch {
 		case checks[i].name == CheckMechanism:
 			return c.policy.Shadow
-		case checks[i].cause(c, g) != "":
+		case checks[i].cause(c, j) != "":
 			return true
 		}
 	}
 	panic("scheduler: there is no check of the mechanism")
 }
 
-// asked reports whether a lease, or an admin, asks to suspend the gang, and nothing but its
+// asked reports whether a lease, or an admin, asks to suspend the job, and nothing but its
 // mechanism can prevent it.
-func (c *Core) asked(g *gang) bool { return !c.mayNot(g) && (g.outranked() || g.byHand()) }
+func (c *Core) asked(j *job) bool { return !c.mayNot(j) && (j.outranked() || j.byHand()) }

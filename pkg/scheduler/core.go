@@ -7,13 +7,13 @@
 // What the core promises, whatever clients, targets and mechanisms do:
 //
 //  1. A target is suspended only while a live lease of higher priority covers
-//     one of its gang's GPUs, during the bounded linger after it, by order of an admin, or
-//     while it is idle and its GPU has more compute queues than the HQD budget permits.
+//     one of its job's GPUs, during the bounded linger after it, or while a pin of bounded
+//     time has it suspended: by an admin, or by what keeps hardware slots free.
 //  2. Every suspension has a deadline: the lease's TTL, max_suspend, the share floor.
 //  3. Only targets of class offline are suspended, by leases only those of lower priority, and
 //     none by a lease of its own process or of its Kin.
-//  4. One action is in flight per target; queues born while their target is
-//     suspended are suspended too.
+//  4. Except Inspect and Kill, one action is in flight per target; queues born while their
+//     target is suspended are suspended too.
 //  5. No announcement waits longer than its max_wait.
 //  6. The end of the last overlapping lease resumes; calls are idempotent by request id.
 //  7. Failures quarantine the target, as does an action that waits for the target itself; the
@@ -65,37 +65,33 @@ type Core struct {
 	gpuOrder []*gpu // by id
 	targets  map[gpreempt.ProcessKey]*target
 	order    []*target // by key: loops over all targets use it
-	// attachments are the attachments of targets, and of processes that have left and are
-	// not detached yet.
-	attachments map[gpreempt.ProcessKey]*attachment
-	jobs        map[string]*job
-	parking     *parking
+	// leaving are those that have left and are not detached yet.
+	leaving map[gpreempt.ProcessKey]*target
+	// progress is that of the jobs, by name.
+	progress map[string]*progress
 	// owners counts the clients by their owner, without those that have none.
 	owners map[gpreempt.ProcessKey]int
 
-	timers           timerHeap
-	seq              uint64
-	scans            uint64
-	dirty            []*gang
-	dirtyAttachments []*attachment
-	pending          []*lease // unanswered or not yet quiet
-	actions          []Action
+	timers       timerHeap
+	seq          uint64
+	scans        uint64
+	dirty        []*job
+	dirtyTargets []*target
+	pending      []*lease // unanswered or not yet quiet
+	actions      []Action
 }
 
 // New returns an empty core. The policy must be valid.
 func New(policy Policy, limits Limits) *Core {
-	c := &Core{
-		book:        newBook(limits),
-		policy:      policy,
-		gpus:        map[gpreempt.GPUID]*gpu{},
-		targets:     map[gpreempt.ProcessKey]*target{},
-		jobs:        map[string]*job{},
-		attachments: map[gpreempt.ProcessKey]*attachment{},
-		owners:      map[gpreempt.ProcessKey]int{},
-		parking:     &parking{},
+	return &Core{
+		book:     newBook(limits),
+		policy:   policy,
+		gpus:     map[gpreempt.GPUID]*gpu{},
+		targets:  map[gpreempt.ProcessKey]*target{},
+		progress: map[string]*progress{},
+		leaving:  map[gpreempt.ProcessKey]*target{},
+		owners:   map[gpreempt.ProcessKey]int{},
 	}
-	c.parking.timer.owner = c.parking
-	return c
 }
 
 // Step handles one event and returns the actions to carry out, in order. The slice is
@@ -120,14 +116,9 @@ func (c *Core) apply(ev Event) {
 	switch ev := ev.(type) {
 	case Tick:
 	case GPUAdded:
-		u := c.gpu(ev.GPU)
-		u.slots = max(u.slots, ev.Slots)
+		c.gpu(ev.GPU)
 	case TargetSeen:
 		c.targetSeen(ev)
-	case TargetLoad:
-		c.targetLoad(ev)
-	case HQDBudgetChanged:
-		c.setHQDBudget(ev.Budget)
 	case TargetGone:
 		if t := c.targets[ev.Target]; t != nil {
 			c.targetGone(t)
@@ -154,23 +145,22 @@ func (c *Core) apply(ev Event) {
 	case ClientBacklog:
 		c.clientBacklog(ev)
 	case Attached:
-		c.attached(ev)
+		c.done(ActAttach, Suspended{Target: ev.Target, Result: ev.Result, FailedGPUs: ev.FailedGPUs}, ev.ReportsBirths)
 	case Detached:
-		c.detached(ev)
+		c.done(ActDetach, Suspended(ev), false)
 	case Lost:
 		c.sessionLost(ev)
 	case Running:
-		c.runs(ev)
-	case Suspended:
-		c.suspended(ev)
-	case Resumed:
-		c.resumed(ev)
-	case Inspected:
-		if t := c.targets[ev.Target]; t != nil && t.inspection != 0 && t.inspection == ev.Seq {
-			c.inspected(t, ev.Stuck)
+		if t := c.targets[ev.Target]; t != nil {
+			c.runs(t, ev.Cause)
 		}
-		if a := c.attachments[ev.Target]; a != nil && a.inspection != 0 && a.inspection == ev.Seq {
-			c.attachInspected(a, ev.Stuck)
+	case Suspended:
+		c.done(ActSuspend, ev, false)
+	case Resumed:
+		c.done(ActResume, Suspended(ev), false)
+	case Inspected:
+		if t := c.find(ev.Target); t != nil && t.flight.inspection != 0 && t.flight.inspection == ev.Seq {
+			c.inspected(t, ev.Stuck)
 		}
 	case Alarm:
 		for _, g := range c.gpuOrder {
@@ -184,8 +174,8 @@ func (c *Core) apply(ev Event) {
 		}
 	case QueueReset:
 		c.queueReset(ev)
-	case Hold:
-		c.hold(ev)
+	case Pin:
+		c.pinTarget(ev)
 	case PolicyChanged:
 		c.setPolicy(ev.Policy)
 	case Drain:
@@ -197,49 +187,48 @@ func (c *Core) apply(ev Event) {
 	case Stopped:
 		c.stopping = true
 		for _, t := range c.order {
-			c.markAttachment(t.attachment)
+			c.markTarget(t)
 		}
 	}
 }
 
 func (c *Core) setPolicy(p Policy) {
 	for _, t := range c.order {
-		c.charge(t.gang)
+		c.charge(t.job)
 	}
 	if window := jobWindow(p); window != jobWindow(c.policy) {
-		for _, j := range c.jobs {
-			j.restart(c.now, window)
+		for _, of := range c.progress {
+			of.restart(c.now, window)
 		}
 	}
 	c.policy = p
 	c.record(Record{Kind: RecordPolicy})
 	for _, t := range c.order {
-		c.markAttachment(t.attachment)
-		t.gang.budget = min(t.gang.budget, c.budgetCap())
-		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+c.linger(t.gang))
+		c.markTarget(t)
+		t.job.budget = min(t.job.budget, c.policy.MaxBudget())
+		t.job.lingerUntil = min(t.job.lingerUntil, c.now+c.linger(t.job))
 	}
 	c.markAll()
 }
 
-// settle evaluates the gangs that changed, then answers the leases that can be answered.
+// settle evaluates the jobs that changed, then answers the leases that can be answered.
 func (c *Core) settle() {
-	c.balance()
 	for i := 0; i < len(c.dirty); i++ { //nolint:intrange // evaluating one may mark another
-		g := c.dirty[i]
-		g.dirty = false
-		if len(g.members) > 0 {
-			c.evaluate(g)
+		j := c.dirty[i]
+		j.dirty = false
+		if len(j.members) > 0 {
+			c.evaluate(j)
 		} else {
-			c.timers.clear(&g.timer)
+			c.timers.clear(&j.timer)
 		}
 	}
 	c.dirty = c.dirty[:0]
-	for _, a := range c.dirtyAttachments {
-		a.dirty = false
-		c.settleAttachment(a)
+	for _, t := range c.dirtyTargets {
+		t.dirty = false
+		c.settleTarget(t)
 	}
-	clear(c.dirtyAttachments)
-	c.dirtyAttachments = c.dirtyAttachments[:0]
+	clear(c.dirtyTargets)
+	c.dirtyTargets = c.dirtyTargets[:0]
 	kept := c.pending[:0]
 	for _, l := range c.pending {
 		if c.settleLease(l) {
@@ -252,22 +241,22 @@ func (c *Core) settle() {
 	c.pending = kept
 }
 
-func (c *Core) mark(g *gang) {
-	if !g.dirty {
-		g.dirty = true
-		c.dirty = append(c.dirty, g)
+func (c *Core) mark(j *job) {
+	if !j.dirty {
+		j.dirty = true
+		c.dirty = append(c.dirty, j)
 	}
 }
 
 func (c *Core) markAll() {
 	for _, t := range c.order {
-		c.mark(t.gang)
+		c.mark(t.job)
 	}
 }
 
-func (c *Core) markGPU(g *gpu) {
-	for _, gg := range g.gangs {
-		c.mark(gg)
+func (c *Core) markGPU(u *gpu) {
+	for _, j := range u.jobs {
+		c.mark(j)
 	}
 }
 
@@ -289,14 +278,11 @@ func (c *Core) emit(kind ActionKind) *Action {
 	return a
 }
 
-// gpu is a GPU node with its gangs, leases and breaker.
+// gpu is a GPU node with its jobs, leases and breaker.
 type gpu struct {
 	id     gpreempt.GPUID
-	gangs  []*gang // with a member on it
+	jobs   []*job // with a member on it
 	leases []*lease
-	// slots is how many compute queues fit at once, 0 if that is not known.
-	slots int
-	use   hqdUse
 	// started counts started leases by priority; top is the highest, -1 for none.
 	started [gpreempt.MaxPriority + 1]int
 	top     int
@@ -312,51 +298,51 @@ type gpu struct {
 }
 
 func (c *Core) gpu(id gpreempt.GPUID) *gpu {
-	g := c.gpus[id]
-	if g == nil {
-		g = &gpu{id: id, top: -1}
-		g.timer.owner = g
-		c.gpus[id] = g
-		at, _ := slices.BinarySearchFunc(c.gpuOrder, id, func(g *gpu, id gpreempt.GPUID) int { return cmp.Compare(g.id, id) })
-		c.gpuOrder = slices.Insert(c.gpuOrder, at, g)
+	u := c.gpus[id]
+	if u == nil {
+		u = &gpu{id: id, top: -1}
+		u.timer.owner = u
+		c.gpus[id] = u
+		at, _ := slices.BinarySearchFunc(c.gpuOrder, id, func(u *gpu, id gpreempt.GPUID) int { return cmp.Compare(u.id, id) })
+		c.gpuOrder = slices.Insert(c.gpuOrder, at, u)
 	}
-	return g
+	return u
 }
 
 // setTop recounts top and reports whether it changed.
-func (g *gpu) setTop() bool {
-	old := g.top
-	g.top = -1
-	for p := range g.started {
-		if g.started[p] > 0 {
-			g.top = p
+func (u *gpu) setTop() bool {
+	old := u.top
+	u.top = -1
+	for p := range u.started {
+		if u.started[p] > 0 {
+			u.top = p
 		}
 	}
-	return g.top != old
+	return u.top != old
 }
 
-func (c *Core) openBreaker(g *gpu, cause Cause) {
-	g.breakerUntil = c.now + BreakerTime
-	c.timers.set(&g.timer, g.breakerUntil)
-	if g.breakerOpen {
+func (c *Core) openBreaker(u *gpu, cause Cause) {
+	u.breakerUntil = c.now + BreakerTime
+	c.timers.set(&u.timer, u.breakerUntil)
+	if u.breakerOpen {
 		return
 	}
-	g.breakerOpen = true
-	c.record(Record{Kind: RecordBreaker, GPU: g.id, On: true, Cause: cause})
-	c.markGPU(g)
+	u.breakerOpen = true
+	c.record(Record{Kind: RecordBreaker, GPU: u.id, On: true, Cause: cause})
+	c.markGPU(u)
 }
 
 // BreakersClose returns when the last breaker closes or has closed, 0 when none has been open.
 func (c *Core) BreakersClose() (at Time) {
-	for _, g := range c.gpuOrder {
-		at = max(at, g.breakerUntil)
+	for _, u := range c.gpuOrder {
+		at = max(at, u.breakerUntil)
 	}
 	return at
 }
 
 // fire closes the breaker.
-func (g *gpu) fire(c *Core) {
-	g.breakerOpen = false
-	c.record(Record{Kind: RecordBreaker, GPU: g.id, Cause: CauseCooledDown})
-	c.markGPU(g)
+func (u *gpu) fire(c *Core) {
+	u.breakerOpen = false
+	c.record(Record{Kind: RecordBreaker, GPU: u.id, Cause: CauseCooledDown})
+	c.markGPU(u)
 }

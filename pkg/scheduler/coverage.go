@@ -2,7 +2,7 @@ package scheduler
 
 import "slices"
 
-// coverage is the state of the gangs that a lease outranks on its GPUs.
+// coverage is the state of the jobs that a lease outranks on its GPUs.
 type coverage struct {
 	// quiet: all of them are suspended; waiting: some will be, by actions in flight.
 	quiet, waiting bool
@@ -14,72 +14,69 @@ type coverage struct {
 func (c *Core) coverage(l *lease) coverage {
 	c.scans++
 	s := coverage{quiet: true}
-	if l.target != nil {
-		c.cover(&s, l.target.gang)
-	}
 	for _, u := range l.gpus {
-		for _, g := range u.gangs {
-			if g.seen != c.scans && g.below(l) {
-				g.seen = c.scans
-				c.cover(&s, g)
+		for _, j := range u.jobs {
+			if j.seen != c.scans && j.below(l) {
+				j.seen = c.scans
+				c.cover(&s, j)
 			}
 		}
 	}
 	return s
 }
 
-func (c *Core) cover(s *coverage, g *gang) {
-	if g.fresh() {
-		s.suspended += len(g.members)
+func (c *Core) cover(s *coverage, j *job) {
+	if j.fresh() {
+		s.suspended += len(j.members)
 		return
 	}
-	for _, m := range g.members {
+	for _, m := range j.members {
 		if c.cannotSuspend(m) {
 			s.cannot++
 		}
 	}
 	switch {
-	case g.coming(c.policy.Shadow):
+	case j.coming(c.policy.Shadow):
 		s.quiet, s.waiting = false, true
-	case g.verdict.suspend:
+	case j.verdict.suspend:
 		s.quiet, s.blocked = false, worse(s.blocked, QuiesceShadow)
-	case g.verdict.cause == CauseNotReady && g.attachComing():
+	case j.verdict.cause == CauseNotReady && j.attachComing():
 		s.quiet, s.waiting = false, true
 	default:
-		s.quiet, s.blocked = false, worse(s.blocked, blockReason(g.verdict.cause))
-		if slices.ContainsFunc(g.gpus, func(u *gpu) bool { return u.breakerOpen }) {
+		s.quiet, s.blocked = false, worse(s.blocked, blockReason(j.verdict.cause))
+		if slices.ContainsFunc(j.gpus, func(u *gpu) bool { return u.breakerOpen }) {
 			s.blocked = worse(s.blocked, QuiesceUnsafe)
 		}
 	}
 }
 
-// fresh reports whether all of the gang is suspended, new queues included.
-func (g *gang) fresh() bool {
-	for _, m := range g.members {
-		if m.state != TargetSuspended || m.runsAgain() != "" {
+// fresh reports whether all of the job is suspended, new queues included.
+func (j *job) fresh() bool {
+	for _, m := range j.members {
+		if m.state != TargetSuspended || m.again != "" {
 			return false
 		}
 	}
 	return true
 }
 
-// coming reports whether the gang is not suspended yet, but will be.
-func (g *gang) coming(shadow bool) bool { return g.verdict.suspend && !shadow && !g.fresh() }
+// coming reports whether the job is not suspended yet, but will be.
+func (j *job) coming(shadow bool) bool { return j.verdict.suspend && !shadow && !j.fresh() }
 
-// mustWait reports, at little cost, whether a lease has to wait for a gang and has nothing
-// else to do. While many targets are suspended one by one, each result looks at one gang,
+// mustWait reports, at little cost, whether a lease has to wait for a job and has nothing
+// else to do. While many targets are suspended one by one, each result looks at one job,
 // the last that was waited for, and not at all of them.
 func (c *Core) mustWait(l *lease) bool {
-	if l.target != nil || c.policy.Shadow || !l.answered && c.now >= l.created+l.req.MaxWait {
+	if c.policy.Shadow || !l.answered && c.now >= l.created+l.req.MaxWait {
 		return false
 	}
-	if g := l.awaits; g != nil && g.coming(false) && g.below(l) && g.touches(l.gpus) {
+	if j := l.awaits; j != nil && j.coming(false) && j.below(l) && j.touches(l.gpus) {
 		return true
 	}
 	for _, u := range slices.Backward(l.gpus) {
-		for _, g := range slices.Backward(u.gangs) {
-			if g.coming(false) && g.below(l) {
-				l.awaits = g
+		for _, j := range slices.Backward(u.jobs) {
+			if j.coming(false) && j.below(l) {
+				l.awaits = j
 				return true
 			}
 		}
@@ -88,28 +85,34 @@ func (c *Core) mustWait(l *lease) bool {
 	return false
 }
 
-func (g *gang) touches(gpus []*gpu) bool {
-	return slices.ContainsFunc(g.gpus, func(u *gpu) bool { return slices.Contains(gpus, u) })
+func (j *job) touches(gpus []*gpu) bool {
+	return slices.ContainsFunc(j.gpus, func(u *gpu) bool { return slices.Contains(gpus, u) })
 }
 
-// blockReason returns the reason in the answer to an announcement for a gang that runs.
+// blocking are the reasons in the answer to an announcement for a job that runs, and the causes that
+// lead to each, the worst last: that is the one that an admin should see first.
+var blocking = []struct {
+	reason QuiesceReason
+	causes []Cause
+}{
+	{QuiesceNone, nil},
+	{QuiesceShadow, nil},
+	{QuiesceShareFloor, []Cause{CauseShareFloor, CauseMaxSuspend}},
+	{QuiesceHold, []Cause{CauseHold}},
+	{QuiesceStuck, []Cause{CauseStuck}},
+	{QuiesceCannotSuspend, []Cause{CauseCannotSuspend, CauseQuarantine}},
+	{QuiesceDRMQueues, []Cause{CauseDRMQueues}},
+	{QuiesceUnsafe, nil},
+	{QuiesceDraining, []Cause{CauseDrain}},
+}
+
 func blockReason(cause Cause) QuiesceReason {
-	switch cause {
-	case CauseDrain:
-		return QuiesceDraining
-	case CauseHold:
-		return QuiesceHold
-	case CauseStuck:
-		return QuiesceStuck
-	case CauseDRMQueues:
-		return QuiesceDRMQueues
-	case CauseCannotSuspend, CauseQuarantine:
-		return QuiesceCannotSuspend
-	case CauseShareFloor, CauseMaxSuspend:
-		return QuiesceShareFloor
-	default:
-		return QuiesceUnsafe
+	for _, b := range blocking {
+		if slices.Contains(b.causes, cause) {
+			return b.reason
+		}
 	}
+	return QuiesceUnsafe
 }
 
 // answer is an answer that the GPUs are not quiet.
@@ -126,11 +129,12 @@ func (s coverage) instead(reason QuiesceReason) QuiesceReason {
 	return reason
 }
 
-// worse returns the reason that an admin should see first.
+// worse returns the worse of two reasons.
 func worse(a, b QuiesceReason) QuiesceReason {
-	order := []QuiesceReason{QuiesceNone, QuiesceShadow, QuiesceShareFloor, QuiesceHold, QuiesceStuck, QuiesceCannotSuspend, QuiesceDRMQueues, QuiesceUnsafe, QuiesceDraining}
-	if slices.Index(order, a) > slices.Index(order, b) {
-		return a
+	for _, r := range slices.Backward(blocking) {
+		if r.reason == a || r.reason == b {
+			return r.reason
+		}
 	}
-	return b
+	return QuiesceNone
 }

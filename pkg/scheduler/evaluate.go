@@ -1,121 +1,116 @@
 package scheduler
 
-// evaluate decides about a gang and emits the actions that follow.
-func (c *Core) evaluate(g *gang) {
-	c.charge(g)
-	if g.suspended && !g.anyAway() && !(c.policy.Shadow && g.any(func(t *target) bool { return t.shadowed })) {
-		c.release(g)
+// evaluate decides about a job and emits the actions that follow.
+func (c *Core) evaluate(j *job) {
+	c.charge(j)
+	c.unpin(j)
+	if j.suspended && !j.anyAway() && !(c.policy.Shadow && j.any(func(t *target) bool { return t.shadowed })) {
+		c.release(j)
 	}
-	if g.suspended && g.forced == "" {
-		g.forced = c.mustRun(g)
+	if j.suspended && j.forced == "" {
+		j.forced = c.mustRun(j)
 	}
-	c.follow(g)
-	v := c.decide(g)
-	if v.suspend && !g.suspended && !g.byHand() && c.policy.ShareFloor > 0 && g.budget <= g.leastBudget() {
+	c.follow(j)
+	v := c.decide(j)
+	if v.suspend && !j.suspended && !j.byHand() && c.policy.ShareFloor > 0 && j.budget <= j.leastBudget() {
 		// The budget is less than a suspend and a resume take.
-		g.mustRunUntil(c.now+c.policy.MinRun, CauseShareFloor)
-		v = c.decide(g)
+		j.mustRunUntil(c.now+c.policy.MinRun, CauseShareFloor)
+		v = c.decide(j)
 	}
-	if v.suspend && !g.suspended {
-		g.suspended, g.suspendedSince, g.lingerUntil = true, c.now, 0
-		g.leased = v.cause == CauseLease
+	if v.suspend && !j.suspended {
+		j.suspended, j.suspendedSince, j.lingerUntil = true, c.now, 0
+		j.leased = v.cause == CauseLease
 	}
-	if c.policy.Shadow {
-		c.shadow(g, v)
-	} else {
-		c.act(g, v)
+	for _, m := range j.members {
+		if c.policy.Shadow {
+			c.shadow(m, v)
+		} else {
+			c.act(m, v)
+		}
 	}
-	g.verdict = v
-	c.setGangTimer(g)
+	if j.suspended && !v.suspend && !j.anyAway() {
+		c.release(j)
+	}
+	j.verdict = v
+	c.setJobTimer(j)
 }
 
-// follow begins the linger when the last lease on the gang ended, and ends it when a
-// new lease covers the gang.
-func (c *Core) follow(g *gang) {
-	if !g.suspended {
-		g.leased = false
+// follow begins the linger when the last lease on the job ended, and ends it when a
+// new lease covers the job.
+func (c *Core) follow(j *job) {
+	if !j.suspended {
+		j.leased = false
 		return
 	}
-	leased := g.outranked()
-	if g.leased && !leased {
-		g.lingerUntil = 0
-		if d := c.linger(g); d > 0 {
-			g.lingerUntil = c.now + d
+	leased := j.outranked()
+	if j.leased && !leased {
+		j.lingerUntil = 0
+		if d := c.linger(j); d > 0 {
+			j.lingerUntil = c.now + d
 		}
 	}
-	g.leased = leased
+	j.leased = leased
 }
 
-func (c *Core) act(g *gang, v verdict) {
-	for _, m := range g.members {
-		m.shadowed = false
-		switch {
-		case m.state == TargetSuspended && !v.suspend:
-			c.resumeTarget(m, v.cause)
-		case m.state == TargetSuspended && m.runsAgain() != "":
-			c.suspendTarget(m, m.runsAgain(), 0)
-			c.requiesce(g)
-		case m.state == TargetRunning && v.suspend:
-			c.suspendTarget(m, v.cause, c.lease(g))
-			c.requiesce(g)
-		}
-	}
-	if g.suspended && !v.suspend && !g.anyAway() {
-		c.release(g)
+// act sends the action that the verdict asks for.
+func (c *Core) act(t *target, v verdict) {
+	t.shadowed = false
+	switch {
+	case t.state == TargetSuspended && !v.suspend:
+		c.resumeTarget(t, v.cause)
+	case t.state == TargetSuspended && t.again != "":
+		c.suspendTarget(t, t.again, 0)
+		c.requiesce(t.job)
+	case t.state == TargetRunning && v.suspend:
+		c.suspendTarget(t, v.cause, c.lease(t.job, v.cause))
+		c.requiesce(t.job)
 	}
 }
 
-// shadow records what act would have done, and resumes targets that were suspended
+// shadow records what act would have done, and resumes a target that was suspended
 // before the policy changed.
-func (c *Core) shadow(g *gang, v verdict) {
-	from, to := TargetRunning, TargetSuspended
-	if !v.suspend {
-		from, to = to, from
+func (c *Core) shadow(t *target, v verdict) {
+	if t.state == TargetSuspended {
+		c.resumeTarget(t, CausePolicy)
 	}
-	for _, m := range g.members {
-		if m.state == TargetSuspended {
-			c.resumeTarget(m, CausePolicy)
+	if t.shadowed != v.suspend {
+		t.shadowed = v.suspend
+		from, to := TargetRunning, TargetSuspended
+		if !v.suspend {
+			from, to = to, from
 		}
-		if m.shadowed != v.suspend {
-			m.shadowed = v.suspend
-			c.record(Record{Kind: RecordShadow, Target: m.key, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(g)})
-		}
-	}
-	if g.suspended && !v.suspend && !g.anyAway() {
-		c.release(g)
+		c.record(Record{Kind: RecordShadow, Target: t.Target, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(t.job, v.cause)})
 	}
 }
 
-// release ends the suspension of a gang whose members all run.
-func (c *Core) release(g *gang) {
-	c.charge(g)
-	g.suspended, g.leased, g.lingerUntil = false, false, 0
-	if g.forced != "" {
-		g.mustRunUntil(c.now+c.policy.MinRun, g.forced)
-		g.forced = ""
+// release ends the suspension of a job whose members all run.
+func (c *Core) release(j *job) {
+	c.charge(j)
+	j.suspended, j.leased, j.lingerUntil = false, false, 0
+	if j.forced != "" {
+		j.mustRunUntil(c.now+c.policy.MinRun, j.forced)
+		j.forced = ""
 	}
 }
 
 // mustRunUntil guarantees running time; a later guarantee stays.
-func (g *gang) mustRunUntil(until Time, cause Cause) {
-	if until > g.runUntil {
-		g.runUntil, g.runCause = until, cause
+func (j *job) mustRunUntil(until Time, cause Cause) {
+	if until > j.runUntil {
+		j.runUntil, j.runCause = until, cause
 	}
 }
 
-// lease returns the oldest started lease that outranks the gang, for records.
-func (c *Core) lease(g *gang) LeaseID {
-	for _, m := range g.members {
-		if len(m.orders) > 0 {
-			return m.orders[0].id
-		}
+// lease returns the oldest started lease that outranks the job, for records; 0 if that is not the cause.
+func (c *Core) lease(j *job, cause Cause) LeaseID {
+	if cause != CauseLease {
+		return 0
 	}
-	for _, u := range g.gpus {
-		if u.top <= int(g.priority) {
+	for _, u := range j.gpus {
+		if u.top <= int(j.priority) {
 			continue
 		}
 		for _, l := range u.leases {
-			if l.started && g.outrankedBy(l) {
+			if l.started && j.outrankedBy(l) {
 				return l.id
 			}
 		}
@@ -123,11 +118,11 @@ func (c *Core) lease(g *gang) LeaseID {
 	return 0
 }
 
-// requiesce returns leases that were held to quiescing: a target of the gang is running.
-func (c *Core) requiesce(g *gang) {
-	for _, u := range g.gpus {
+// requiesce returns leases that were held to quiescing: a target of the job is running.
+func (c *Core) requiesce(j *job) {
+	for _, u := range j.gpus {
 		for _, l := range u.leases {
-			if l.state == LeaseHeld && g.outrankedBy(l) {
+			if l.state == LeaseHeld && j.outrankedBy(l) {
 				l.coalesced = false
 				c.setLeaseState(l, LeaseQuiescing, CauseNewTarget)
 				c.await(l)

@@ -42,8 +42,6 @@ type (
 	// unknown GPUs are refused. Adding a GPU twice is harmless.
 	GPUAdded struct {
 		GPU gpreempt.GPUID `json:"gpu"`
-		// Slots is how many compute queues fit the GPU at once, 0 if that is not known.
-		Slots int `json:"slots,omitempty"`
 	}
 
 	// TargetSeen adds a process or updates it.
@@ -66,22 +64,6 @@ type (
 		Queues uint64 `json:"queues,omitempty"`
 	}
 
-	// TargetLoad reports the compute queues of a target and whether it has work. Only the
-	// HQD budget needs it: a target without a report is never parked.
-	TargetLoad struct {
-		Target gpreempt.ProcessKey `json:"target"`
-		// Queues are ascending by GPU. The core keeps the slice; the caller must not change
-		// it afterwards.
-		Queues []GPUQueues `json:"queues,omitempty"`
-		// Busy: a queue has work, or did some since the last report, or that is not known.
-		Busy bool `json:"busy,omitempty"`
-	}
-
-	// HQDBudgetChanged replaces the HQD budget, which is off at first.
-	HQDBudgetChanged struct {
-		Budget HQDBudget `json:"budget"`
-	}
-
 	// TargetGone reports that the process exited; ESRCH from the mechanism means the same.
 	TargetGone struct {
 		Target gpreempt.ProcessKey `json:"target"`
@@ -98,14 +80,9 @@ type (
 		ReportsBirths bool `json:"reports_births,omitempty"`
 	}
 
-	// Detached is the result of a Detach action. After OutcomeOK all queues run and
+	// Detached is the result of a Detach action, which has no Seq. After OutcomeOK all queues run and
 	// the process is released; another Detach follows any other result but OutcomeGone.
-	Detached struct {
-		Target     gpreempt.ProcessKey `json:"target"`
-		Result     Outcome             `json:"result"`
-		FailedGPUs []gpreempt.GPUID    `json:"failed_gpus,omitempty"`
-		Took       time.Duration       `json:"took"`
-	}
+	Detached Suspended
 
 	// Lost says that the mechanism can suspend the target no longer, without an action
 	// having failed: another debugger took the process, its runtime or a GPU failed, or
@@ -145,9 +122,6 @@ type (
 		// recorded and change nothing else.
 		Arrived Time          `json:"arrived,omitempty"`
 		Trace   *TraceContext `json:"trace,omitempty"`
-		// Target, when set, makes it an order by hand: it acts on this target only,
-		// whatever its priority and share floor.
-		Target gpreempt.ProcessKey `json:"target,omitzero"`
 	}
 
 	// LeaseRenewed sets a live lease's time to live from now.
@@ -189,13 +163,7 @@ type (
 	}
 
 	// Resumed is the result of a Resume action.
-	Resumed struct {
-		Target     gpreempt.ProcessKey `json:"target"`
-		Seq        uint64              `json:"seq"`
-		Result     Outcome             `json:"result"`
-		FailedGPUs []gpreempt.GPUID    `json:"failed_gpus,omitempty"`
-		Took       time.Duration       `json:"took"`
-	}
+	Resumed Suspended
 
 	// Inspected is the result of an Inspect action.
 	Inspected struct {
@@ -229,11 +197,15 @@ type (
 		Suspects []gpreempt.ProcessKey `json:"suspects,omitempty"`
 	}
 
-	// Hold keeps a target running for a time, whatever leases say, and ends its
-	// quarantine and every order by hand against it.
-	Hold struct {
+	// Pin has the job of a target run, or be suspended, for a time, whatever leases say. It
+	// replaces the pin that the target has; only an admin replaces one of an admin.
+	Pin struct {
 		Target gpreempt.ProcessKey `json:"target"`
-		For    time.Duration       `json:"for,omitempty"`
+		// Cause is what pins it. An admin: CauseHold has it run, and ends its quarantine;
+		// CauseByHand has it suspended, whatever the share floor. What keeps slots free:
+		// CauseHQDBudget has it suspended, CauseHQDBusy and CauseHQDRoom no longer.
+		Cause Cause         `json:"cause"`
+		For   time.Duration `json:"for,omitempty"`
 	}
 
 	// PolicyChanged replaces the policy.
@@ -251,30 +223,28 @@ type (
 	Stopped struct{}
 )
 
-func (Tick) event()             {}
-func (GPUAdded) event()         {}
-func (TargetSeen) event()       {}
-func (TargetLoad) event()       {}
-func (HQDBudgetChanged) event() {}
-func (TargetGone) event()       {}
-func (LeaseRequested) event()   {}
-func (LeaseRenewed) event()     {}
-func (LeaseFinished) event()    {}
-func (ClientGone) event()       {}
-func (ClientBacklog) event()    {}
-func (Attached) event()         {}
-func (Detached) event()         {}
-func (Lost) event()             {}
-func (Running) event()          {}
-func (Suspended) event()        {}
-func (Resumed) event()          {}
-func (Inspected) event()        {}
-func (Alarm) event()            {}
-func (QueueReset) event()       {}
-func (Hold) event()             {}
-func (PolicyChanged) event()    {}
-func (Drain) event()            {}
-func (Stopped) event()          {}
+func (Tick) event()           {}
+func (GPUAdded) event()       {}
+func (TargetSeen) event()     {}
+func (TargetGone) event()     {}
+func (LeaseRequested) event() {}
+func (LeaseRenewed) event()   {}
+func (LeaseFinished) event()  {}
+func (ClientGone) event()     {}
+func (ClientBacklog) event()  {}
+func (Attached) event()       {}
+func (Detached) event()       {}
+func (Lost) event()           {}
+func (Running) event()        {}
+func (Suspended) event()      {}
+func (Resumed) event()        {}
+func (Inspected) event()      {}
+func (Alarm) event()          {}
+func (QueueReset) event()     {}
+func (Pin) event()            {}
+func (PolicyChanged) event()  {}
+func (Drain) event()          {}
+func (Stopped) event()        {}
 
 // Outcome is the result of an action on a target.
 type Outcome uint8

@@ -16,7 +16,7 @@ type Explanation struct {
 	// Checks are all checks in their order. The first that is not CheckPass decides.
 	Checks []ExplainedCheck
 	Facts  Facts
-	// Leases are those that cover one of the target's GPUs, or name it.
+	// Leases are those that cover one of the target's GPUs.
 	Leases []LeaseID
 }
 
@@ -55,24 +55,20 @@ type Facts struct {
 	Draining, Shadow bool
 	// Breakers are those that are open.
 	Breakers []OpenBreaker
-	// HoldUntil is the end of a hold, RunUntil of the running time that is guaranteed after
+	// PinnedToRun is the end of the last pin that has a member run, PinnedToSuspend of the last that
+	// has one suspended, because of Pin; RunUntil is that of the running time that is guaranteed after
 	// MaxSuspend or the share floor, LingerUntil of the linger.
-	HoldUntil, RunUntil, LingerUntil Time
+	PinnedToRun, PinnedToSuspend, RunUntil, LingerUntil Time
+	Pin                                                 Cause
 	// ShareFloor is the policy's; BudgetLeft is how long it permits to be suspended.
 	ShareFloor float64
 	BudgetLeft time.Duration
 	// AttachAt is when the last member is attached to that none of its leases ask for; Never for one
 	// without a queue.
 	AttachAt Time
-	ByHand   bool
 	// Top is the highest priority of the leases that count, -1 for none; those of Owners do not.
 	Top    int
 	Owners []gpreempt.ProcessKey
-	// Slots are those of its GPUs. Loaded: it is known whether each member has work; Busy: one has;
-	// else none has had any since IdleSince.
-	Slots        []SlotUse
-	Loaded, Busy bool
-	IdleSince    Time
 }
 
 // MemberFacts are those of one process.
@@ -94,78 +90,56 @@ type OpenBreaker struct {
 	Closes Time
 }
 
-// SlotUse is the use of a GPU's slots for compute queues, parked queues included except in Mapped.
-type SlotUse struct {
-	GPU gpreempt.GPUID
-	// Slots is 0 if that is not known. Permitted and PermittedOffline are what the budget permits.
-	Slots                       int
-	All, Offline, Mapped        int
-	Permitted, PermittedOffline int
-}
-
 // Explain returns why a target is suspended or runs, by the checks that decide.
 func (c *Core) Explain(key gpreempt.ProcessKey) (Explanation, bool) {
 	t := c.targets[key]
 	if t == nil {
 		return Explanation{}, false
 	}
-	v := c.decide(t.gang)
-	e := Explanation{State: t.state, Suspend: v.suspend, Cause: v.cause, Facts: c.facts(t.gang)}
-	decided := false
+	e := Explanation{State: t.state, Facts: c.facts(t.job)}
 	for _, ch := range checks {
-		if ch.name == CheckHQDBudget && !c.parking.budget.On() {
-			continue
+		x := ExplainedCheck{Name: ch.name, Result: CheckPass}
+		if cause := ch.cause(c, t.job); cause != "" {
+			x.Result = CheckRun
+			if ch.suspend {
+				x.Result = CheckSuspend
+			}
+			if x.Decides = e.Cause == ""; x.Decides {
+				e.Suspend, e.Cause = ch.suspend, cause
+			}
 		}
-		result := CheckPass
-		switch {
-		case ch.cause(c, t.gang) == "":
-		case ch.suspend:
-			result = CheckSuspend
-		default:
-			result = CheckRun
-		}
-		e.Checks = append(e.Checks, ExplainedCheck{ch.name, result, result != CheckPass && !decided})
-		decided = decided || result != CheckPass
+		e.Checks = append(e.Checks, x)
 	}
 	for _, l := range c.Leases() {
-		if l.Target == key || slices.ContainsFunc(l.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(t.gpus, id) }) {
+		if slices.ContainsFunc(l.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(t.GPUs, id) }) {
 			e.Leases = append(e.Leases, l.ID)
 		}
 	}
 	return e, true
 }
 
-func (c *Core) facts(g *gang) Facts {
+func (c *Core) facts(j *job) Facts {
 	f := Facts{
-		Now: c.now, Class: g.members[0].class, Priority: g.priority, Draining: c.draining, Shadow: c.policy.Shadow,
-		HoldUntil: g.holdUntil(), RunUntil: g.runUntil, LingerUntil: g.lingerUntil, ShareFloor: c.policy.ShareFloor, BudgetLeft: c.budgetLeft(g),
-		ByHand: g.byHand(), Top: g.top(), Owners: g.owners, Loaded: !g.any(func(t *target) bool { return !t.loaded }),
-		Busy: g.any(func(t *target) bool { return t.busy }), IdleSince: c.idleAt(g) - ParkAfterIdle,
+		Now: c.now, Class: j.members[0].Class, Priority: j.priority, Draining: c.draining, Shadow: c.policy.Shadow,
+		PinnedToRun: j.pinnedUntil(false), PinnedToSuspend: j.pinnedUntil(true), Pin: j.pinned(c.now, true), RunUntil: j.runUntil, LingerUntil: j.lingerUntil, ShareFloor: c.policy.ShareFloor, BudgetLeft: c.budgetLeft(j),
+		Top: j.top(), Owners: j.owners,
 	}
-	if g.job != nil {
-		f.Job = g.job.name
+	if j.progress != nil {
+		f.Job = j.progress.name
 	}
-	f.QuarantinedUntil, f.QuarantineCause = g.quarantine()
-	for _, m := range g.members {
-		a := m.attachment
+	f.QuarantinedUntil, f.QuarantineCause = j.quarantine()
+	for _, m := range j.members {
+		attaching := m.flight.is(ActAttach)
 		f.Members = append(f.Members, MemberFacts{
-			Key: m.key, Ready: m.ready(), Stuck: m.stuck, AttachStuck: a.stuck, Refusal: a.refusal, Refusals: m.refusals, OnResist: m.onResist,
+			Key: m.Target, Ready: m.ready(), Stuck: m.flight.stuck && !attaching, AttachStuck: m.flight.stuck && attaching, Refusal: m.refusal, Refusals: m.refusals, OnResist: m.OnResist,
 		})
-		if a.state == detached && c.mayAttach(a) {
+		if !m.attached && !attaching && c.mayAttach(m) {
 			f.AttachAt = max(f.AttachAt, c.attachDue(m))
 		}
 	}
-	for _, u := range g.gpus {
+	for _, u := range j.gpus {
 		if u.breakerOpen {
 			f.Breakers = append(f.Breakers, OpenBreaker{u.id, u.breakerUntil})
-		}
-	}
-	if b := c.parking.budget; b.On() {
-		c.countQueues()
-		for _, u := range g.gpus {
-			f.Slots = append(f.Slots, SlotUse{
-				u.id, u.slots, u.use.all, u.use.offline, u.use.mapped, u.slots * (100 - b.Spare) / 100, u.slots * b.Offline / 100,
-			})
 		}
 	}
 	return f

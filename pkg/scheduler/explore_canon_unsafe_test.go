@@ -94,62 +94,60 @@ var rules = map[string]struct {
 	why   string
 	whole bool
 }{
-	"book.limits":           {forget, "the same in all states", false},
-	"Core.policy":           {custom(func(w *canon, c *Core) { w.text(c.policy.Preset) }), "its name is unique here", true},
-	"Core.now":              {forget, "times are relative to it", false},
-	"Core.seq":              {forget, "a counter", false},
-	"Core.scans":            {forget, "a counter", false},
-	"Core.gpus":             {forget, "the same as gpuOrder", false},
-	"Core.targets":          {forget, "the same as order", false},
-	"Core.jobs":             {forget, "the gangs of the targets", false},
-	"book.leases":           {forget, "those of the clients", false},
-	"book.perUser":          {forget, "counts the leases", false},
-	"book.requests":         {forget, "of live leases, checked in each state; ended ones are not repeated", false},
-	"book.ended":            {forget, "answers about leases that ended", false},
-	"book.endedNext":        {forget, "as ended", false},
-	"book.endedByID":        {forget, "as ended", false},
-	"Core.timers":           {forget, "the timers of all others, in order", false},
-	"Core.dirty":            {forget, "empty between two steps", false},
-	"Core.dirtyAttachments": {forget, "empty between two steps", false},
-	"book.free":             {forget, "memory for new leases", false},
-	"Core.actions":          {forget, "the result of the last step", false},
-	"Core.attachments":      {custom(writeAttachments), "by process", true},
-	"book.clients":          {custom(writeClients), "by client", true},
+	"book.limits":       {forget, "the same in all states", false},
+	"Core.policy":       {custom(func(w *canon, c *Core) { w.text(c.policy.Preset) }), "its name is unique here", true},
+	"Core.now":          {forget, "times are relative to it", false},
+	"Core.seq":          {forget, "a counter", false},
+	"Core.scans":        {forget, "a counter", false},
+	"Core.gpus":         {forget, "the same as gpuOrder", false},
+	"Core.targets":      {forget, "the same as order", false},
+	"Core.progress":     {forget, "a measurement", false},
+	"book.leases":       {forget, "those of the clients", false},
+	"book.perUser":      {forget, "counts the leases", false},
+	"book.requests":     {forget, "of live leases, checked in each state; ended ones are not repeated", false},
+	"book.ended":        {forget, "answers about leases that ended", false},
+	"book.endedNext":    {forget, "as ended", false},
+	"book.endedByID":    {forget, "as ended", false},
+	"Core.timers":       {forget, "the timers of all others, in order", false},
+	"Core.dirty":        {forget, "empty between two steps", false},
+	"Core.dirtyTargets": {forget, "empty between two steps", false},
+	"book.free":         {forget, "memory for new leases", false},
+	"Core.actions":      {forget, "the result of the last step", false},
+	"Core.leaving":      {custom(writeLeaving), "by process", true},
+	"book.clients":      {custom(writeClients), "by client", true},
 
-	"gpu.use":          {forget, "recounted in every step", false},
 	"gpu.started":      {custom(writeStarted), "most are 0", true},
 	"gpu.breakerUntil": {future, "the timer has it", false},
 	"gpu.gap":          {forget, "the learned linger is not explored", false},
 	"gpu.lastEnd":      {forget, "as gap", false},
 	"gpu.free":         {forget, "as gap", false},
 
-	"target.idleSince":        {custom(writeIdle), "until it may be parked", true},
-	"target.seq":              {custom(func(w *canon, t *target) { w.small(uint8(min(1, t.seq))) }), "a counter; 0 for a Detach", true},
-	"target.inspection":       {custom(func(w *canon, t *target) { w.small(uint8(min(1, t.inspection))) }), "a counter; 0 for none", true},
+	"flight.seq":              {custom(func(w *canon, f *flight) { w.small(uint8(min(1, f.seq))) }), "a counter; 0 for a Detach", true},
+	"flight.inspection":       {custom(func(w *canon, f *flight) { w.small(uint8(min(1, f.inspection))) }), "a counter; 0 for none", true},
+	"flight.due":              {custom(writeDue), "while an action is in flight", true},
 	"target.since":            {forget, "the timer has what follows from it", false},
 	"target.quarantinedUntil": {future, "", false},
-	"target.holdUntil":        {future, "", false},
-	"target.retryAt":          {future, "", false},
+	"pin.until":               {future, "", false},
+	"target.resumeAt":         {future, "", false},
 	"target.suspends":         {forget, "statistics", false},
 	"target.awaySince":        {forget, "statistics", false},
 	"target.away":             {forget, "statistics", false},
 	"target.refusals":         {custom(writeRefusals), "until it is killed", true},
 	"target.refusedAt":        {forget, "refusals has it", false},
-	"attachment.asked":        {custom(func(w *canon, a *attachment) { w.small(map[bool]uint8{true: 1}[a.asked && a.state == attaching]) }), "of the Attach in flight", true},
 	"Backoff.until":           {custom(writeBackoff), "until it is forgiven", true},
-	"attachment.dirty":        {forget, "false between two steps", false},
-	"attachment.retryAt":      {future, "", false},
+	"target.dirty":            {forget, "false between two steps", false},
+	"session.retryAt":         {future, "", false},
 	"estimate.samples":        {custom(func(w *canon, e *estimate) { w.small(uint8(min(1, e.samples))) }), "whether there are any", true},
 
-	"gang.wanted":         {forget, "not used between two steps", false},
-	"gang.dirty":          {forget, "false between two steps", false},
-	"gang.seen":           {forget, "a counter", false},
-	"gang.suspendedSince": {custom(writeSuspendedSince), "only while it is suspended", true},
-	"gang.lingerUntil":    {futureOrPast, "", false},
-	"gang.runUntil":       {future, "", false},
-	"gang.runCause":       {custom(writeRunCause), "only until runUntil", true},
-	"gang.budget":         {custom(func(w *canon, g *gang) { w.num(uint64(w.core.budgetLeft(g))) }), "as of now", true},
-	"gang.budgetAt":       {forget, "as budget", false},
+	"job.progress":       {forget, "a measurement", false},
+	"job.dirty":          {forget, "false between two steps", false},
+	"job.seen":           {forget, "a counter", false},
+	"job.suspendedSince": {custom(writeSuspendedSince), "only while it is suspended", true},
+	"job.lingerUntil":    {futureOrPast, "", false},
+	"job.runUntil":       {future, "", false},
+	"job.runCause":       {custom(writeRunCause), "only until runUntil", true},
+	"job.budget":         {custom(func(w *canon, g *job) { w.num(uint64(w.core.budgetLeft(g))) }), "as of now", true},
+	"job.budgetAt":       {forget, "as budget", false},
 
 	"lease.created":            {custom(writeCreated), "until it is answered and started", true},
 	"lease.startAt":            {future, "", false},
@@ -192,27 +190,21 @@ func writeBackoff(w *canon, b *Backoff) {
 }
 
 func writeRefusals(w *canon, t *target) {
-	if t.refusals > 0 && t.onResist.KillAfter > 0 && !t.killed {
-		w.small(uint8(min(t.refusals, t.onResist.KillAfter)))
+	if t.refusals > 0 && t.OnResist.KillAfter > 0 && !t.killed {
+		w.small(uint8(min(t.refusals, t.OnResist.KillAfter)))
 		w.num(uint64(max(0, t.refusedAt+RefusalTime-w.core.now)))
 	}
 }
 
-func writeSuspendedSince(w *canon, g *gang) {
+func writeSuspendedSince(w *canon, g *job) {
 	if g.suspended {
 		w.num(uint64(w.core.now - g.suspendedSince))
 	}
 }
 
-func writeRunCause(w *canon, g *gang) {
+func writeRunCause(w *canon, g *job) {
 	if w.core.now < g.runUntil {
 		w.text(string(g.runCause))
-	}
-}
-
-func writeIdle(w *canon, t *target) {
-	if t.loaded && !t.busy {
-		w.num(uint64(max(0, t.idleSince+ParkAfterIdle-w.core.now)))
 	}
 }
 
@@ -222,15 +214,23 @@ func writeCreated(w *canon, l *lease) {
 	}
 }
 
-var writeAttachment, writeClient write
+var writeSession, writeClient write
 
-func writeAttachments(w *canon, c *Core) {
-	w.small(uint8(len(c.attachments)))
+// writeLeaving writes the sessions of the processes that have left; nothing else of them counts.
+func writeLeaving(w *canon, c *Core) {
+	w.small(uint8(len(c.leaving)))
 	for n := uint8(1); n < 4; n++ {
-		if a := c.attachments[procKey(inverse(&w.names.proc, n))]; a != nil {
+		if t := c.leaving[procKey(inverse(&w.names.proc, n))]; t != nil {
 			w.small(n)
-			writeAttachment(w, unsafe.Pointer(&a))
+			writeSession(w, unsafe.Pointer(&t.session))
+			writeTimer(w, &t.timer)
 		}
+	}
+}
+
+func writeDue(w *canon, f *flight) {
+	if !f.is(ActRecord) && f.due != Never {
+		w.num(uint64(f.due - w.core.now))
 	}
 }
 
@@ -277,8 +277,8 @@ func plan(t reflect.Type, field string) write {
 		return sorted(func(w *canon, u *gpu) uint8 { return w.names.gpu[u.id] })
 	case reflect.TypeFor[[]*target]():
 		return sorted((*canon).target)
-	case reflect.TypeFor[[]*gang]():
-		return sorted((*canon).gang)
+	case reflect.TypeFor[[]*job]():
+		return sorted((*canon).job)
 	}
 	switch t.Kind() {
 	case reflect.Bool, reflect.Uint8, reflect.Int8:
@@ -307,10 +307,10 @@ func plan(t reflect.Type, field string) write {
 	}
 }
 
-func (w *canon) target(t *target) uint8 { return w.names.proc[t.key.PID] }
+func (w *canon) target(t *target) uint8 { return w.names.proc[t.Target.PID] }
 
-// gang returns the least member of a gang as its name.
-func (w *canon) gang(g *gang) uint8 {
+// job returns the least member of a job as its name.
+func (w *canon) job(g *job) uint8 {
 	least := uint8(0xff)
 	for _, m := range g.members {
 		least = min(least, w.target(m))
@@ -434,7 +434,7 @@ var writeCore write
 func newCanon() *canon {
 	if writeCore == nil {
 		writeCore = plan(reflect.TypeFor[Core](), "")
-		writeAttachment = plan(reflect.TypeFor[*attachment](), "")
+		writeSession = plan(reflect.TypeFor[session](), "")
 		writeClient = plan(reflect.TypeFor[*client](), "")
 	}
 	return &canon{}

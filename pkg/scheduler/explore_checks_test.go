@@ -11,8 +11,8 @@ import (
 
 // step has the core handle an event that the situation has taken in, and checks what it does.
 func (x *explored) step(ev Event) error {
-	for g := range x.gangs {
-		x.charge(&x.gangs[g])
+	for g := range x.units {
+		x.charge(&x.units[g])
 	}
 	x.passTime()
 	if x.bug != nil && x.bug.event != nil {
@@ -38,17 +38,17 @@ func (x *explored) step(ev Event) error {
 	return x.checkModel()
 }
 
-// noteCover notes which gangs a lease covers at this time.
+// noteCover notes which jobs a lease covers at this time.
 func (x *explored) noteCover() {
-	for g := range x.gangs {
+	for g := range x.units {
 		if x.covers(uint8(g)) {
-			x.gangs[g].coveredUntil = x.now
+			x.units[g].coveredUntil = x.now
 		}
 	}
 }
 
-// charge empties or fills the share budget of a gang.
-func (x *explored) charge(g *modelGang) {
+// charge empties or fills the share budget of a job.
+func (x *explored) charge(g *modelUnit) {
 	dt := x.now - g.chargedAt
 	g.chargedAt = x.now
 	switch limit := x.policies[x.policy].ShareWindow / 2; {
@@ -77,7 +77,7 @@ func (x *explored) passTime() {
 // inspected reports whether the core waits for the answer to an Inspect.
 func (x *explored) inspected(i int) bool {
 	t := x.core.targets[procKey(uint8(i)+1)]
-	return t != nil && x.processes[i].inspect != 0 && t.inspection == x.processes[i].inspect
+	return t != nil && x.processes[i].inspect != 0 && !t.flight.is(ActAttach) && t.flight.inspection == x.processes[i].inspect
 }
 
 // answerInspect is the answer to an Inspect: the call waits for the process itself, or not.
@@ -144,13 +144,13 @@ func (x *explored) disbelieve(i int) {
 }
 
 func (x *explored) takePolicy(n uint8) {
-	for g := range x.gangs {
-		x.charge(&x.gangs[g])
+	for g := range x.units {
+		x.charge(&x.units[g])
 	}
 	x.policy = n
 	if p := x.policies[n]; p.ShareFloor > 0 {
-		for g := range x.gangs {
-			x.gangs[g].budget = min(x.gangs[g].budget, p.ShareWindow/2)
+		for g := range x.units {
+			x.units[g].budget = min(x.units[g].budget, p.ShareWindow/2)
 		}
 	}
 }
@@ -192,8 +192,8 @@ func (x *explored) take(a *Action) error {
 	if a.Kind != ActSuspend {
 		return nil
 	}
-	g := x.places[i].gang
-	if !x.covers(g) && !(x.gangs[g].away && x.now < x.lingersUntil(g)) && !(x.mayPark(g) && len(x.core.targets) > 1) {
+	g := x.places[i].unit
+	if !x.covers(g) && !(x.units[g].away && x.now < x.lingersUntil(g)) && !x.pinned(g) {
 		return fmt.Errorf("rule 1: process %d is suspended and nothing asks for it", i+1)
 	}
 	return x.mayBeSuspended(i)
@@ -208,10 +208,10 @@ func (x *explored) takeRecord(r *Record) {
 	case RecordTarget:
 		i := r.Target.PID - 1
 		x.processes[i].away = r.ToTarget == TargetSuspending || r.ToTarget == TargetSuspended || r.ToTarget == TargetResuming
-		n := x.places[i].gang
-		g, away := &x.gangs[n], false
+		n := x.places[i].unit
+		g, away := &x.units[n], false
 		for i, at := range x.places {
-			away = away || at.gang == n && x.processes[i].away
+			away = away || at.unit == n && x.processes[i].away
 		}
 		if away && !g.away {
 			g.awaySince = x.now
@@ -221,21 +221,21 @@ func (x *explored) takeRecord(r *Record) {
 	}
 }
 
-// mayPark reports whether the budget may park a gang: its processes are idle for long enough.
-func (x *explored) mayPark(g uint8) bool {
+// pinned reports whether a pin has a job suspended.
+func (x *explored) pinned(g uint8) bool {
 	for i, at := range x.places {
-		if at.gang == g && (x.idle[i] == 0 || x.now < x.idle[i]+ParkAfterIdle) {
-			return false
+		if at.unit == g && x.now < x.parked[i] {
+			return true
 		}
 	}
-	return x.budget.On()
+	return false
 }
 
 func (x *explored) lingersUntil(g uint8) Time {
 	if x.policies[x.policy].Linger == 0 {
 		return 0
 	}
-	return x.gangs[g].coveredUntil + x.policies[x.policy].Linger
+	return x.units[g].coveredUntil + x.policies[x.policy].Linger
 }
 
 // mayBeSuspended returns why a process has to run, whatever leases there are.
@@ -273,7 +273,7 @@ func (x *explored) takeAnswer(a *Action) error {
 	}
 	for i, at := range x.places {
 		p, o := &x.processes[i], offers[l.offer]
-		if p.alive && !p.unmanaged && x.outranks(c, at.gang) && p.running() > p.born-p.reported && !p.lostUnnoticed() &&
+		if p.alive && !p.unmanaged && x.outranks(c, at.unit) && p.running() > p.born-p.reported && !p.lostUnnoticed() &&
 			slices.ContainsFunc(at.gpus, func(id gpreempt.GPUID) bool { return slices.Contains(o.gpus, id) }) {
 			return fmt.Errorf("rule 5: client %d has the answer that its GPUs are quiet, and process %d runs on them", c+1, i+1)
 		}
@@ -325,8 +325,8 @@ func (x *explored) checkModel() error {
 			return fmt.Errorf("process %d stays suspended when the daemon dies now", i+1)
 		}
 	}
-	for g := range x.gangs {
-		if err := x.checkGang(uint8(g)); err != nil {
+	for g := range x.units {
+		if err := x.checkUnit(uint8(g)); err != nil {
 			return err
 		}
 	}
@@ -344,7 +344,7 @@ func (x *explored) checkProcess(i int, p *modelProcess, t *target) error {
 			return fmt.Errorf("rule 7: process %d failed and is not in quarantine", i+1)
 		}
 	case TargetSuspending, TargetResuming:
-		if p.flight == ActRecord && !(t.retrying && t.timer.index != 0) {
+		if p.flight == ActRecord && !(t.flight.is(ActRecord) && t.timer.index != 0) {
 			return fmt.Errorf("process %d is %v for ever: nothing is in flight", i+1, t.state)
 		}
 	case TargetSuspended:
@@ -354,7 +354,7 @@ func (x *explored) checkProcess(i int, p *modelProcess, t *target) error {
 		if p.alive && p.running() > p.born-p.reported && !p.lostUnnoticed() {
 			return fmt.Errorf("process %d counts as suspended, and %d of its queues run", i+1, p.running())
 		}
-		if p.born > 0 && t.runsAgain() != "" {
+		if p.born > 0 && t.again != "" {
 			return fmt.Errorf("rule 4: process %d has a new queue that nothing suspends", i+1)
 		}
 		if err := x.checkDeadline(i); err != nil {
@@ -368,11 +368,11 @@ func (x *explored) checkProcess(i int, p *modelProcess, t *target) error {
 
 // checkDeadline checks that the core looks again at a suspended process in time.
 func (x *explored) checkDeadline(i int) error {
-	n := x.places[i].gang
-	g, policy := x.gangs[n], x.policies[x.policy]
+	n := x.places[i].unit
+	g, policy := x.units[n], x.policies[x.policy]
 	due, armed := x.core.NextDeadline()
 	ends := func(at Time) bool { return x.now < at && armed && due <= at }
-	if !x.covers(n) && !ends(x.lingersUntil(n)) && !x.mayPark(n) {
+	if !x.covers(n) && !ends(x.lingersUntil(n)) && !x.pinned(n) {
 		return fmt.Errorf("rule 1: process %d stays suspended, and no lease covers it", i+1)
 	}
 	if !ends(g.awaySince + policy.MaxSuspend) {
@@ -384,15 +384,15 @@ func (x *explored) checkDeadline(i int) error {
 	return nil
 }
 
-// checkGang checks that a gang is not torn, and that it is off the GPUs when it should be.
-func (x *explored) checkGang(n uint8) error {
+// checkUnit checks that a job is not torn, and that it is off the GPUs when it should be.
+func (x *explored) checkUnit(n uint8) error {
 	if x.core.now < x.now {
 		return nil
 	}
 	suspended, running, blocked := 0, 0, x.draining || x.policies[x.policy].Shadow || x.policies[x.policy].ShareFloor > 0
 	for i, at := range x.places {
 		t := x.core.targets[procKey(uint8(i)+1)]
-		if at.gang != n || t == nil || x.processes[i].unmanaged {
+		if at.unit != n || t == nil || x.processes[i].unmanaged {
 			continue
 		}
 		switch t.state {
@@ -403,25 +403,25 @@ func (x *explored) checkGang(n uint8) error {
 		default:
 			blocked = true
 		}
-		blocked = blocked || !t.ready() || x.mayBeSuspended(i) != nil || x.now < t.gang.runUntil
+		blocked = blocked || !t.ready() || x.mayBeSuspended(i) != nil || x.now < t.job.runUntil
 	}
 	switch {
 	case suspended > 0 && running > 0:
-		return fmt.Errorf("gang %d is torn: %d of its processes are suspended and %d run", n+1, suspended, running)
+		return fmt.Errorf("job %d is torn: %d of its processes are suspended and %d run", n+1, suspended, running)
 	case running > 0 && !blocked && x.covers(n):
-		return fmt.Errorf("gang %d runs although a lease covers it and nothing prevents its suspension", n+1)
+		return fmt.Errorf("job %d runs although a lease covers it and nothing prevents its suspension", n+1)
 	}
 	return nil
 }
 
-// outranks reports whether the lease of a client outranks a gang, which is not its own.
+// outranks reports whether the lease of a client outranks a job, which is not its own.
 func (x *explored) outranks(client int, g uint8) bool {
 	priority := offers[x.leases[client].offer].priority
 	for i, at := range x.places {
-		if at.gang == g && client == 0 && slices.Contains(at.kin, x.owner) {
+		if at.unit == g && client == 0 && slices.Contains(at.kin, x.owner) {
 			return false
 		}
-		if at.gang == g && !x.processes[i].unmanaged && x.core.targets[procKey(uint8(i)+1)] != nil && at.priority >= priority {
+		if at.unit == g && !x.processes[i].unmanaged && x.core.targets[procKey(uint8(i)+1)] != nil && at.priority >= priority {
 			return false
 		}
 	}
@@ -437,13 +437,4 @@ func (x *explored) checkDeep() error {
 		return fmt.Errorf("the core itself: %w", err)
 	}
 	return nil
-}
-
-// load reports one queue on each of its GPUs.
-func (x *explored) load(i int) TargetLoad {
-	ev := TargetLoad{Target: procKey(uint8(i) + 1), Busy: x.idle[i] == 0}
-	for _, id := range x.places[i].gpus {
-		ev.Queues = append(ev.Queues, GPUQueues{id, 1})
-	}
-	return ev
 }

@@ -19,7 +19,7 @@ const disturbance = 4
 
 func (m move) ordinary() bool {
 	switch m.kind {
-	case moveClock, moveTick, moveAnnounce, moveComplete, movePerform, moveReport, moveReportBirth, moveReportDeath, moveReportLoss, moveUndebug, moveHung, moveIdle:
+	case moveClock, moveTick, moveAnnounce, moveComplete, movePerform, moveReport, moveReportBirth, moveReportDeath, moveReportLoss, moveUndebug, moveHung, movePark:
 		return true
 	default:
 		return false
@@ -321,7 +321,7 @@ func (w *canon) situation(x *explored) {
 		p := &x.processes[i]
 		current := p.seq == 0
 		if t := x.core.targets[procKey(i+1)]; t != nil {
-			current = p.seq == t.seq
+			current = p.seq == t.flight.seq
 		}
 		flag(p.alive, p.unmanaged, p.enabled, p.ours, p.foreigner, p.session, p.done, p.thenDetach)
 		flag(current, p.away, p.inspect != 0, x.inspected(int(i)), x.resisted[i])
@@ -333,8 +333,7 @@ func (w *canon) situation(x *explored) {
 		}
 		later(x.quarantined[i])
 		later(x.held[i])
-		flag(x.idle[i] == 0)
-		later(x.idle[i] + ParkAfterIdle)
+		later(x.parked[i])
 	}
 	for n := uint8(1); n <= worldClients; n++ {
 		l := &x.leases[inverse(&w.names.client, n)-1]
@@ -352,21 +351,21 @@ func (w *canon) situation(x *explored) {
 	for n := uint8(1); n <= worldGPUs; n++ {
 		later(x.breakers[inverse(&w.names.gpu, n)-1])
 	}
-	done := [worldGangs]bool{}
+	done := [worldUnits]bool{}
 	for n := uint8(1); int(n) <= len(x.places); n++ {
-		at := x.places[inverse(&w.names.proc, n)-1].gang
+		at := x.places[inverse(&w.names.proc, n)-1].unit
 		if done[at] {
 			continue
 		}
 		done[at] = true
-		g := x.gangs[at]
+		g := x.units[at]
 		x.charge(&g)
 		flag(g.away)
 		w.num(uint64(g.budget))
 		if g.away {
 			since(g.awaySince)
 		}
-		later(x.gangs[at].coveredUntil + x.policies[1].Linger)
+		later(x.units[at].coveredUntil + x.policies[1].Linger)
 	}
 }
 

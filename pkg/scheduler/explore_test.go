@@ -17,7 +17,11 @@ import (
 // exploredStates returns how many states are to be explored in all layouts together.
 func exploredStates(t *testing.T) int {
 	t.Helper()
-	return testutil.Number(t, "GPREEMPT_EXPLORE", 28_000)
+	states := 28_000
+	if testing.Short() {
+		states = 7_000
+	}
+	return testutil.Number(t, "GPREEMPT_EXPLORE", states)
 }
 
 func TestEveryHistoryUpToABoundKeepsThePromises(t *testing.T) {
@@ -136,11 +140,11 @@ func without(drop func(Action) bool) func([]Action) []Action {
 	return func(actions []Action) []Action { return slices.DeleteFunc(actions, drop) }
 }
 
-// eachGang returns a hook that changes all gangs.
-func eachGang(change func(*Core, *gang)) func(*Core) {
+// eachJob returns a hook that changes all jobs.
+func eachJob(change func(*Core, *job)) func(*Core) {
 	return func(c *Core) {
 		for _, t := range c.order {
-			change(c, t.gang)
+			change(c, t.job)
 		}
 	}
 }
@@ -156,9 +160,9 @@ var seededBugs = []seededBug{
 		}
 	}},
 	{name: "a retry is a new announcement", after: func(c *Core) { clear(c.requests) }},
-	{name: "max_suspend is forgotten", after: eachGang(func(c *Core, g *gang) { g.suspendedSince = c.now })},
-	{name: "the share floor is ignored", layout: 1, disturbances: []moveKind{moveReload}, after: eachGang(func(_ *Core, g *gang) { g.budget = time.Hour })},
-	{name: "the linger has no end", layout: 1, disturbances: []moveKind{moveReload}, after: eachGang(func(c *Core, g *gang) {
+	{name: "max_suspend is forgotten", after: eachJob(func(c *Core, g *job) { g.suspendedSince = c.now })},
+	{name: "the share floor is ignored", layout: 1, disturbances: []moveKind{moveReload}, after: eachJob(func(_ *Core, g *job) { g.budget = time.Hour })},
+	{name: "the linger has no end", layout: 1, disturbances: []moveKind{moveReload}, after: eachJob(func(c *Core, g *job) {
 		if g.lingerUntil > c.now {
 			g.lingerUntil = c.now + time.Second
 		}
@@ -194,7 +198,7 @@ var seededBugs = []seededBug{
 	{name: "a class is ignored", disturbances: []moveKind{moveReclassify}, event: lose[TargetSeen]()},
 	{name: "a new queue is not suspended", layout: 1, disturbances: []moveKind{moveBirth}, event: lose[Running]()},
 	{name: "a drain is ignored", disturbances: []moveKind{moveDrain}, event: lose[Drain]()},
-	{name: "a hold is ignored", disturbances: []moveKind{moveHold}, event: lose[Hold]()},
+	{name: "a hold is ignored", disturbances: []moveKind{moveHold}, event: lose[Pin]()},
 	{name: "an alarm opens no breaker", disturbances: []moveKind{moveAlarm}, event: lose[Alarm]()},
 	{name: "a call that hangs opens no breaker", after: func(c *Core) {
 		for _, u := range c.gpuOrder {
@@ -209,7 +213,7 @@ var seededBugs = []seededBug{
 	}},
 	{name: "a resume that failed is not tried again", layout: 1, disturbances: []moveKind{moveFail}, after: func(c *Core) {
 		for _, t := range c.order {
-			if t.retrying {
+			if t.state == TargetResuming && t.flight.is(ActRecord) {
 				c.timers.clear(&t.timer)
 			}
 		}
@@ -222,14 +226,16 @@ var seededBugs = []seededBug{
 		return ev
 	}},
 	{name: "a parked process that has work stays parked", layout: 2, event: func(ev Event) Event {
-		if l, is := ev.(TargetLoad); is && l.Busy {
+		if p, is := ev.(Pin); is && p.Cause == CauseHQDRoom {
 			return Tick{}
 		}
 		return ev
 	}},
-	{name: "a process is parked at once", layout: 2, after: func(c *Core) {
+	{name: "a pin has no end", layout: 2, after: func(c *Core) {
 		for _, t := range c.order {
-			t.idleSince -= ParkAfterIdle
+			if c.now < t.pin.until {
+				t.pin.until = c.now + time.Second
+			}
 		}
 	}},
 	{name: "a suspend is ordered twice", actions: func(actions []Action) []Action {

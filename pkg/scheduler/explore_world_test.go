@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// The world of the explorer: what the environment of a core can do, two GPUs, two gangs and
+// The world of the explorer: what the environment of a core can do, two GPUs, two jobs and
 // two clients, each with at most one lease. A situation is a plain value, so that it can be
 // copied; the checks in explore_checks_test.go hold the core against it.
 
@@ -17,11 +17,12 @@ const (
 	mostProcesses = 3
 	worldGPUs     = 2
 	worldClients  = 2
-	worldGangs    = 2
+	worldUnits    = 2
 
 	leaseTTL  = 8 * time.Millisecond
 	leaseWait = 2 * time.Millisecond
 	leaseETA  = time.Millisecond
+	parkTime  = 4 * time.Millisecond
 )
 
 // modelLease is the live lease of a client.
@@ -34,8 +35,8 @@ type modelLease struct {
 	created  Time
 }
 
-// modelGang is what the promises about a gang need.
-type modelGang struct {
+// modelUnit is what the promises about a job need.
+type modelUnit struct {
 	away      bool
 	awaySince Time
 	// coveredUntil is when the last lease that outranks it ended, or now.
@@ -52,9 +53,9 @@ type situation struct {
 	quarantined [mostProcesses]Time
 	resisted    [mostProcesses]bool // a result said that it resists
 	held        [mostProcesses]Time // an admin keeps it running until then
-	idle        [mostProcesses]Time // since when it is reported as idle; 0 while it has work
+	parked      [mostProcesses]Time // a pin has it suspended until then, to keep slots free
 	leases      [worldClients]modelLease
-	gangs       [worldGangs]modelGang
+	units       [worldUnits]modelUnit
 	breakers    [worldGPUs]Time
 	policy      uint8
 	draining    bool
@@ -63,7 +64,7 @@ type situation struct {
 
 // place is a process of a layout.
 type place struct {
-	gang     uint8
+	unit     uint8
 	job      string
 	priority gpreempt.Priority
 	gpus     []gpreempt.GPUID
@@ -75,9 +76,8 @@ type place struct {
 type layout struct {
 	name   string
 	places []place
-	// budget divides the slots of each GPU; without slots it is off.
-	budget HQDBudget
-	slots  int
+	// parks: processes are parked.
+	parks bool
 	// owner is that of the first client's leases.
 	owner gpreempt.ProcessKey
 	// onResist is that of every process.
@@ -98,7 +98,7 @@ var (
 
 // layouts: a job on two GPUs beside a process on both, and one process on each GPU. In both,
 // nothing changes when the GPUs are exchanged together with the first two processes, nor
-// when the clients are. In the third, the HQD budget has room for one of two processes. In the
+// when the clients are. In the third, processes are parked. In the
 // fourth, the first client announces the work of one of them. In the last, a process is killed when it
 // resists.
 var layouts = []layout{
@@ -115,7 +115,7 @@ var layouts = []layout{
 		{swapped, swapped, swapped},
 	}},
 	{
-		name: "budget", places: []place{{0, "", 0, onFirst, nil}, {1, "", 5, onFirst, nil}}, budget: HQDBudget{Offline: 50, Spare: 50}, slots: 2,
+		name: "parks", places: []place{{0, "", 0, onFirst, nil}, {1, "", 5, onFirst, nil}}, parks: true,
 		alike: []renaming{{same, same, same}, {same, same, swapped}},
 	},
 	{
@@ -171,12 +171,12 @@ type explored struct {
 func newExplored(l *layout) (*explored, error) {
 	x := &explored{layout: l, policies: policies()}
 	x.core = New(x.policies[0], worldLimits)
-	for i := range x.gangs {
-		x.gangs[i].budget = x.core.budgetCap()
+	for i := range x.units {
+		x.units[i].budget = x.core.policy.MaxBudget()
 	}
 	x.now = time.Hour // so that no point in time is 0
 	for id := range gpreempt.GPUID(worldGPUs) {
-		if err := x.step(GPUAdded{GPU: id + 1, Slots: l.slots}); err != nil {
+		if err := x.step(GPUAdded{GPU: id + 1}); err != nil {
 			return nil, err
 		}
 	}
@@ -185,14 +185,6 @@ func newExplored(l *layout) (*explored, error) {
 		if err := x.step(x.seen(i)); err != nil {
 			return nil, err
 		}
-		if l.budget.On() {
-			if err := x.step(x.load(i)); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if err := x.step(HQDBudgetChanged{l.budget}); err != nil {
-		return nil, err
 	}
 	for range 100 { // attach, whatever the core waits for before
 		moved := false
@@ -255,7 +247,7 @@ const (
 	moveReload // policy n
 	moveHold
 	moveStuck // the action of process n is found to wait for the process
-	moveIdle  // process n runs out of work, or has work again
+	movePark  // process n is parked, or no longer
 	moveHung  // the action of process n is found to wait for something else
 )
 
@@ -264,7 +256,7 @@ var moveNames = []string{
 	"%s of process %d fails: %v", "the result of %s of process %d arrives", "process %d creates a queue", "the new queue of process %d is reported", "process %d dies",
 	"the death of process %d is reported", "process %d replaces its program", "the loss of the session with process %d is reported", "a debugger attaches to process %d",
 	"the debugger of process %d ends", "process %d is classified", "an alarm of GPU %d", "drain is switched", "a reload brings policy %q", "an admin holds process %d",
-	"the action of process %d is found to wait for the process", "process %d runs out of work, or has work again", "the action of process %d is found to wait for something else",
+	"the action of process %d is found to wait for the process", "process %d is parked, or no longer", "the action of process %d is found to wait for something else",
 }
 
 type move struct {
@@ -307,7 +299,7 @@ func (x *explored) possible() []move {
 		add(p.foreigner, moveUndebug, i, 0)
 		add(p.alive && known, moveReclassify, i, 0)
 		add(p.alive && known, moveHold, i, 0)
-		add(x.budget.On() && p.alive && known, moveIdle, i, 0)
+		add(x.parks && p.alive && known, movePark, i, 0)
 		add(p.inspect != 0, moveStuck, i, 0)
 		add(p.inspect != 0, moveHung, i, 0)
 	}
@@ -378,13 +370,15 @@ func (x *explored) make(m move) error {
 	case moveReclassify:
 		p.unmanaged = !p.unmanaged
 		return x.step(x.seen(int(m.n)))
-	case moveIdle:
-		if x.idle[m.n] == 0 {
-			x.idle[m.n] = x.now
-		} else {
-			x.idle[m.n] = 0
+	case movePark:
+		ev := Pin{Target: procKey(m.n + 1), Cause: CauseHQDRoom}
+		if x.now >= x.parked[m.n] {
+			ev.Cause, ev.For = CauseHQDBudget, parkTime
 		}
-		return x.step(x.load(int(m.n)))
+		if x.now >= x.held[m.n] {
+			x.parked[m.n] = x.now + ev.For
+		}
+		return x.step(ev)
 	case moveAlarm:
 		x.breakers[m.n] = x.now + BreakerTime
 		x.doubt(m.n)
@@ -396,8 +390,8 @@ func (x *explored) make(m move) error {
 		x.takePolicy(m.n)
 		return x.step(PolicyChanged{Policy: x.policies[m.n]})
 	case moveHold:
-		x.quarantined[m.n], x.held[m.n] = x.now, x.now+leaseTTL
-		return x.step(Hold{Target: procKey(m.n + 1), For: leaseTTL})
+		x.quarantined[m.n], x.held[m.n], x.parked[m.n] = x.now, x.now+leaseTTL, x.now
+		return x.step(Pin{Target: procKey(m.n + 1), Cause: CauseHold, For: leaseTTL})
 	case moveStuck, moveHung:
 		return x.answerInspect(int(m.n), m.kind == moveStuck)
 	}
@@ -478,7 +472,7 @@ func (x *explored) text(m move) string {
 	}
 }
 
-// covers reports whether a live lease that has started outranks a gang on one of its GPUs.
+// covers reports whether a live lease that has started outranks a job on one of its GPUs.
 func (x *explored) covers(g uint8) bool {
 	for c := range x.leases {
 		l := &x.leases[c]
@@ -486,7 +480,7 @@ func (x *explored) covers(g uint8) bool {
 			continue
 		}
 		for i, at := range x.places {
-			if at.gang == g && !x.processes[i].unmanaged && x.core.targets[procKey(uint8(i)+1)] != nil &&
+			if at.unit == g && !x.processes[i].unmanaged && x.core.targets[procKey(uint8(i)+1)] != nil &&
 				slices.ContainsFunc(at.gpus, func(id gpreempt.GPUID) bool { return slices.Contains(offers[l.offer].gpus, id) }) {
 				return true
 			}

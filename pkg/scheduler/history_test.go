@@ -36,7 +36,7 @@ func TestRandomHistories(t *testing.T) {
 		w := NewWorld(scheduler.DefaultPolicy(), Seeded(seed), checked())
 		w.Calm = seed%2 == 0
 		for id := range gpreempt.GPUID(4) {
-			if err := w.Step(scheduler.GPUAdded{GPU: id + 1, Slots: 4}); err != nil {
+			if err := w.Step(scheduler.GPUAdded{GPU: id + 1}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -14,7 +14,7 @@ import (
 func (c *Core) CheckInvariants() error {
 	for _, t := range c.order {
 		if err := c.checkTarget(t); err != nil {
-			return fmt.Errorf("target %v (%d): %w", t.key, t.state, err)
+			return fmt.Errorf("target %v (%d): %w", t.Target, t.state, err)
 		}
 	}
 	for id, l := range c.leases {
@@ -26,63 +26,63 @@ func (c *Core) CheckInvariants() error {
 }
 
 func (c *Core) checkTarget(t *target) error {
-	g := t.gang
-	if !slices.Contains(g.members, t) {
-		return fmt.Errorf("not a member of its gang")
+	j := t.job
+	if !slices.Contains(j.members, t) {
+		return fmt.Errorf("not a member of its job")
 	}
-	if t.attachment != c.attachments[t.key] || t.attachment.target != t {
-		return fmt.Errorf("its attachment is another's")
+	if c.targets[t.Target] != t || c.leaving[t.Target] != nil {
+		return fmt.Errorf("it is listed as another, or as one that has left")
 	}
 	next, armed := c.NextDeadline()
 	switch t.state {
 	case TargetSuspended:
 		switch {
-		case t.class != gpreempt.Offline:
-			return fmt.Errorf("rule 3: class %v is suspended", t.class)
+		case t.Class != gpreempt.Offline:
+			return fmt.Errorf("rule 3: class %v is suspended", t.Class)
 		case c.draining:
 			return fmt.Errorf("rule 8: suspended while draining")
 		case c.policy.Shadow:
 			return fmt.Errorf("suspended under a shadow policy")
 		case t.quarantinedUntil > c.now:
 			return fmt.Errorf("rule 7: suspended in quarantine")
-		case t.runsAgain() != "":
-			return fmt.Errorf("rule 4: it runs: %v", t.runsAgain())
-		case !g.suspended:
-			return fmt.Errorf("suspended, but its gang is not")
-		case !g.byHand() && g.top() <= int(g.priority) && c.now >= g.lingerUntil && !g.parked:
-			return fmt.Errorf("rule 1: no lease outranks it, no linger lasts, and it is not parked")
+		case t.again != "":
+			return fmt.Errorf("rule 4: it runs: %v", t.again)
+		case !j.suspended:
+			return fmt.Errorf("suspended, but its job is not")
+		case j.pinned(c.now, true) == "" && j.top() <= int(j.priority) && c.now >= j.lingerUntil:
+			return fmt.Errorf("rule 1: no lease outranks it, no linger lasts, and no pin has it suspended")
 		case !armed:
 			return fmt.Errorf("rule 2: no deadline at all")
-		case next > c.maxSuspendAt(g):
-			return fmt.Errorf("rule 2: next deadline %v is after max_suspend at %v", next, c.maxSuspendAt(g))
-		case c.now >= c.maxSuspendAt(g):
+		case next > c.maxSuspendAt(j):
+			return fmt.Errorf("rule 2: next deadline %v is after max_suspend at %v", next, c.maxSuspendAt(j))
+		case c.now >= c.maxSuspendAt(j):
 			return fmt.Errorf("rule 2: suspended past max_suspend")
 		}
-		for _, u := range g.gpus {
+		for _, u := range j.gpus {
 			if u.breakerOpen {
 				return fmt.Errorf("rule 7: suspended behind the open breaker of GPU %v", u.id)
 			}
 		}
-		for _, m := range g.members {
+		for _, m := range j.members {
 			if m.state == TargetRunning || m.state == TargetQuarantined {
-				return fmt.Errorf("its gang is torn: %v runs", m.key)
+				return fmt.Errorf("its job is torn: %v runs", m.Target)
 			}
 		}
-		if due, ok := c.floorAt(g); ok && c.now >= due && g.budget < 0 {
-			return fmt.Errorf("share floor: suspended with budget %v", g.budget)
+		if c.now >= c.floorAt(j) && j.budget < 0 {
+			return fmt.Errorf("share floor: suspended with budget %v", j.budget)
 		}
 	case TargetRunning:
-		if g.verdict.suspend && !c.policy.Shadow {
-			return fmt.Errorf("runs although it is to be suspended (%s)", g.verdict.cause)
+		if j.verdict.suspend && !c.policy.Shadow {
+			return fmt.Errorf("runs although it is to be suspended (%s)", j.verdict.cause)
 		}
-		if v := c.decide(g); v.suspend != g.verdict.suspend {
-			return fmt.Errorf("the decision is stale: %v, now %v", g.verdict, v)
+		if v := c.decide(j); v.suspend != j.verdict.suspend {
+			return fmt.Errorf("the decision is stale: %v, now %v", j.verdict, v)
 		}
 	case TargetSuspending, TargetResuming:
-		if t.seq == 0 && t.attachment.state != detaching && !t.retrying {
+		if t.flight.is(ActRecord) && (t.state == TargetSuspending || t.resumeAt <= c.now) {
 			return fmt.Errorf("rule 4: away without an action")
 		}
-		if !t.hung && t.timer.index == 0 {
+		if hung := t.flight.late && !t.flight.stuck; !hung && t.timer.index == 0 {
 			return fmt.Errorf("an action in flight without a deadline")
 		}
 	case TargetQuarantined:
@@ -153,13 +153,8 @@ func (c *Core) checkBooks() error {
 	if err := c.checkOwners(); err != nil {
 		return err
 	}
-	for _, t := range c.order {
-		if t.gang.parked && (!c.parking.budget.On() || t.busy || !t.loaded) {
-			return fmt.Errorf("target %v is parked: busy %v, known %v, budget %+v", t.key, t.busy, t.loaded, c.parking.budget)
-		}
-	}
 	if len(c.dirty) != 0 {
-		return fmt.Errorf("%d gangs left unsettled", len(c.dirty))
+		return fmt.Errorf("%d jobs left unsettled", len(c.dirty))
 	}
 	for i, t := range c.timers.items {
 		if t.index != i+1 || t.due < c.timers.items[0].due {
@@ -172,7 +167,7 @@ func (c *Core) checkBooks() error {
 	return nil
 }
 
-// checkOwners compares the owners with the clients, and the gangs with their members.
+// checkOwners compares the owners with the clients, and the jobs with their members.
 func (c *Core) checkOwners() error {
 	owners := map[gpreempt.ProcessKey]int{}
 	for _, cl := range c.clients {
@@ -184,30 +179,30 @@ func (c *Core) checkOwners() error {
 		return fmt.Errorf("clients have owners %v, counted are %v", owners, c.owners)
 	}
 	for _, t := range c.order {
-		if want := c.ownersOf(t); !slices.Equal(t.gang.owners, want) {
-			return fmt.Errorf("the gang of target %v has owners %v, its own are %v", t.key, t.gang.owners, want)
+		if want := c.ownersOf(t); !slices.Equal(t.job.owners, want) {
+			return fmt.Errorf("the job of target %v has owners %v, its own are %v", t.Target, t.job.owners, want)
 		}
 	}
 	return nil
 }
 
-// checkJobs compares the jobs with their members.
+// checkJobs compares the jobs with their members, and what is measured of them.
 func (c *Core) checkJobs() error {
 	type count struct{ members, away int }
 	want, got := map[string]count{}, map[string]count{}
 	for _, t := range c.order {
-		name := t.jobName
-		if t.class != gpreempt.Offline || name == "" {
-			if t.job != nil {
-				return fmt.Errorf("target %v is of job %s, and should not be", t.key, t.job.name)
+		name, p := t.Job, t.job.progress
+		if t.Class != gpreempt.Offline || name == "" {
+			if p != nil {
+				return fmt.Errorf("target %v is of job %s, and should not be", t.Target, p.name)
 			}
 			continue
 		}
-		if t.job != c.jobs[name] {
-			return fmt.Errorf("target %v is not of job %s", t.key, name)
+		if p != c.progress[name] {
+			return fmt.Errorf("target %v is not of job %s", t.Target, name)
 		}
-		if !slices.Contains(t.job.gangs, t.gang) {
-			return fmt.Errorf("the gangs of job %s and target %v do not fit", name, t.key)
+		if !slices.Contains(p.parts, t.job) {
+			return fmt.Errorf("the parts of job %s and target %v do not fit", name, t.Target)
 		}
 		n := want[name]
 		n.members++
@@ -216,8 +211,8 @@ func (c *Core) checkJobs() error {
 		}
 		want[name] = n
 	}
-	for name, j := range c.jobs {
-		got[name] = count{j.members, j.away}
+	for name, p := range c.progress {
+		got[name] = count{p.members, p.away}
 	}
 	if !maps.Equal(want, got) {
 		return fmt.Errorf("jobs count members %+v, there are %+v", got, want)
@@ -230,16 +225,16 @@ func (c *Core) checkJobs() error {
 func (c *Core) Leftovers(limits Limits) error {
 	var errs []error
 	for what, n := range map[string]int{
-		"targets": len(c.targets), "targets in order": len(c.order), "jobs": len(c.jobs), "leases": len(c.leases), "clients": len(c.clients), "owners": len(c.owners), "users": len(c.perUser),
-		"attachments": len(c.attachments), "dirty attachments": len(c.dirtyAttachments), "timers": len(c.timers.items), "dirty gangs": len(c.dirty), "pending leases": len(c.pending),
+		"targets": len(c.targets), "targets in order": len(c.order), "jobs": len(c.progress), "leases": len(c.leases), "clients": len(c.clients), "owners": len(c.owners), "users": len(c.perUser),
+		"leaving": len(c.leaving), "dirty targets": len(c.dirtyTargets), "timers": len(c.timers.items), "dirty jobs": len(c.dirty), "pending leases": len(c.pending),
 	} {
 		if n != 0 {
 			errs = append(errs, fmt.Errorf("%d %s left", n, what))
 		}
 	}
 	for _, u := range c.gpuOrder {
-		if len(u.gangs) != 0 || len(u.leases) != 0 || u.started != [gpreempt.MaxPriority + 1]int{} || u.top != -1 || u.breakerOpen {
-			errs = append(errs, fmt.Errorf("GPU %v keeps %d gangs, %d leases, counts %v, top %d, breaker %v", u.id, len(u.gangs), len(u.leases), u.started, u.top, u.breakerOpen))
+		if len(u.jobs) != 0 || len(u.leases) != 0 || u.started != [gpreempt.MaxPriority + 1]int{} || u.top != -1 || u.breakerOpen {
+			errs = append(errs, fmt.Errorf("GPU %v keeps %d jobs, %d leases, counts %v, top %d, breaker %v", u.id, len(u.jobs), len(u.leases), u.started, u.top, u.breakerOpen))
 		}
 	}
 	if n := len(c.free); n > 2*limits.LeasesTotal+1 {
@@ -268,15 +263,15 @@ func (c *Core) CheckExplanation(n int) error {
 		return nil
 	}
 	t := c.order[n%len(c.order)]
-	e, _ := c.Explain(t.key)
+	e, _ := c.Explain(t.Target)
 	decides, result := 0, CheckPass
 	for _, check := range e.Checks {
 		if check.Decides {
 			decides, result = decides+1, check.Result
 		}
 	}
-	if suspend := c.decide(t.gang).suspend; decides != 1 || suspend != (result == CheckSuspend) {
-		return fmt.Errorf("target %v, suspend %v, is explained by %+v", t.key, suspend, e)
+	if suspend := c.decide(t.job).suspend; decides != 1 || suspend != (result == CheckSuspend) {
+		return fmt.Errorf("target %v, suspend %v, is explained by %+v", t.Target, suspend, e)
 	}
 	return nil
 }

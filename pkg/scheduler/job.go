@@ -1,160 +1,203 @@
 package scheduler
 
 import (
-	"maps"
+	"cmp"
 	"slices"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// jobCells is the number of parts of the window in which the progress of a job is measured.
-const jobCells = 12
-
-// job is the offline targets with one TargetSeen.Job.
+// job is the targets that are suspended together: the offline targets of a job, or one target.
+// Suspending only some ranks would leave the others waiting on their GPUs, and with unrelated leases
+// on each GPU a job of eight would almost never run as a whole. A lease does not suspend who announced
+// it with the rest of its job: those that the leases of different owners spare are jobs apart.
 type job struct {
-	name    string
-	members int
-	away    int     // members that are away
-	gangs   []*gang // of its members, one for each set of owners
+	members  []*target // by key
+	gpus     []*gpu    // union of the members', by id
+	priority gpreempt.Priority
+	progress *progress // of all targets with its name; nil for one without a name
+	// owners are those of Core.owners whose leases do not suspend it, by key.
+	owners []gpreempt.ProcessKey
 
-	// ran is the time in which all members ran, in the cells of a sliding window; the cell
-	// of a time is its number of cell lengths, modulo jobCells.
-	ran    [jobCells]time.Duration
-	window time.Duration
-	since  Time // the measurement began
-	at     Time // ran is counted up to here
+	dirty bool
+	seen  uint64 // the last of Core.scans that counted it
+
+	// suspended: the decision to suspend stands, or a member is still away because of it.
+	suspended      bool
+	suspendedSince Time
+	// leased: the last decision was for a lease, not for the linger after one.
+	leased      bool
+	lingerUntil Time
+	// forced: max_suspend or the share floor ended the suspension; it must run
+	// before it can be suspended again.
+	forced   Cause
+	runUntil Time
+	runCause Cause
+
+	// budget is the time it may still be suspended under the share floor: a
+	// bucket that empties while suspended and fills while running.
+	budget   time.Duration
+	budgetAt Time
+
+	// verdict is the last decision.
+	verdict verdict
+	timer   timer
 }
 
-// JobInfo is a job as readers see it.
-type JobInfo struct {
-	Name    string
-	Targets int
-	// Ran is the share of the time Over, which ends now, in which all targets of the job ran.
-	// Over is at most the window of the measurement: a minute, or six times the policy's
-	// ShareWindow if that is longer. It is 0 for a new job.
-	Ran  float64
-	Over time.Duration
-	// Slow: in a whole window it ran less than four fifths of the share floor, which is less
-	// than the floor permits to borrow within the window.
-	Slow bool
-}
-
-func jobWindow(p Policy) time.Duration { return max(time.Minute, 6*p.ShareWindow) }
-
-// joinJob makes the target a member of the job that it names.
-func (c *Core) joinJob(t *target) {
-	name := ""
-	if t.class == gpreempt.Offline {
-		name = t.jobName
-	}
-	if t.job != nil && t.job.name == name {
-		return
-	}
-	c.leaveJob(t)
-	if name == "" {
-		return
-	}
-	j := c.jobs[name]
+// join makes the target a member of the job where it belongs.
+func (c *Core) join(t *target) {
+	old, owners, p := t.job, c.ownersOf(t), c.progressOf(t)
+	j := p.part(owners)
 	if j == nil {
-		j = &job{name: name}
-		j.restart(c.now, jobWindow(c.policy))
-		c.jobs[name] = j
+		j = &job{progress: p, budget: c.policy.MaxBudget(), budgetAt: c.now, owners: owners}
+		j.timer.owner = j
 	}
-	j.charge(c.now)
-	j.members++
-	if t.isAway() {
-		j.away++
+	p.add(c.now, 1, t.countAway())
+	if old != nil {
+		c.charge(j)
+		c.inherit(j, old, t.isAway())
+		c.forget(old.progress)
 	}
 	t.job = j
+	at, _ := slices.BinarySearchFunc(j.members, t.Target, byKey)
+	j.members = slices.Insert(j.members, at, t)
+	if p != nil && len(j.members) == 1 {
+		p.parts = append(p.parts, j)
+	}
+	c.regroup(j)
+	c.mark(j)
 }
 
-func (c *Core) leaveJob(t *target) {
-	j := t.job
-	if j == nil {
+// inherit carries over the budget and the deadlines of a member's old job: a new class,
+// priority, job or set of GPUs must not refill the share budget or restart max_suspend.
+// Where two jobs join, the more favourable guarantee applies.
+func (c *Core) inherit(j, old *job, away bool) {
+	j.budget = min(j.budget, old.budget)
+	j.mustRunUntil(old.runUntil, old.runCause)
+	if !old.suspended {
 		return
 	}
-	j.charge(c.now)
-	j.members--
-	if t.isAway() {
-		j.away--
+	if !away {
+		if old.forced != "" { // the rest of its old job does not run yet
+			j.mustRunUntil(c.now+c.policy.MinRun, old.forced)
+		}
+		return
 	}
-	if j.members == 0 {
-		delete(c.jobs, j.name)
+	if !j.suspended {
+		j.suspended, j.suspendedSince = true, old.suspendedSince
 	}
-	t.job = nil
+	j.suspendedSince = min(j.suspendedSince, old.suspendedSince)
+	j.forced = cmp.Or(j.forced, old.forced)
 }
 
-// gangOf returns the gang with some owners, nil without one.
-func (j *job) gangOf(owners []gpreempt.ProcessKey) *gang {
-	for _, g := range j.gangs {
-		if slices.Equal(g.owners, owners) {
-			return g
+func (c *Core) leave(t *target) {
+	j := t.job
+	c.charge(j)
+	j.members = slices.DeleteFunc(j.members, func(m *target) bool { return m == t })
+	j.progress.add(c.now, -1, -t.countAway())
+	if p := j.progress; p != nil && len(j.members) == 0 {
+		p.parts = slices.DeleteFunc(p.parts, func(o *job) bool { return o == j })
+	}
+	c.regroup(j)
+	c.mark(j)
+}
+
+// regroup computes the job's GPUs and priority from its members, and updates the GPUs'
+// lists of jobs.
+func (c *Core) regroup(j *job) {
+	for _, u := range j.gpus {
+		u.jobs = slices.DeleteFunc(u.jobs, func(o *job) bool { return o == j })
+	}
+	j.gpus = j.gpus[:0]
+	j.priority = 0
+	for _, m := range j.members {
+		j.priority = max(j.priority, m.Priority)
+		for _, id := range m.GPUs {
+			if u := c.gpu(id); !slices.Contains(j.gpus, u) {
+				j.gpus = append(j.gpus, u)
+			}
 		}
 	}
-	return nil
-}
-
-// moved counts a member that left the GPUs, or returned; j may be nil.
-func (j *job) moved(now Time, by int) {
-	if j != nil {
-		j.charge(now)
-		j.away += by
+	slices.SortFunc(j.gpus, func(a, b *gpu) int { return int(a.id) - int(b.id) })
+	for _, u := range j.gpus {
+		u.jobs = append(u.jobs, j)
 	}
+	// A linger belongs to the members it began with: a new member that no lease
+	// outranked must not be suspended by it.
+	j.lingerUntil, j.leased = 0, j.leased && j.outranked()
+	c.markUnattached(j)
 }
 
-// restart begins the measurement again.
-func (j *job) restart(now Time, window time.Duration) {
-	j.window, j.since, j.at = window, now, now
-	clear(j.ran[:])
+func (j *job) any(is func(*target) bool) bool { return slices.ContainsFunc(j.members, is) }
+
+func (j *job) anyAway() bool { return j.any((*target).isAway) }
+
+// covered reports whether a lease asks for the job, started or not, or an admin.
+func (j *job) covered() bool {
+	return j.byHand() || slices.ContainsFunc(j.gpus, func(u *gpu) bool {
+		return slices.ContainsFunc(u.leases, j.below)
+	})
 }
 
-// begin returns when the window that ends now began.
-func (j *job) begin(now Time) Time {
-	cell := j.window / jobCells
-	return max(j.since, (now/cell-jobCells+1)*cell)
+// attachComing reports whether every member is ready, or is being attached to now.
+func (j *job) attachComing() bool {
+	return !j.any(func(t *target) bool {
+		return !t.ready() && (!t.flight.is(ActAttach) || t.flight.late)
+	})
 }
 
-// charge counts the time since the last charge.
-func (j *job) charge(now Time) {
-	cell := j.window / jobCells
-	if begin := j.begin(now); j.at < begin {
-		j.at = begin
-		j.ran[j.at/cell%jobCells] = 0
-	}
-	for j.at < now {
-		next := min(now, (j.at/cell+1)*cell)
-		if j.away == 0 {
-			j.ran[j.at/cell%jobCells] += next - j.at
+// outranked reports whether a lease of higher priority covers one of the job's GPUs.
+func (j *job) outranked() bool { return j.top() > int(j.priority) }
+
+// lingers reports whether the job is off the GPUs for the next lease only.
+func (j *job) lingers() bool {
+	return j.verdict.cause == CauseLinger && !j.any(func(t *target) bool { return t.state == TargetResuming })
+}
+
+// quarantine returns when the last quarantine of a member ends, and its cause.
+func (j *job) quarantine() (until Time, cause Cause) {
+	for _, m := range j.members {
+		if m.quarantinedUntil > until {
+			until, cause = m.quarantinedUntil, m.quarantineCause
 		}
-		if j.at = next; j.at%cell == 0 {
-			j.ran[j.at/cell%jobCells] = 0
-		}
 	}
+	return until, cause
 }
 
-func (c *Core) jobInfo(j *job) JobInfo {
-	now := *j
-	now.charge(c.now)
-	info := JobInfo{Name: j.name, Targets: j.members, Over: c.now - j.begin(c.now)}
-	if info.Over > 0 {
-		var ran time.Duration
-		for _, d := range now.ran {
-			ran += d
+// top returns the highest priority of the started leases on the job's GPUs, its own left
+// out; -1 for none.
+func (j *job) top() int {
+	top := -1
+	for _, u := range j.gpus {
+		if len(j.owners) == 0 {
+			top = max(top, u.top)
+			continue
 		}
-		info.Ran = float64(ran) / float64(info.Over)
+		for _, l := range u.leases {
+			if l.started && !j.ownedBy(l) {
+				top = max(top, int(l.req.Priority))
+			}
+		}
 	}
-	// The floor permits (1-floor)*T + floor*(1-floor)*ShareWindow away, and T is at least
-	// five and a half ShareWindows: what is left is more than 0.8 of the floor.
-	info.Slow = c.now-j.since >= j.window && !c.policy.Shadow && info.Ran < 0.8*c.policy.ShareFloor
-	return info
+	return top
 }
 
-// Jobs returns every job, by name.
-func (c *Core) Jobs() []JobInfo {
-	infos := make([]JobInfo, 0, len(c.jobs))
-	for _, name := range slices.Sorted(maps.Keys(c.jobs)) {
-		infos = append(infos, c.jobInfo(c.jobs[name]))
+// suspendCost and resumeCost return the learned time of the slowest member: members are
+// suspended in parallel.
+func (j *job) suspendCost() (cost time.Duration, known bool) {
+	known = len(j.members) > 0
+	for _, m := range j.members {
+		cost = max(cost, m.suspend.likely())
+		known = known && m.suspend.samples > 0
 	}
-	return infos
+	return cost, known
+}
+
+func (j *job) resumeCost() time.Duration {
+	var cost time.Duration
+	for _, m := range j.members {
+		cost = max(cost, m.resume.likely())
+	}
+	return cost
 }

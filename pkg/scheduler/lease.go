@@ -11,7 +11,6 @@ type lease struct {
 	req     LeaseRequested
 	client  *client
 	gpus    []*gpu
-	target  *target // of an order by hand
 	state   LeaseState
 	created Time
 	expires Time
@@ -20,8 +19,8 @@ type lease struct {
 	started   bool
 	answered  bool
 	answer    Answer
-	pending   bool  // in Core.pending
-	awaits    *gang // the gang that mustWait found last
+	pending   bool // in Core.pending
+	awaits    *job // the job that mustWait found last
 	coalesced bool
 	reset     bool // a queue was reset on its GPUs before the answer
 
@@ -39,17 +38,10 @@ func (c *Core) leaseRequested(ev LeaseRequested) {
 	l := c.enter(ev)
 	l.created, l.expires = c.now, c.now+ev.TTL
 	c.setOwner(l.client, ev.Owner)
-	if ev.Target.IsZero() {
-		c.coverGPUs(l)
-	} else {
-		l.target = c.targets[ev.Target]
-	}
+	c.coverGPUs(l)
 	c.setLeaseState(l, LeaseWaiting, CauseAnnounced)
 	announced := &c.actions[len(c.actions)-1].Record
-	announced.Trace = ev.Trace
-	if ev.Target.IsZero() {
-		announced.GPUs = ev.GPUs
-	}
+	announced.Trace, announced.GPUs = ev.Trace, ev.GPUs
 	if ev.Arrived > 0 {
 		announced.Took = max(0, c.now-ev.Arrived)
 	}
@@ -61,15 +53,14 @@ func (c *Core) leaseRequested(ev LeaseRequested) {
 	c.await(l)
 }
 
-// coverGPUs adds the lease to the leases of its GPUs. An order by hand is not added: it
-// covers a target, and the GPUs that it names do not count.
+// coverGPUs adds the lease to the leases of its GPUs.
 func (c *Core) coverGPUs(l *lease) {
 	for _, id := range l.req.GPUs {
 		u := c.gpu(id)
 		l.gpus = append(l.gpus, u)
 		u.leases = append(u.leases, l)
-		for _, g := range u.gangs {
-			c.markUnattached(g)
+		for _, j := range u.jobs {
+			c.markUnattached(j)
 		}
 		if u.free {
 			u.gap.learn(c.now - u.lastEnd)
@@ -98,7 +89,7 @@ func (c *Core) setLeaseState(l *lease, to LeaseState, cause Cause) {
 
 // startTime is when suspending for the lease begins: at its eta less the learned suspend time.
 func (c *Core) startTime(l *lease) Time {
-	if l.target != nil || l.req.ETA == 0 {
+	if l.req.ETA == 0 {
 		return c.now
 	}
 	suspend, known := c.suspendCost(l)
@@ -113,34 +104,27 @@ func (c *Core) startTime(l *lease) Time {
 func (c *Core) suspendCost(l *lease) (cost time.Duration, known bool) {
 	known = true
 	for _, u := range l.gpus {
-		for _, g := range u.gangs {
-			if !g.below(l) {
+		for _, j := range u.jobs {
+			if !j.below(l) {
 				continue
 			}
-			gc, ok := g.suspendCost()
+			gc, ok := j.suspendCost()
 			cost, known = max(cost, gc), known && ok
 		}
 	}
 	return cost, known
 }
 
-// below reports whether a lease can suspend the gang.
-func (g *gang) below(l *lease) bool { return g.offline() && g.outrankedBy(l) }
+// below reports whether a lease can suspend the job.
+func (j *job) below(l *lease) bool { return j.offline() && j.outrankedBy(l) }
 
 // startLease makes the lease count: from now on its GPUs have to become quiet.
 func (c *Core) startLease(l *lease) {
 	l.started = true
 	c.setLeaseState(l, LeaseQuiescing, CauseStarted)
-	if l.target != nil {
-		c.charge(l.target.gang)
-		l.target.orders = append(l.target.orders, l)
-		c.mark(l.target.gang)
-		c.markUnattached(l.target.gang)
-		return
-	}
 	for _, u := range l.gpus {
-		for _, g := range u.gangs {
-			l.coalesced = l.coalesced || g.lingers() && g.below(l)
+		for _, j := range u.jobs {
+			l.coalesced = l.coalesced || j.lingers() && j.below(l)
 		}
 		u.started[l.req.Priority]++
 		c.leasesChanged(u)
@@ -174,7 +158,7 @@ func (l *lease) fire(c *Core) {
 	} // else settle answers, and arms it
 }
 
-// settleLease updates a lease from the state of its gangs, and answers it once it has
+// settleLease updates a lease from the state of its jobs, and answers it once it has
 // nothing to wait for. It reports whether the lease has to be settled again.
 func (c *Core) settleLease(l *lease) bool {
 	switch l.state {
@@ -222,7 +206,7 @@ func (c *Core) settleLease(l *lease) bool {
 func (c *Core) sendAnswer(l *lease, a Answer) {
 	a.Waited = c.now - l.created
 	a.OwnerOffline = slices.ContainsFunc(l.gpus, func(u *gpu) bool {
-		return slices.ContainsFunc(u.gangs, func(g *gang) bool { return g.offline() && g.ownedBy(l) })
+		return slices.ContainsFunc(u.jobs, func(j *job) bool { return j.offline() && j.ownedBy(l) })
 	})
 	l.answered, l.answer = true, a
 	if !a.Quiesced && l.state != LeaseEnded { // else a change of state is recorded
@@ -242,11 +226,6 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 		c.sendAnswer(l, Answer{Reason: QuiesceEnded})
 	}
 	c.timers.clear(&l.timer)
-	if l.target != nil {
-		c.charge(l.target.gang)
-		l.target.orders = remove(l.target.orders, l)
-		c.mark(l.target.gang)
-	}
 	for _, u := range l.gpus {
 		u.leases = remove(u.leases, l)
 		if len(u.leases) == 0 {

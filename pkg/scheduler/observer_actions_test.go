@@ -68,7 +68,7 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 	if t.state != scheduler.TargetSuspending {
 		return fmt.Errorf("suspended in state %v", t.state)
 	}
-	t.sentWith, t.again = t.Queues, ""
+	t.again = ""
 	return o.justified(t, before[len(before)-1].Record)
 }
 
@@ -84,8 +84,8 @@ func (o *Observer) takeKill(a scheduler.Action, t *seenTarget) error {
 		return errors.New("rule 9: no offline target is killed")
 	case after == 0 || t.refusals < after:
 		return fmt.Errorf("rule 9: killed after %d refused suspensions, its Resistance says %d", t.refusals, after)
-	case o.draining || o.policy.Shadow || o.now < t.holdUntil:
-		return fmt.Errorf("rule 9: killed while draining: %v, by a shadow policy: %v, or held until %v", o.draining, o.policy.Shadow, t.holdUntil)
+	case o.draining || o.policy.Shadow || o.held(t):
+		return fmt.Errorf("rule 9: killed while draining: %v, by a shadow policy: %v, or held until %v", o.draining, o.policy.Shadow, t.pinUntil)
 	case t.killed:
 		return errors.New("rule 9: killed twice")
 	}

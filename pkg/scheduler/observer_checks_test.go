@@ -21,20 +21,18 @@ func (o *Observer) justified(t *seenTarget, why scheduler.Record) error {
 	if o.now < t.runsUntil {
 		return fmt.Errorf("it must run until %v", t.runsUntil)
 	}
-	if o.ordered(t) {
+	if o.pinned(t, scheduler.CauseByHand) {
 		o.Counts["ByHand"]++
 		return nil
 	}
 	if o.outranked(t) {
 		return nil
 	}
-	if o.now < o.lingersUntil(t) && (again(why.Cause) || len(o.gang(t)) > 1) {
+	if o.now < o.lingersUntil(t) && (again(why.Cause) || len(o.job(t)) > 1) {
 		return nil // only to keep whole what is suspended already
 	}
-	if why.Cause == scheduler.CauseHQDBudget {
-		return o.parked(t)
-	}
-	if again(why.Cause) && o.mayBeParked(t) {
+	if o.pinned(t, scheduler.CauseHQDBudget) {
+		o.Counts["Parked"]++
 		return nil
 	}
 	return errors.New("rule 1: nothing asks for it")
@@ -45,7 +43,7 @@ func again(c scheduler.Cause) bool {
 	return c == scheduler.CauseNewQueue || c == scheduler.CauseResumedByAnother || c == scheduler.CauseLapsed
 }
 
-// eligible returns why a target must run, for any lease or order.
+// eligible returns why a target must run, for any lease or pin.
 func (o *Observer) eligible(t *seenTarget) error {
 	switch {
 	case o.draining:
@@ -53,7 +51,7 @@ func (o *Observer) eligible(t *seenTarget) error {
 	case o.policy.Shadow:
 		return errors.New("the policy is shadow")
 	}
-	for _, m := range o.gang(t) {
+	for _, m := range o.job(t) {
 		switch {
 		case m.Class != gpreempt.Offline:
 			return fmt.Errorf("rule 3: class %v", m.Class)
@@ -61,8 +59,8 @@ func (o *Observer) eligible(t *seenTarget) error {
 			return errors.New("no mechanism is attached")
 		case o.now < m.quarantinedUntil:
 			return fmt.Errorf("rule 7: quarantine of %v until %v", m.Target, m.quarantinedUntil)
-		case o.now < m.holdUntil:
-			return fmt.Errorf("an admin holds %v running until %v", m.Target, m.holdUntil)
+		case o.held(m):
+			return fmt.Errorf("an admin holds %v running until %v", m.Target, m.pinUntil)
 		}
 		for _, id := range m.GPUs {
 			if o.now < o.breaker[id] {
@@ -73,8 +71,8 @@ func (o *Observer) eligible(t *seenTarget) error {
 	return nil
 }
 
-// gang is what is suspended together with t, t included, by key.
-func (o *Observer) gang(t *seenTarget) []*seenTarget {
+// job is what is suspended together with t, t included, by key.
+func (o *Observer) job(t *seenTarget) []*seenTarget {
 	if t.Job == "" || t.Class != gpreempt.Offline {
 		return []*seenTarget{t}
 	}
@@ -88,26 +86,21 @@ func (o *Observer) gang(t *seenTarget) []*seenTarget {
 	return members
 }
 
-func (o *Observer) ordered(t *seenTarget) bool {
-	members := o.gang(t)
-	for _, l := range o.leases {
-		if l.live && l.order && l.bound && slices.ContainsFunc(members, func(m *seenTarget) bool { return m.Target == l.Target }) {
-			return true
-		}
-	}
-	return false
+// asked reports whether a lease or a pin asks to suspend the target.
+func (o *Observer) asked(t *seenTarget) bool {
+	return o.outranked(t) || o.pinned(t, scheduler.CauseByHand) || o.pinned(t, scheduler.CauseHQDBudget)
 }
 
 func (o *Observer) outranked(t *seenTarget) bool {
 	for _, l := range o.leases {
-		if l.live && !l.order && (l.state == scheduler.LeaseQuiescing || l.state == scheduler.LeaseHeld) && o.covers(l, t) {
+		if l.live && (l.state == scheduler.LeaseQuiescing || l.state == scheduler.LeaseHeld) && o.covers(l, t) {
 			return true
 		}
 	}
 	return false
 }
 
-// covers reports whether a lease is about t: it outranks the gang on one of its GPUs, and t
+// covers reports whether a lease is about t: it outranks the job on one of its GPUs, and t
 // is not its owner's.
 func (o *Observer) covers(l *seenLease, t *seenTarget) bool {
 	switch {
@@ -118,7 +111,7 @@ func (o *Observer) covers(l *seenLease, t *seenTarget) bool {
 		return false
 	}
 	shared := false
-	for _, m := range o.gang(t) {
+	for _, m := range o.job(t) {
 		if m.Priority >= l.Priority {
 			return false
 		}
@@ -130,8 +123,8 @@ func (o *Observer) covers(l *seenLease, t *seenTarget) bool {
 // ownerOffline reports whether an offline target on the lease's GPUs is its owner's.
 func (o *Observer) ownerOffline(l *seenLease) bool {
 	for _, t := range o.Targets {
-		for _, m := range o.gang(t) {
-			if t.Class == gpreempt.Offline && !l.order && o.owns(l, t) && slices.ContainsFunc(m.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(l.GPUs, id) }) {
+		for _, m := range o.job(t) {
+			if t.Class == gpreempt.Offline && o.owns(l, t) && slices.ContainsFunc(m.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(l.GPUs, id) }) {
 				return true
 			}
 		}
@@ -215,18 +208,18 @@ func (o *Observer) checkSuspended(t *seenTarget) error {
 	if err := o.eligible(t); err != nil {
 		return err
 	}
-	if t.Queues != t.sentWith || t.again != "" {
-		return fmt.Errorf("rule 4: it runs: %d new queues, %q", t.Queues-t.sentWith, t.again)
+	if t.again != "" {
+		return fmt.Errorf("rule 4: it runs: %q", t.again)
 	}
-	for _, m := range o.gang(t) {
+	for _, m := range o.job(t) {
 		if !Away(m.state) {
-			return fmt.Errorf("its gang is torn: %v is %v", m.Target, m.state)
+			return fmt.Errorf("its job is torn: %v is %v", m.Target, m.state)
 		}
 		if o.now >= m.awaySince+o.policy.MaxSuspend {
 			return fmt.Errorf("rule 2: %v is away since %v, longer than max_suspend %v", m.Target, m.awaySince, o.policy.MaxSuspend)
 		}
 	}
-	if o.ordered(t) || o.outranked(t) || o.mayBeParked(t) {
+	if o.asked(t) {
 		return nil
 	}
 	if until := o.lingersUntil(t); o.now >= until {
@@ -236,10 +229,10 @@ func (o *Observer) checkSuspended(t *seenTarget) error {
 	return nil
 }
 
-// lingersUntil is the latest end of the linger of t's gang.
+// lingersUntil is the latest end of the linger of t's job.
 func (o *Observer) lingersUntil(t *seenTarget) scheduler.Time {
 	until := t.lingerUntil
-	for _, m := range o.gang(t) {
+	for _, m := range o.job(t) {
 		until = max(until, m.lingerUntil)
 		if m.leased && !o.outranked(m) {
 			until = max(until, o.now+longestLinger(o.policy)) // the end of the lease is news of this step
@@ -251,16 +244,15 @@ func (o *Observer) lingersUntil(t *seenTarget) scheduler.Time {
 // checkRunning returns an error for a target that should be suspended: only where no
 // guarantee of running time can apply.
 func (o *Observer) checkRunning(t *seenTarget) error {
-	asked := o.ordered(t) || o.outranked(t)
-	if blocked := o.eligible(t); !asked || blocked != nil || o.policy.ShareFloor > 0 || o.now < max(o.calmAt, t.calmAt) {
+	if blocked := o.eligible(t); !o.asked(t) || blocked != nil || o.policy.ShareFloor > 0 || o.now < max(o.calmAt, t.calmAt) {
 		return nil //nolint:nilerr // what blocks it is why it may run
 	}
-	for _, m := range o.gang(t) {
+	for _, m := range o.job(t) {
 		if m.state != scheduler.TargetRunning || o.now < m.ranSince+o.policy.MinRun || o.now < m.runsUntil {
 			return nil
 		}
 	}
-	return errors.New("it runs although a lease or an order asks for it")
+	return errors.New("it runs although a lease or a pin asks for it")
 }
 
 func (o *Observer) checkLeases() error {
@@ -288,20 +280,17 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 		return nil
 	case !l.answered && o.now >= l.created+l.MaxWait:
 		return errors.New("rule 5: no answer by max_wait")
-	case l.state == scheduler.LeaseWaiting && (o.now >= l.created+l.ETA || l.order && l.bound):
+	case l.state == scheduler.LeaseWaiting && o.now >= l.created+l.ETA:
 		return errors.New("it should have started")
 	}
 	quiet, suspended, refusing := true, 0, 0
 	for _, t := range o.Targets {
-		if l.order && l.Target != t.Target && !slices.ContainsFunc(o.gang(t), func(m *seenTarget) bool { return m.Target == l.Target }) {
-			continue
-		}
-		if !l.order && !o.covers(l, t) {
+		if !o.covers(l, t) {
 			continue
 		}
 		whole := true
-		for _, m := range o.gang(t) {
-			whole = whole && m.state == scheduler.TargetSuspended && m.Queues == m.sentWith && m.again == ""
+		for _, m := range o.job(t) {
+			whole = whole && m.state == scheduler.TargetSuspended && m.again == ""
 		}
 		quiet = quiet && whole
 		if o.mayAttach(t.Target) && o.session(t.Target).refuses && !whole {
@@ -310,9 +299,6 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 		if whole {
 			suspended++
 		}
-	}
-	if l.order && !l.bound {
-		quiet, suspended, refusing = true, 0, 0
 	}
 	if l.state != scheduler.LeaseWaiting && !l.answered && o.wasReset(l) {
 		return errors.New("rule 7: a queue was reset on its GPUs, and it got no answer")
@@ -374,12 +360,7 @@ func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, sus
 
 // wasReset reports whether a lease is about a GPU that a queue did not leave in this step.
 func (o *Observer) wasReset(l *seenLease) bool {
-	was := func(id gpreempt.GPUID) bool { return o.reset[id] }
-	if !l.order {
-		return slices.ContainsFunc(l.GPUs, was)
-	}
-	t := o.Targets[l.Target]
-	return t != nil && slices.ContainsFunc(o.gang(t), func(m *seenTarget) bool { return slices.ContainsFunc(m.GPUs, was) })
+	return slices.ContainsFunc(l.GPUs, func(id gpreempt.GPUID) bool { return o.reset[id] })
 }
 
 func (o *Observer) checkBreakers() error {

@@ -7,7 +7,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// changeOwner sets the owner of a client, or removes it: the owner and its kin change gangs.
+// changeOwner sets the owner of a client, or removes it: the owner and its kin change jobs.
 func (o *Observer) changeOwner(client scheduler.ClientID, owner gpreempt.ProcessKey) {
 	if o.owners[client] == owner {
 		return
@@ -16,9 +16,9 @@ func (o *Observer) changeOwner(client scheduler.ClientID, owner gpreempt.Process
 	for key, t := range o.Targets {
 		before[key] = o.ownersOf(t.TargetSeen)
 	}
-	gangs := map[gpreempt.ProcessKey][]*seenTarget{}
+	jobs := map[gpreempt.ProcessKey][]*seenTarget{}
 	for key, t := range o.Targets {
-		gangs[key] = o.gang(t)
+		jobs[key] = o.job(t)
 	}
 	delete(o.owners, client)
 	if !owner.IsZero() {
@@ -30,7 +30,7 @@ func (o *Observer) changeOwner(client scheduler.ClientID, owner gpreempt.Process
 		}
 		o.Counts["OwnersChanged"]++
 		o.calmJob(t.Job, o.now+o.policy.MinRun)
-		for _, m := range slices.Concat(gangs[key], o.gang(t)) {
+		for _, m := range slices.Concat(jobs[key], o.job(t)) {
 			m.lingerUntil, m.leased = 0, false
 		}
 	}
@@ -52,13 +52,13 @@ func (o *Observer) owns(l *seenLease, t *seenTarget) bool {
 	return slices.Contains(o.ownersOf(t.TargetSeen), o.owners[l.Client])
 }
 
-// regrouped ends the linger of a gang that is not what it was.
+// regrouped ends the linger of a job that is not what it was.
 func (o *Observer) regrouped(t *seenTarget, to scheduler.TargetSeen) {
 	if t.Class == to.Class && t.Priority == to.Priority && t.Job == to.Job && slices.Equal(t.GPUs, to.GPUs) && slices.Equal(o.ownersOf(t.TargetSeen), o.ownersOf(to)) &&
 		t.state != scheduler.TargetNone {
 		return
 	}
-	for _, m := range o.gang(t) {
+	for _, m := range o.job(t) {
 		m.lingerUntil, m.leased = 0, false
 	}
 }

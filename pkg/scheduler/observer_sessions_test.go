@@ -39,11 +39,11 @@ func (o *Observer) wanted(key gpreempt.ProcessKey) bool {
 		return false
 	}
 	t := o.Targets[key]
-	if o.policy.AttachAfter == 0 || t.OnResist != (gpreempt.Resistance{}) || o.ordered(t) || t.hadQueues && o.now >= t.queuesSince+o.policy.AttachAfter {
+	if o.policy.AttachAfter == 0 || t.OnResist != (gpreempt.Resistance{}) || o.pinned(t, scheduler.CauseByHand) || t.hadQueues && o.now >= t.queuesSince+o.policy.AttachAfter {
 		return true
 	}
 	for _, l := range o.leases {
-		if l.live && !l.order && o.covers(l, t) {
+		if l.live && o.covers(l, t) {
 			return true
 		}
 	}

@@ -34,9 +34,6 @@ type Observer struct {
 	calmAt scheduler.Time
 
 	jobs seenJobs
-	hqd  scheduler.HQDBudget
-	// slots are those of each GPU, if known.
-	slots map[gpreempt.GPUID]int
 
 	// of the step being watched
 	ends    map[scheduler.LeaseID]scheduler.LeaseEnd
@@ -88,7 +85,6 @@ type seenTarget struct {
 	asked          uint64
 	hung           bool
 	due            bool            // it was time to ask when the step began
-	sentWith       uint64          // Queues when the last Suspend was sent
 	again          scheduler.Cause // why it has run since then
 
 	Detaching        bool           // a Detach that resumes is in flight
@@ -99,7 +95,8 @@ type seenTarget struct {
 	// alarm during the Suspend in flight.
 	resetUntil scheduler.Time
 	doubted    []gpreempt.GPUID
-	holdUntil  scheduler.Time
+	pin        scheduler.Cause
+	pinUntil   scheduler.Time
 
 	awaySince scheduler.Time
 	ranSince  scheduler.Time
@@ -108,7 +105,6 @@ type seenTarget struct {
 	forced        bool           // max_suspend or the share floor ended this stretch
 	runsUntil     scheduler.Time // because it was forced
 
-	load        seenLoad
 	refusals    int            // results that say that it resists, RefusalTime apart
 	refusedAt   scheduler.Time // the last of these
 	killed      bool
@@ -122,8 +118,6 @@ type seenLease struct {
 	state    scheduler.LeaseState
 	created  scheduler.Time
 	expires  scheduler.Time
-	order    bool // by hand
-	bound    bool // the target was there
 	live     bool
 	answered bool
 
@@ -137,7 +131,7 @@ func NewObserver(p scheduler.Policy) *Observer {
 		policy: p, Targets: map[gpreempt.ProcessKey]*seenTarget{}, sessions: map[gpreempt.ProcessKey]*seenSession{}, leases: map[scheduler.LeaseID]*seenLease{},
 		owners:  map[scheduler.ClientID]gpreempt.ProcessKey{},
 		breaker: map[gpreempt.GPUID]scheduler.Time{}, shown: map[gpreempt.GPUID]bool{},
-		reset: map[gpreempt.GPUID]bool{}, jobs: seenJobs{}, slots: map[gpreempt.GPUID]int{},
+		reset: map[gpreempt.GPUID]bool{}, jobs: seenJobs{},
 		ends: map[scheduler.LeaseID]scheduler.LeaseEnd{}, left: map[gpreempt.ProcessKey]bool{}, answers: map[scheduler.LeaseID]scheduler.Answer{}, Counts: Counts{},
 	}
 }
@@ -213,12 +207,28 @@ func (o *Observer) endLease(id scheduler.LeaseID, end scheduler.LeaseEnd) {
 	o.Counts["Ended"]++
 }
 
-func (o *Observer) endOrders(key gpreempt.ProcessKey) {
-	for id, l := range o.leases {
-		if l.live && l.order && l.bound && l.Target == key {
-			o.endLease(id, scheduler.EndReleased)
-		}
+// held reports whether an admin has the target run.
+func (o *Observer) held(t *seenTarget) bool {
+	return t.pin == scheduler.CauseHold && o.now < t.pinUntil
+}
+
+// pinned reports whether a pin has the job of a target suspended.
+func (o *Observer) pinned(t *seenTarget, cause scheduler.Cause) bool {
+	return slices.ContainsFunc(o.job(t), func(m *seenTarget) bool { return m.pin == cause && o.now < m.pinUntil })
+}
+
+func (o *Observer) takePin(ev scheduler.Pin) {
+	t, byAdmin := o.Targets[ev.Target], ev.Cause == scheduler.CauseHold || ev.Cause == scheduler.CauseByHand
+	switch {
+	case t == nil, !byAdmin && (t.pin == scheduler.CauseHold || t.pin == scheduler.CauseByHand) && o.now < t.pinUntil:
+		return
+	case ev.Cause == scheduler.CauseHold:
+		t.quarantinedUntil = o.now
+		o.calmJob(t.Job, o.now+ev.For)
+	case o.held(t):
+		o.calmJob(t.Job, o.now+o.policy.MinRun)
 	}
+	t.pin, t.pinUntil = ev.Cause, o.now+ev.For
 }
 
 func (o *Observer) targetLeft(key gpreempt.ProcessKey) {
@@ -226,7 +236,6 @@ func (o *Observer) targetLeft(key gpreempt.ProcessKey) {
 		return
 	}
 	o.regrouped(o.Targets[key], scheduler.TargetSeen{})
-	o.endOrders(key)
 	o.left[key] = true
 	o.calmJob(o.Targets[key].Job, o.now+o.policy.MinRun)
 }
@@ -240,14 +249,11 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 			o.Targets[ev.Target] = t
 		}
 		before := t.TargetSeen
-		if t.state != scheduler.TargetNone && o.session(ev.Target).births {
-			ev.Queues = before.Queues
+		if ev.Queues != before.Queues && !o.session(ev.Target).births && (t.state == scheduler.TargetSuspending || t.state == scheduler.TargetSuspended) {
+			t.again = scheduler.CauseNewQueue
 		}
 		if !t.hadQueues && ev.Queues > 0 {
 			t.hadQueues, t.queuesSince = true, o.now
-		}
-		if ev.Queues > before.Queues {
-			t.load.quietSince = o.now
 		}
 		o.regrouped(t, ev)
 		o.calmJob(t.Job, o.now+o.policy.MinRun)
@@ -256,11 +262,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		if before.Job != ev.Job || before.Class != ev.Class {
 			t.alone = o.now
 		}
-		o.calmJob(t.Job, max(o.now+o.policy.MinRun, t.holdUntil))
-	case scheduler.TargetLoad:
-		o.takeLoad(ev)
-	case scheduler.HQDBudgetChanged:
-		o.hqd = ev.Budget
+		o.calmJob(t.Job, max(o.now+o.policy.MinRun, t.pinUntil))
 	case scheduler.TargetGone:
 		o.targetLeft(ev.Target)
 	case scheduler.LeaseRequested:
@@ -271,8 +273,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 			o.changeOwner(ev.Client, ev.Owner)
 		}
 		o.leases[ev.Lease] = &seenLease{
-			LeaseRequested: ev, created: o.now, expires: o.now + ev.TTL,
-			order: !ev.Target.IsZero(), bound: o.Targets[ev.Target] != nil, live: true,
+			LeaseRequested: ev, created: o.now, expires: o.now + ev.TTL, live: true,
 		}
 	case scheduler.LeaseRenewed:
 		if l := o.leases[ev.Lease]; l != nil && l.live {
@@ -306,13 +307,9 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		t := o.Targets[ev.Target]
 		switch {
 		case t == nil:
-		case ev.Cause == scheduler.CauseNewQueue && o.session(ev.Target).births:
-			t.Queues++
-			t.load.quietSince = o.now
-			o.Counts["Births"]++
 		case t.state == scheduler.TargetSuspending || t.state == scheduler.TargetSuspended:
 			t.again = ev.Cause
-			o.Counts["Reruns"]++
+			o.Counts[map[bool]string{true: "Births", false: "Reruns"}[ev.Cause == scheduler.CauseNewQueue]]++
 		}
 	case scheduler.Stopped:
 		o.stopped = true
@@ -344,16 +341,11 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		}
 		o.Counts["Resets"]++
 	case scheduler.GPUAdded:
-		o.slots[ev.GPU] = max(o.slots[ev.GPU], ev.Slots)
 		if _, known := o.shown[ev.GPU]; !known {
 			o.shown[ev.GPU] = false
 		}
-	case scheduler.Hold:
-		if t := o.Targets[ev.Target]; t != nil {
-			o.endOrders(ev.Target)
-			t.quarantinedUntil, t.holdUntil = o.now, o.now+ev.For
-			o.calmJob(t.Job, t.holdUntil)
-		}
+	case scheduler.Pin:
+		o.takePin(ev)
 	case scheduler.PolicyChanged:
 		o.takePolicy(ev.Policy)
 	case scheduler.Drain:
@@ -458,7 +450,7 @@ func (o *Observer) takePolicy(p scheduler.Policy) {
 	o.policy = p
 	o.calmAt = max(o.calmAt, o.now+old.MinRun, o.now+p.MinRun)
 	for _, t := range o.Targets {
-		o.calmAt = max(o.calmAt, t.holdUntil)
+		o.calmAt = max(o.calmAt, t.pinUntil)
 		t.lingerUntil = min(t.lingerUntil, o.now+longestLinger(p))
 		if !p.Shadow {
 			t.shadow = false

@@ -17,7 +17,7 @@ func (c *Core) setOwner(cl *client, owner gpreempt.ProcessKey) {
 	}
 	cl.owner = owner
 	c.owners[owner]++
-	c.regangKin(owner)
+	c.rejoinKin(owner)
 }
 
 // leaveOwner is called when a client is gone.
@@ -28,20 +28,20 @@ func (c *Core) leaveOwner(cl *client) {
 	if c.owners[cl.owner]--; c.owners[cl.owner] == 0 {
 		delete(c.owners, cl.owner)
 	}
-	c.regangKin(cl.owner)
+	c.rejoinKin(cl.owner)
 }
 
-// regangKin moves the owner and its kin to the gangs where they belong now, and has settle look
+// rejoinKin moves the owner and its kin to the jobs where they belong now, and has settle look
 // at these: a lease may have become their own.
-func (c *Core) regangKin(owner gpreempt.ProcessKey) {
+func (c *Core) rejoinKin(owner gpreempt.ProcessKey) {
 	for _, t := range c.order {
 		switch {
-		case t.key != owner && !slices.Contains(t.kin, owner):
-		case slices.Equal(t.gang.owners, c.ownersOf(t)):
-			c.mark(t.gang)
+		case t.Target != owner && !slices.Contains(t.Kin, owner):
+		case slices.Equal(t.job.owners, c.ownersOf(t)):
+			c.mark(t.job)
 		default:
-			c.leaveGang(t)
-			c.joinGang(t)
+			c.leave(t)
+			c.join(t)
 		}
 	}
 }
@@ -56,35 +56,35 @@ func (c *Core) ownersOf(t *target) (owners []gpreempt.ProcessKey) {
 			owners = append(owners, key)
 		}
 	}
-	add(t.key)
-	for _, key := range t.kin {
+	add(t.Target)
+	for _, key := range t.Kin {
 		add(key)
 	}
 	slices.SortFunc(owners, gpreempt.ProcessKey.Compare)
 	return slices.Compact(owners)
 }
 
-// ownedBy reports whether the gang is the work of the lease's owner.
-func (g *gang) ownedBy(l *lease) bool {
-	return len(g.owners) > 0 && slices.Contains(g.owners, l.client.owner)
+// ownedBy reports whether the job is the work of the lease's owner.
+func (j *job) ownedBy(l *lease) bool {
+	return len(j.owners) > 0 && slices.Contains(j.owners, l.client.owner)
 }
 
-// offline reports whether the class of the gang permits a suspension.
-func (g *gang) offline() bool { return len(g.members) > 0 && g.members[0].class == gpreempt.Offline }
+// offline reports whether the class of the job permits a suspension.
+func (j *job) offline() bool { return len(j.members) > 0 && j.members[0].Class == gpreempt.Offline }
 
-// outrankedBy reports whether the lease has the higher priority, and is not the gang's own.
-func (g *gang) outrankedBy(l *lease) bool { return l.req.Priority > g.priority && !g.ownedBy(l) }
+// outrankedBy reports whether the lease has the higher priority, and is not the job's own.
+func (j *job) outrankedBy(l *lease) bool { return l.req.Priority > j.priority && !j.ownedBy(l) }
 
-// leasesChanged has settle look at the gangs of a GPU for which a lease that began or ended
+// leasesChanged has settle look at the jobs of a GPU for which a lease that began or ended
 // can make a difference.
 func (c *Core) leasesChanged(u *gpu) {
 	if u.setTop() {
 		c.markGPU(u)
 		return
 	}
-	for _, g := range u.gangs {
-		if len(g.owners) > 0 {
-			c.mark(g)
+	for _, j := range u.jobs {
+		if len(j.owners) > 0 {
+			c.mark(j)
 		}
 	}
 }

@@ -10,20 +10,20 @@ import (
 type Policy struct {
 	// Preset is the name of the preset whose values these are, or "custom".
 	Preset string `json:"preset"`
-	// Linger is how long a gang stays suspended after the last lease, 0 to 1 s, or LingerLearned.
+	// Linger is how long a job stays suspended after the last lease, 0 to 1 s, or LingerLearned.
 	Linger time.Duration `json:"linger"`
-	// ShareFloor is the share of time an offline gang runs at least, 0 to 0.95.
+	// ShareFloor is the share of time an offline job runs at least, 0 to 0.95.
 	// Over any stretch of time T the time it is away is at most
 	// (1-floor)*T + floor*(1-floor)*ShareWindow + floor*late, where late is how
 	// long the last resume of the stretch took, and the suspend before it if that
-	// was still on its way when the resume was due. Orders by hand do not count.
+	// was still on its way when the resume was due. Pins of an admin do not count.
 	ShareFloor float64 `json:"share_floor"`
 	// ShareWindow is the stretch over which the floor may be borrowed against,
 	// 100 ms to 10 min.
 	ShareWindow time.Duration `json:"share_window"`
 	// MaxSuspend bounds one suspension, 10 ms to 10 min.
 	MaxSuspend time.Duration `json:"max_suspend"`
-	// MinRun is how long a gang runs at least after MaxSuspend or the floor
+	// MinRun is how long a job runs at least after MaxSuspend or the floor
 	// resumed it, 1 ms to 1 min.
 	MinRun time.Duration `json:"min_run"`
 	// AttachAfter is how long a target has had queues before a mechanism is attached to
@@ -39,7 +39,7 @@ type Policy struct {
 	MaxTTL time.Duration `json:"max_ttl"`
 }
 
-// LingerLearned is the Linger of a policy that learns when the next announcement is due: a gang stays
+// LingerLearned is the Linger of a policy that learns when the next announcement is due: a job stays
 // suspended until it is overdue, if it is expected sooner than a resume and a suspend would cost.
 const LingerLearned time.Duration = -1
 
@@ -52,6 +52,11 @@ func (p Policy) longestLinger() time.Duration {
 		return LongestLearned
 	}
 	return p.Linger
+}
+
+// MaxBudget is the longest time that the share floor permits a job to be suspended, if it ran before.
+func (p Policy) MaxBudget() time.Duration {
+	return p.ShareWindow / 1_000_000 * time.Duration(1_000_000-floorPPM(p.ShareFloor))
 }
 
 // PresetCustom is the Preset of a policy whose knobs are no preset's.

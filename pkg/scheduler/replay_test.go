@@ -123,17 +123,15 @@ func TestReplayGolden(t *testing.T) {
 // oneOfEach has every field of every event set.
 var oneOfEach = []scheduler.Event{
 	scheduler.Tick{},
-	scheduler.GPUAdded{GPU: 7, Slots: 24},
+	scheduler.GPUAdded{GPU: 7},
 	scheduler.TargetSeen{
 		Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Job: "j", Class: gpreempt.Offline, Priority: 3,
 		GPUs: []gpreempt.GPUID{4, 5}, Kin: []gpreempt.ProcessKey{{PID: 7, Start: 8}}, Queues: 6, OnResist: gpreempt.Resistance{Stop: true, KillAfter: 1},
 	},
-	scheduler.TargetLoad{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Queues: []scheduler.GPUQueues{{GPU: 1, Queues: 2}}, Busy: true},
-	scheduler.HQDBudgetChanged{Budget: scheduler.HQDBudget{Online: 10, Offline: 80, Spare: 10}},
 	scheduler.TargetGone{Target: gpreempt.ProcessKey{PID: 1, Start: 2}},
 	scheduler.LeaseRequested{
 		Lease: 1, Client: scheduler.ClientID{PID: 2}, User: "u", RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7,
-		Owner: gpreempt.ProcessKey{PID: 13, Start: 14}, OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11}, Arrived: 12, Trace: &scheduler.TraceContext{Parent: "p", State: "s"},
+		Owner: gpreempt.ProcessKey{PID: 13, Start: 14}, OnIdle: true, Arrived: 12, Trace: &scheduler.TraceContext{Parent: "p", State: "s"},
 	},
 	scheduler.LeaseRenewed{Lease: 1, TTL: 2},
 	scheduler.LeaseFinished{Lease: 1, End: scheduler.EndIdle},
@@ -148,7 +146,7 @@ var oneOfEach = []scheduler.Event{
 	scheduler.Inspected{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Stuck: true},
 	scheduler.Alarm{GPU: 1, Unmap: true},
 	scheduler.QueueReset{GPU: 1, Process: gpreempt.ProcessKey{PID: 1, Start: 2}, Suspects: []gpreempt.ProcessKey{{PID: 1, Start: 2}}},
-	scheduler.Hold{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, For: time.Second},
+	scheduler.Pin{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Cause: scheduler.CauseHold, For: time.Second},
 	scheduler.PolicyChanged{Policy: scheduler.DefaultPolicy()},
 	scheduler.Drain{On: true},
 	scheduler.Stopped{},

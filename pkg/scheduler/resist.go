@@ -19,13 +19,11 @@ func refusalBy(result Outcome) Outcome {
 	return result
 }
 
-func (t *target) refuses() bool { return t.attachment.refusal != OutcomeOK }
-
 // cannotSuspend reports whether the target is to be suspendable and is not. Its own calls
 // (stuck), the breakers and an admin do not count.
 func (c *Core) cannotSuspend(t *target) bool {
-	return t.class == gpreempt.Offline &&
-		(c.now < t.quarantinedUntil && t.quarantineCause == CauseQuarantine || c.mayAttach(t.attachment) && t.refuses())
+	return t.Class == gpreempt.Offline &&
+		(c.now < t.quarantinedUntil && t.quarantineCause == CauseQuarantine || c.mayAttach(t) && t.refusal != OutcomeOK)
 }
 
 // refused counts a suspension that a lease or an admin asked for and that the target resisted.
@@ -35,10 +33,10 @@ func (c *Core) refused(t *target) {
 	}
 	t.refusals++
 	t.refusedAt = c.now
-	if after := t.onResist.KillAfter; after == 0 || t.refusals < after || t.killed || t.class != gpreempt.Offline {
+	if after := t.OnResist.KillAfter; after == 0 || t.refusals < after || t.killed || t.Class != gpreempt.Offline {
 		return
 	}
 	t.killed = true
-	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseKilled, Lease: c.lease(t.gang)})
-	c.emit(ActKill).Target = t.key
+	c.record(Record{Kind: RecordTarget, Target: t.Target, FromTarget: t.state, ToTarget: t.state, Class: t.Class, Cause: CauseKilled, Lease: c.lease(t.job, CauseLease)})
+	c.emit(ActKill).Target = t.Target
 }

@@ -136,15 +136,12 @@ func (r *Runner) Post(ev Event) {
 
 // Announce admits an announcement, and returns its lease and the lease's time to live;
 // req.Lease is ignored. Unless it returns an error it calls reply exactly once, possibly
-// before it returns. Errors are *gpreempt.Error.
+// before it returns. Errors are *Refusal.
 func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stopping {
-		return 0, 0, &gpreempt.Error{
-			Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown,
-			Message: "the daemon is shutting down", Next: "continue without a lease, and announce again when the daemon is back",
-		}
+		return 0, 0, &Refusal{Reason: gpreempt.ReasonShuttingDown}
 	}
 	now := r.catchUp()
 	id, err := r.core.Admit(&req)
@@ -152,9 +149,6 @@ func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, time.Durati
 		return 0, 0, err
 	}
 	if id != 0 {
-		if !req.Target.IsZero() {
-			r.step(now, LeaseRenewed{Lease: id, TTL: req.TTL})
-		}
 		if answer, ok := r.core.Answered(id); ok {
 			reply(id, answer)
 		} else {
@@ -171,15 +165,12 @@ func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, time.Durati
 
 // Complete ends a lease of the client; client 0, an admin, may end any. It returns how
 // the lease ended, which may have been earlier, and how long it lived. Errors are
-// *gpreempt.Error.
+// *Refusal.
 func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.core.Owned(client, id); err != nil {
 		return EndNone, 0, err
-	}
-	if how, held, ok := r.core.Ended(id); ok {
-		return how, held, nil
 	}
 	r.step(r.clock.Now(), LeaseFinished{Lease: id, End: end})
 	how, held, _ := r.core.Ended(id)
@@ -187,7 +178,7 @@ func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, 
 }
 
 // Renew sets the time to live of a live lease, which may be PolicyDefault, and returns
-// it. Errors are *gpreempt.Error.
+// it. Errors are *Refusal.
 func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) (time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -196,7 +187,7 @@ func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) (time.Dur
 		return 0, err
 	}
 	if _, _, ended := r.core.Ended(id); ended {
-		return 0, UnknownLease()
+		return 0, errUnknownLease
 	}
 	ttl = orDefault(ttl, r.core.policy.DefaultTTL)
 	if err := r.core.checkTTL(ttl); err != nil {
@@ -206,12 +197,12 @@ func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) (time.Dur
 	return ttl, nil
 }
 
-// View calls fn with the core, up to date and under the lock; fn must not block or
-// change the core, and may keep copies only.
+// View calls fn with the core, under the lock; fn must not block or change the core, and may keep
+// copies only. Times are as of now; a deadline that is due is left to Run.
 func (r *Runner) View(fn func(c *Core)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.step(r.clock.Now(), Tick{})
+	r.core.now = max(r.core.now, r.clock.Now())
 	fn(r.core)
 }
 

@@ -77,7 +77,7 @@ func TestRunnerUnderLoad(t *testing.T) {
 					case 0:
 						m.Post(TargetGone{key})
 					case 1:
-						m.Post(Hold{key, time.Millisecond})
+						m.Post(Pin{key, CauseHold, time.Millisecond})
 					default:
 						m.Post(TargetSeen{
 							Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpreempt.GPUID(1 + roll(4))}, Queues: uint64(roll(3)),

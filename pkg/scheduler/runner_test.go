@@ -222,8 +222,6 @@ func TestOverdueLeasesAreOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine() // Run is not called: no deadline fires by itself
 		lease, answers := m.announce(t, request())
-		order := LeaseRequested{Target: alpha, Priority: gpreempt.PriorityAdmin, TTL: 100 * time.Millisecond}
-		first, _ := m.announce(t, order)
 		time.Sleep(200 * time.Millisecond)
 		<-answers
 		refuseRenewal(t, m, 1, lease, time.Second, gpreempt.ReasonUnknownLease)
@@ -234,21 +232,10 @@ func TestOverdueLeasesAreOver(t *testing.T) {
 		again := request()
 		again.RequestID = "a"
 		lease, _ = m.announce(t, again)
-		second, _ := m.announce(t, order)
-		if second == first || second == lease {
-			t.Errorf("the order whose time is over is given again: %d after %d", second, first)
-		}
 		time.Sleep(200 * time.Millisecond)
 		_, answers = m.announce(t, again)
 		// 350us of resume and 400us of suspend it waited for; now it is over.
 		expect(t, answers, answered{400 * time.Millisecond, lease, Answer{Reason: QuiesceEnded, Waited: 750 * time.Microsecond}})
-		var leases []LeaseInfo
-		third, _ := m.announce(t, order)
-		time.Sleep(200 * time.Millisecond)
-		m.View(func(c *Core) { leases = c.Leases() })
-		if len(leases) != 0 {
-			t.Errorf("order %d is shown although it is overdue: %v", third, leases)
-		}
 	})
 }
 
@@ -272,6 +259,24 @@ func TestNightWithoutATurnEndsInAResumeAtTheNext(t *testing.T) {
 	})
 }
 
+func TestViewOrdersNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine() // Run is not called
+		m.announce(t, request())
+		time.Sleep(time.Hour)
+		m.takeLog()
+		var leases []LeaseInfo
+		m.View(func(c *Core) { leases = c.Leases() })
+		if log := m.takeLog(); len(log) != 0 || len(leases) != 1 {
+			t.Errorf("a look at a lease whose time is over did %q, and saw leases %v", log, leases)
+		}
+		m.Post(Tick{})
+		if log := m.takeLog(); len(log) == 0 {
+			t.Error("nothing was due")
+		}
+	})
+}
+
 func TestViewIsAsOfNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -289,23 +294,6 @@ func TestViewIsAsOfNow(t *testing.T) {
 				t.Error("an explanation of a target nobody saw")
 			}
 		})
-	})
-}
-
-// An order by hand given twice is one order, with the newer TTL.
-func TestOrderByHandIsRenewed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMachine()
-		m.running(t)
-		order := LeaseRequested{Target: alpha, Priority: gpreempt.PriorityAdmin, TTL: 100 * time.Millisecond}
-		first, _ := m.announce(t, order)
-		time.Sleep(50 * time.Millisecond)
-		second, answers := m.announce(t, order)
-		expect(t, answers, answered{50 * time.Millisecond, first, Answer{Reason: QuiesceNotAwaited}})
-		time.Sleep(time.Second)
-		if end, lived, err := m.Complete(ClientID{}, second, EndReleased); end != EndExpired || lived != 150*time.Millisecond || err != nil {
-			t.Errorf("ended by %v after %v, %v", end, lived, err)
-		}
 	})
 }
 

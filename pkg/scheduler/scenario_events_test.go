@@ -14,19 +14,9 @@ import (
 // event builds the event of a command.
 func (s *scenario) event(cmd string, a arguments) (scheduler.Event, error) {
 	switch cmd {
-	case "lease", "order":
-		return s.request(cmd, a)
-	case "budget":
-		var b scheduler.HQDBudget
-		if a.name() != "off" {
-			if _, err := fmt.Sscanf(a.name(), "%d/%d/%d", &b.Online, &b.Offline, &b.Spare); err != nil {
-				return nil, err
-			}
-		}
-		return scheduler.HQDBudgetChanged{Budget: b}, b.Validate()
-	case "load":
-		return s.load(a)
-	case "target", "gone", "hold", "suspended", "resumed", "attached", "detached", "lost", "born", "runs":
+	case "lease":
+		return request(a)
+	case "target", "gone", "pin", "suspended", "resumed", "attached", "detached", "lost", "born", "runs":
 		return s.targetEvent(cmd, a)
 	case "alarm":
 		id, err := number[gpreempt.GPUID](a.name())
@@ -78,30 +68,12 @@ func resetEvent(a arguments) (scheduler.Event, error) {
 	return ev, err
 }
 
-func (s *scenario) load(a arguments) (scheduler.Event, error) {
-	key, err := gpreempt.ParseProcessKey(a.name())
-	t := s.observer.Targets[key]
-	if err != nil || t == nil || len(a.args) < 2 {
-		return nil, fmt.Errorf("load of what target? %w", err)
-	}
-	_, busy := a.text("busy")
-	ev := scheduler.TargetLoad{Target: key, Busy: busy}
-	counts, err := gpuList(a.args[1].Key)
-	for i, n := range counts {
-		ev.Queues = append(ev.Queues, scheduler.GPUQueues{GPU: t.GPUs[i], Queues: int(n)})
-	}
-	return ev, err
-}
-
-func (s *scenario) request(cmd string, a arguments) (scheduler.LeaseRequested, error) {
+func request(a arguments) (scheduler.LeaseRequested, error) {
 	id, err := number[scheduler.LeaseID](a.name())
 	if err != nil {
 		return scheduler.LeaseRequested{}, err
 	}
 	req := scheduler.LeaseRequested{Lease: id, Client: scheduler.ClientID{PID: 1}, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: time.Second, MaxWait: 20 * time.Millisecond}
-	if cmd == "order" {
-		req.Client, req.GPUs, req.Priority = scheduler.ClientID{}, nil, gpreempt.PriorityAdmin
-	}
 	_, req.OnIdle = a.text("idle")
 	return req, errors.Join(
 		fill(a, "client", &req.Client, clientID),
@@ -113,7 +85,6 @@ func (s *scenario) request(cmd string, a arguments) (scheduler.LeaseRequested, e
 		fill(a, "ttl", &req.TTL, time.ParseDuration),
 		fill(a, "maxwait", &req.MaxWait, time.ParseDuration),
 		fill(a, "eta", &req.ETA, time.ParseDuration),
-		fill(a, "target", &req.Target, gpreempt.ParseProcessKey),
 	)
 }
 
@@ -138,8 +109,15 @@ func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error)
 	case "runs":
 		ev := scheduler.Running{Target: key}
 		return ev, fill(a, "cause", &ev.Cause, func(s string) (scheduler.Cause, error) { return scheduler.Cause(s), nil })
-	case "hold":
-		ev := scheduler.Hold{Target: key}
+	case "pin":
+		ev := scheduler.Pin{Target: key}
+		for word, cause := range map[string]scheduler.Cause{
+			"run": scheduler.CauseHold, "suspend": scheduler.CauseByHand, "park": scheduler.CauseHQDBudget, "busy": scheduler.CauseHQDBusy, "room": scheduler.CauseHQDRoom,
+		} {
+			if _, ok := a.text(word); ok {
+				ev.Cause = cause
+			}
+		}
 		return ev, fill(a, "for", &ev.For, time.ParseDuration)
 	case "target":
 		ev := scheduler.TargetSeen{Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1}
@@ -211,11 +189,7 @@ func (s *scenario) look(cmd string, a arguments) error {
 		s.out.WriteString(factsText(&e.Facts))
 		return err
 	case "admit":
-		kind := "lease"
-		if _, ok := a.text("target"); ok {
-			kind = "order"
-		}
-		req, err := s.request(kind, a)
+		req, err := request(a)
 		if err != nil {
 			return err
 		}
@@ -242,7 +216,7 @@ func (s *scenario) look(cmd string, a arguments) error {
 func outcome(id scheduler.LeaseID, err error) string {
 	switch {
 	case err != nil:
-		return fmt.Sprintf("%s: %v", gpreempt.ReasonOf(err), err)
+		return err.Error()
 	case id != 0:
 		return fmt.Sprintf("that is lease %d", id)
 	}
@@ -262,11 +236,7 @@ func (s *scenario) dump() {
 		fmt.Fprintf(&s.out, "job %s targets=%d ran=%.2f%% over=%v slow=%v\n", j.Name, j.Targets, 100*j.Ran, j.Over, j.Slow)
 	}
 	for _, l := range s.core.Leases() {
-		fmt.Fprintf(&s.out, "lease %d client=%d %v gpus=%v prio=%d expires=%v", l.ID, l.Client.PID, l.State, l.GPUs, l.Priority, l.Expires)
-		if !l.Target.IsZero() {
-			fmt.Fprintf(&s.out, " target=%v", l.Target)
-		}
-		s.out.WriteByte('\n')
+		fmt.Fprintf(&s.out, "lease %d client=%d %v gpus=%v prio=%d expires=%v\n", l.ID, l.Client.PID, l.State, l.GPUs, l.Priority, l.Expires)
 	}
 	for _, u := range s.core.GPUs() {
 		fmt.Fprintf(&s.out, "gpu %v leases=%d suspended=%d breaker=%v", u.ID, u.Leases, u.Suspended, u.BreakerOpen)

@@ -24,9 +24,8 @@ import (
 // Time stands still between commands. The commands:
 //
 //	policy preset=NAME [knob=value...]   preset=balanced by default, always with attach_after=0s; at the first command, or a PolicyChanged
-//	gpu ID... [slots=]
-//	budget ONLINE/OFFLINE/SPARE | budget off
-//	load PID@START QUEUES[,QUEUES...] busy|idle   on the GPUs of the target, in their order
+//	gpu ID...
+//	pin PID@START run|suspend|park|busy|room [for=]
 //	target PID@START [class= prio= gpus= job= queues= on-resist=stop|N]   what is left out stays, or is offline 0 1 "" 1
 //	attach auto | attach by-hand         whether every Attach, and every Detach that resumes nothing, succeeds at once, as at first
 //	attached, detached, lost PID@START [result= failed=GPUS births]
@@ -35,13 +34,12 @@ import (
 //	runs PID@START cause=                it runs although it was suspended
 //	gone PID@START
 //	lease ID [client= user= gpus= prio= ttl= maxwait= eta= slo= expected= idle request=]   1 1 11 1s 20ms
-//	order ID target=PID@START [client= ttl= maxwait=]   a suspension by hand
-//	admit [as lease or order]            what Admit says, without announcing
+//	admit [as lease]                     what Admit says, without announcing
 //	renew ID ttl= | complete ID [end=] | clientgone ID [end=] | backlog ID busy|empty
 //	suspended, resumed PID@START [took= result= failed=GPUS seq=]   seq is that in flight by default; resumed answers a Detach that resumes, too
 //	autoreply suspend= resume= | autoreply off    the mechanism answers by itself from now on
 //	reset GPU [process=PID@START suspects=PID@START,...]   a queue that the driver has reset
-//	alarm GPU | hold PID@START for= | drain on|off | stop
+//	alarm GPU | drain on|off | stop
 //	at TIME | after DURATION             every deadline and answer in between fires on time
 //	late TIME                            as a busy machine: one Tick, long after the deadlines
 //	explain PID@START | dump | ended ID | owned ID client= | next
@@ -202,19 +200,12 @@ func (s *scenario) run(cmd string, a arguments) error {
 	case "explain", "dump", "admit", "ended", "owned", "next":
 		return s.look(cmd, a)
 	case "gpu":
-		slots := 0
-		if err := fill(a, "slots", &slots, strconv.Atoi); err != nil {
-			return err
-		}
 		for _, arg := range a.args {
-			if arg.Key == "slots" {
-				continue
-			}
 			id, err := number[gpreempt.GPUID](arg.Key)
 			if err != nil {
 				return err
 			}
-			if err := s.step(scheduler.GPUAdded{GPU: id, Slots: slots}); err != nil {
+			if err := s.step(scheduler.GPUAdded{GPU: id}); err != nil {
 				return err
 			}
 		}

@@ -7,343 +7,238 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// target is a process that owns queues.
+// target is a process that owns queues, and the session of a mechanism with it.
 type target struct {
-	key        gpreempt.ProcessKey
-	jobName    string // of the last TargetSeen
-	kin        []gpreempt.ProcessKey
-	onResist   gpreempt.Resistance
-	job        *job // nil unless it is offline and has a name of a job
-	class      gpreempt.Class
-	priority   gpreempt.Priority
-	gpus       []gpreempt.GPUID
-	gang       *gang
-	attachment *attachment
+	TargetSeen // the last
+	job        *job
+	session
 
 	state TargetState
 	since Time
-	// seq is the number of the Suspend or Resume in flight; 0 for a Detach that resumes.
-	seq uint64
 	// queuesSince is when it was first seen with a queue, if hadQueues.
 	queuesSince Time
 	hadQueues   bool
-	// again is why it runs although it was suspended; "" while that is not known.
+	// again is why it is to be suspended again: it runs although the last Suspend was sent; "" for no reason.
 	again Cause
-	// queues is the number of queues that were ever born, by TargetSeen and Running;
-	// suspendedQueues is what it was when the last Suspend was sent.
-	queues, suspendedQueues uint64
-
-	// load, busy and idleSince are from the last TargetLoad, if loaded.
-	load      []GPUQueues
-	loaded    bool
-	busy      bool
-	idleSince Time
 
 	quarantinedUntil Time
 	quarantineCause  Cause
-	holdUntil        Time // an admin keeps it running
-	retryAt          Time
-	backoff          Backoff
-	retrying         bool // a resume failed and waits for retryAt
-	shadowed         bool // reported as suspended under a shadow policy
-	timer            timer
-
-	// inspection is the number of the Inspect in flight, 0 for none.
-	inspection uint64
-	// stuck: the action in flight waits for the target itself, by the last Inspect; hung:
-	// it has opened the breakers.
-	stuck, hung bool
-	// doubted are the GPUs that raised an alarm during the Suspend in flight.
-	doubted []gpreempt.GPUID
+	pin              pin
+	// resumeAt is when a resume that failed is tried again.
+	resumeAt Time
+	resumes  Backoff
+	shadowed bool // reported as suspended under a shadow policy
+	timer    timer
+	// dirty: it is on the list that settle goes through.
+	dirty bool
 
 	suspend, resume estimate
 	suspends        uint64
 	awaySince       Time
 	away            time.Duration // total time not running, up to awaySince
-	orders          []*lease      // live leases that name it, oldest first
 
 	// refusals counts the suspensions that it has refused since the last that worked, at
-	// most one in refusalTime; the last was at refusedAt.
+	// most one in RefusalTime; the last was at refusedAt.
 	refusals  int
 	refusedAt Time
 	killed    bool // its Kill was sent
-}
-
-// ready reports whether a mechanism can suspend the target.
-func (t *target) ready() bool {
-	return t.attachment.state == attached && t.attachment.failure == OutcomeOK
 }
 
 func (t *target) isAway() bool {
 	return t.state == TargetSuspending || t.state == TargetSuspended || t.state == TargetResuming
 }
 
-func (t *target) unready() bool { return !t.ready() }
+// countAway returns 1 if it is away.
+func (t *target) countAway() int {
+	if t.isAway() {
+		return 1
+	}
+	return 0
+}
+
+func (c *Core) markTarget(t *target) {
+	if !t.dirty {
+		t.dirty = true
+		c.dirtyTargets = append(c.dirtyTargets, t)
+	}
+}
 
 func (c *Core) targetSeen(ev TargetSeen) {
 	t := c.targets[ev.Target]
 	if t == nil {
-		t = &target{key: ev.Target, since: c.now}
+		t = &target{TargetSeen: ev, since: c.now}
 		t.timer.owner = t
 		c.targets[ev.Target] = t
-		at, _ := slices.BinarySearchFunc(c.order, ev.Target, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) })
+		at, _ := slices.BinarySearchFunc(c.order, ev.Target, byKey)
 		c.order = slices.Insert(c.order, at, t)
-		t.jobName, t.class, t.priority, t.gpus, t.kin, t.onResist, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Kin, ev.OnResist, ev.Queues
+		if left := c.leaving[ev.Target]; left != nil {
+			t.session = left.session
+			c.timers.clear(&left.timer)
+			delete(c.leaving, ev.Target)
+		}
 		c.noteQueues(t)
-		t.attachment = c.attachmentOf(t)
-		c.markAttachment(t.attachment)
 		c.setTargetState(t, TargetRunning, CauseSeen, 0, 0)
-		c.joinGang(t)
+		c.join(t)
 		return
 	}
-	t.kin = ev.Kin
-	if t.onResist != ev.OnResist {
-		t.onResist = ev.OnResist
-		c.markAttachment(t.attachment)
+	old := t.TargetSeen
+	t.Kin = ev.Kin
+	reclassified := old.Class != ev.Class || old.Priority != ev.Priority
+	rejoin := reclassified || old.Job != ev.Job || !slices.Equal(old.GPUs, ev.GPUs) || !slices.Equal(t.job.owners, c.ownersOf(t))
+	if rejoin {
+		c.leave(t)
 	}
-	regang := t.jobName != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs) ||
-		!slices.Equal(t.gang.owners, c.ownersOf(t))
-	queues := ev.Queues
-	if t.attachment.reportsBirths {
-		queues = t.queues
+	t.TargetSeen = ev
+	if old.Queues != ev.Queues && !t.reportsBirths {
+		c.runs(t, CauseNewQueue)
 	}
-	if !regang && t.queues == queues {
-		return
+	if rejoin || old.Queues != ev.Queues || old.OnResist != ev.OnResist {
+		c.noteQueues(t)
 	}
-	if queues > t.queues {
-		c.active(t)
-	}
-	if regang {
-		c.leaveGang(t)
-	}
-	reclassified := t.class != ev.Class || t.priority != ev.Priority
-	t.jobName, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, queues
-	c.noteQueues(t)
-	c.markAttachment(t.attachment)
 	if reclassified {
-		c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseClass})
+		c.record(Record{Kind: RecordTarget, Target: t.Target, FromTarget: t.state, ToTarget: t.state, Class: t.Class, Cause: CauseClass})
 	}
-	if regang {
-		c.joinGang(t)
+	if rejoin {
+		c.join(t)
 	}
-	c.mark(t.gang)
 }
 
+// noteQueues notes when it is first seen with a queue: something may be attached to it then.
 func (c *Core) noteQueues(t *target) {
-	if !t.hadQueues && t.queues > 0 {
+	if !t.hadQueues && t.Queues > 0 {
 		t.queuesSince, t.hadQueues = c.now, true
 	}
+	c.markTarget(t)
 }
 
+// byKey compares a target with a key, for lists that are sorted by it.
+func byKey(t *target, key gpreempt.ProcessKey) int { return t.Target.Compare(key) }
+
 func (c *Core) targetGone(t *target) {
-	for len(t.orders) > 0 {
-		c.endLease(t.orders[0], EndReleased)
-	}
 	c.setTargetState(t, TargetLeft, CauseGone, 0, 0)
-	c.leaveGang(t)
-	c.leaveJob(t)
-	c.timers.clear(&t.timer)
-	t.attachment.target = nil
-	c.markAttachment(t.attachment)
-	delete(c.targets, t.key)
-	if at, ok := slices.BinarySearchFunc(c.order, t.key, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) }); ok {
+	c.leave(t)
+	c.forget(t.job.progress)
+	if t.flight.is(ActSuspend) || t.flight.is(ActResume) {
+		t.flight = flight{}
+	}
+	c.leaving[t.Target] = t
+	c.markTarget(t)
+	delete(c.targets, t.Target)
+	if at, ok := slices.BinarySearchFunc(c.order, t.Target, byKey); ok {
 		c.order = slices.Delete(c.order, at, at+1)
 	}
 }
 
 // setTargetState changes the state and leaves the record of it.
 func (c *Core) setTargetState(t *target, to TargetState, cause Cause, lease LeaseID, took time.Duration) {
-	from := t.state
-	wasAway := t.isAway()
+	from, before := t.state, t.countAway()
 	t.state, t.since = to, c.now
-	t.inspection, t.stuck, t.hung, t.doubted = 0, false, false, nil
-	switch away := t.isAway(); {
-	case away && !wasAway:
-		t.awaySince = c.now
-		t.job.moved(c.now, 1)
-	case !away && wasAway:
-		t.away += c.now - t.awaySince
-		t.job.moved(c.now, -1)
+	if moved := t.countAway() - before; moved != 0 {
+		t.job.progress.add(c.now, 0, moved)
+		if moved > 0 {
+			t.awaySince = c.now
+		} else {
+			t.away += c.now - t.awaySince
+		}
 	}
-	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: from, ToTarget: to, Class: t.class, Cause: cause, Lease: lease, Took: took})
+	c.record(Record{Kind: RecordTarget, Target: t.Target, FromTarget: from, ToTarget: to, Class: t.Class, Cause: cause, Lease: lease, Took: took})
 }
 
-// runsAgain returns why a suspended target is to be suspended again, "" if it is not.
-func (t *target) runsAgain() Cause {
-	if t.queues != t.suspendedQueues {
-		return CauseNewQueue
+// runs notes that a queue of the target runs: it is suspended again if it is suspended, or will be.
+func (c *Core) runs(t *target, why Cause) {
+	if t.state == TargetSuspending || t.state == TargetSuspended {
+		t.again = why
 	}
-	return t.again
+	c.mark(t.job)
 }
 
 // suspendTarget sends a Suspend, also for queues born since the last one.
 func (c *Core) suspendTarget(t *target, cause Cause, lease LeaseID) {
 	c.setTargetState(t, TargetSuspending, cause, lease, 0)
-	t.suspendedQueues, t.again = t.queues, ""
-	c.send(t, ActSuspend)
+	t.again = ""
+	c.send(t, ActSuspend, c.now+StuckAfter)
+	c.markTarget(t)
 }
 
 // resumeTarget sends a Resume. A session that has failed is detached instead, which
 // resumes as well and may work where Resume does not.
 func (c *Core) resumeTarget(t *target, cause Cause) {
 	c.setTargetState(t, TargetResuming, cause, 0, 0)
-	if a := t.attachment; c.mustDetach(a) && a.failure != OutcomeOK {
-		a.state = detaching
-		t.seq, t.retrying = 0, false
-		c.emit(ActDetach).Target = t.key
-		c.setTargetTimer(t)
-		return
+	kind := ActResume
+	if t.attached && t.failure != OutcomeOK {
+		kind = ActDetach
 	}
-	c.send(t, ActResume)
+	c.send(t, kind, c.now+StuckAfter)
+	c.markTarget(t)
 }
 
-func (c *Core) send(t *target, kind ActionKind) {
-	c.seq++
-	t.seq, t.retrying = c.seq, false
-	a := c.emit(kind)
-	a.Target, a.Seq = t.key, t.seq
-	c.setTargetTimer(t)
-}
-
-// setTargetTimer sets the timer of a target: to when its action takes too long, to the
-// retry of a resume, or to the end of its quarantine.
-func (c *Core) setTargetTimer(t *target) {
-	switch {
-	case t.retrying:
-		c.timers.set(&t.timer, t.retryAt)
-	case (t.state == TargetSuspending || t.state == TargetResuming) && !t.hung:
-		c.timers.set(&t.timer, c.now+StuckAfter)
-	case t.state == TargetQuarantined:
-		c.timers.set(&t.timer, t.quarantinedUntil)
-	default:
-		c.timers.clear(&t.timer)
-	}
-}
-
-func (t *target) fire(c *Core) {
-	switch {
-	case t.retrying:
-		c.resumeTarget(t, CauseRetry)
-	case t.inspection != 0 && t.timer.overslept(c.now):
-		c.timers.set(&t.timer, c.now+InspectTime)
-	case t.inspection != 0:
-		c.inspected(t, false)
-	case (t.state == TargetSuspending || t.state == TargetResuming) && t.timer.overslept(c.now):
-		c.timers.set(&t.timer, c.now+StuckAfter)
-	case t.state == TargetSuspending || t.state == TargetResuming:
-		t.inspection = c.inspect(t.key)
-		c.timers.set(&t.timer, c.now+InspectTime)
-	case t.state == TargetQuarantined:
-		c.setTargetState(t, TargetRunning, CauseQuarantineOver, 0, 0)
-		c.mark(t.gang)
-	}
-}
-
-// inspected takes in what an action waits for that has taken too long. While it is the
-// target itself (a job that has the driver pin host memory holds its lock for seconds),
-// nothing is known against a GPU, and the core asks again.
-func (c *Core) inspected(t *target, stuck bool) {
-	t.inspection = 0
-	first := stuck && !t.stuck
-	t.stuck, t.hung = stuck, !stuck
-	if stuck {
-		c.quarantineStuck(t)
-		if first {
-			c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseStuck, Took: c.now - t.since})
-		}
-		c.mark(t.gang)
-	} else {
-		for _, id := range t.gpus {
-			c.openBreaker(c.gpu(id), CauseHung)
-		}
-	}
-	c.setTargetTimer(t)
-}
-
-func (c *Core) suspended(ev Suspended) {
-	t := c.targets[ev.Target]
-	if t == nil {
-		c.openBreakers(ev.Result, ev.FailedGPUs, nil) // the process has left, the GPUs have not
-		return
-	}
-	if t.state != TargetSuspending || t.seq != ev.Seq {
-		return // the result of an action that was replaced
-	}
-	c.charge(t.gang)
+func (c *Core) suspended(t *target, f *flight, ev Suspended) {
 	switch ev.Result {
 	case OutcomeOK:
-		if len(t.doubted) > 0 {
-			c.disbelieve(t)
+		if len(f.doubted) > 0 {
+			c.disbelieve(t, f.doubted)
 			return
 		}
-		if !t.stuck && !t.hung {
+		if !f.late {
 			t.suspend.learn(ev.Took)
 		}
 		t.suspends++
 		t.refusals = 0
 		c.setTargetState(t, TargetSuspended, CauseDone, 0, ev.Took)
-		c.setTargetTimer(t)
 	case OutcomeGone:
 		c.targetGone(t)
-		return
 	case OutcomeReplaced:
 		// What was suspended ended with the program.
-		c.failAttachment(t.attachment, ev.Result)
+		c.failSession(t, ev.Result)
 		c.resumeTarget(t, CauseReplaced)
 	default:
-		if ev.Result == OutcomeResisted && c.asked(t.gang) {
+		if ev.Result == OutcomeResisted && c.asked(t.job) {
 			c.refused(t)
 		}
 		c.quarantineFailed(t, ev.Result, ev.FailedGPUs)
-		c.failAttachment(t.attachment, ev.Result)
+		c.failSession(t, ev.Result)
 		// The mechanism has undone what it could; the Detach makes sure.
 		c.resumeTarget(t, failureCause(ev.Result))
 	}
-	c.mark(t.gang)
 }
 
-func (c *Core) resumed(ev Resumed) {
-	t := c.targets[ev.Target]
-	if t == nil {
-		c.openBreakers(ev.Result, ev.FailedGPUs, nil)
-		return
+// disbelieve has a suspend fail that the mechanism calls good: its GPUs raised an alarm.
+func (c *Core) disbelieve(t *target, gpus []gpreempt.GPUID) {
+	cause := CauseReset
+	if t.quarantinedUntil <= c.now || t.quarantineCause != CauseReset {
+		cause = CauseHardware
+		c.quarantine(t, CauseQuarantine)
 	}
-	if t.state != TargetResuming || t.retrying || t.seq != ev.Seq || t.seq == 0 {
-		return
-	}
-	if ev.Result == OutcomeOK && !t.stuck && !t.hung {
-		t.resume.learn(ev.Took)
-	}
-	c.resumeResult(t, ev.Result, ev.FailedGPUs, ev.Took)
+	c.openBreakers(OutcomeHardware, gpus, t)
+	c.failSession(t, OutcomeHardware)
+	c.resumeTarget(t, cause)
 }
 
-// resumeResult handles the result of a Resume, or of a Detach in its place.
-func (c *Core) resumeResult(t *target, result Outcome, gpus []gpreempt.GPUID, took time.Duration) {
-	c.charge(t.gang)
-	c.markAttachment(t.attachment)
-	switch result {
+// resumed takes in the result of a Resume, or of a Detach in its place; its time is learned if it
+// says how long a resume takes.
+func (c *Core) resumed(t *target, ev Suspended, learn bool) {
+	switch ev.Result {
 	case OutcomeOK:
-		t.backoff = Backoff{}
+		if learn {
+			t.resume.learn(ev.Took)
+		}
+		t.resumes = Backoff{}
 		to, cause := TargetRunning, CauseDone
 		if t.quarantinedUntil > c.now {
 			to, cause = TargetQuarantined, t.quarantineCause
 		}
-		c.setTargetState(t, to, cause, 0, took)
+		c.setTargetState(t, to, cause, 0, ev.Took)
 	case OutcomeGone:
 		c.targetGone(t)
-		return
 	default:
-		if result != OutcomeReplaced {
-			c.quarantineFailed(t, result, gpus)
+		if ev.Result != OutcomeReplaced {
+			c.quarantineFailed(t, ev.Result, ev.FailedGPUs)
 		}
-		c.failAttachment(t.attachment, result)
-		t.retrying = true
-		t.retryAt = t.backoff.Fail(c.now, RetryAction)
+		c.failSession(t, ev.Result)
+		t.resumeAt = t.resumes.Fail(c.now, RetryAction)
 		// It stays in Resuming: it may still be off the GPU.
-		c.setTargetState(t, TargetResuming, failureCause(result), 0, took)
+		c.setTargetState(t, TargetResuming, failureCause(ev.Result), 0, ev.Took)
 	}
-	c.setTargetTimer(t)
-	c.mark(t.gang)
 }
 
 func failureCause(o Outcome) Cause {
@@ -376,26 +271,8 @@ func (c *Core) quarantineStuck(t *target) {
 }
 
 func (c *Core) quarantineFailed(t *target, o Outcome, gpus []gpreempt.GPUID) {
-	if o != OutcomeResisted || !t.onResist.Enforced() {
+	if o != OutcomeResisted || !t.OnResist.Enforced() {
 		c.quarantine(t, CauseQuarantine)
 	}
 	c.openBreakers(o, gpus, t)
-}
-
-func (c *Core) hold(ev Hold) {
-	t := c.targets[ev.Target]
-	if t == nil {
-		return
-	}
-	for len(t.orders) > 0 {
-		c.endLease(t.orders[0], EndReleased)
-	}
-	t.quarantinedUntil = c.now
-	if t.state == TargetQuarantined {
-		c.setTargetState(t, TargetRunning, CauseHold, 0, 0)
-		c.setTargetTimer(t)
-	}
-	c.charge(t.gang)
-	t.holdUntil = c.now + ev.For
-	c.mark(t.gang)
 }

@@ -1,5 +1,10 @@
 package scheduler
 
+import "math"
+
+// Never is later than every deadline.
+const Never Time = math.MaxInt64
+
 // timer is the one deadline an entity of the core has at a time. The heap below
 // orders timers by due time, and by the order they were set in when due together:
 // never by map order or address, so that a replay is exact.
@@ -9,9 +14,6 @@ type timer struct {
 	index int // place in the heap plus one; 0 when unset
 	owner timed
 }
-
-// overslept reports whether a timer fires so late that this program did not run.
-func (t *timer) overslept(now Time) bool { return now-t.due > InspectTime }
 
 // timed is called when its timer is due.
 type timed interface{ fire(c *Core) }
@@ -28,9 +30,13 @@ func (h *timerHeap) next() (Time, bool) {
 	return h.items[0].due, true
 }
 
-// set arms t, or moves it.
+// set arms t, or moves it; Never clears it.
 func (h *timerHeap) set(t *timer, due Time) {
-	if t.index != 0 && t.due == due {
+	switch {
+	case due == Never:
+		h.clear(t)
+		return
+	case t.index != 0 && t.due == due:
 		return
 	}
 	h.seq++

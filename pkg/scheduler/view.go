@@ -17,8 +17,6 @@ type LeaseInfo struct {
 	State    LeaseState
 	Created  Time
 	Expires  Time
-	// Target is set for an order by hand.
-	Target gpreempt.ProcessKey
 }
 
 // TargetInfo is a target as readers see it.
@@ -43,6 +41,10 @@ type TargetInfo struct {
 	Refusals       int
 	Suspends       uint64
 	SuspendedTotal time.Duration
+	// Pin is the Cause of the Pin that is in force, "" for none.
+	Pin Cause
+	// BudgetLeft is how long the share floor permits its job to be suspended.
+	BudgetLeft time.Duration
 	// Job is its job; the zero value without one.
 	Job JobInfo
 	// Owners are the processes that are clients and whose leases do not suspend it: itself, or
@@ -80,9 +82,6 @@ func (c *Core) Policy() Policy { return c.policy }
 // Draining reports whether nothing is to be suspended.
 func (c *Core) Draining() bool { return c.draining }
 
-// HQDBudget returns the HQD budget in force.
-func (c *Core) HQDBudget() HQDBudget { return c.parking.budget }
-
 // LeaseCount returns the number of live leases.
 func (c *Core) LeaseCount() int { return len(c.leases) }
 
@@ -101,7 +100,7 @@ func (c *Core) Leases() []LeaseInfo {
 func (l *lease) info() LeaseInfo {
 	return LeaseInfo{
 		ID: l.id, Client: l.req.Client, GPUs: l.req.GPUs, Priority: l.req.Priority, State: l.state,
-		Created: l.created, Expires: l.expires, Target: l.req.Target,
+		Created: l.created, Expires: l.expires,
 	}
 }
 
@@ -125,50 +124,46 @@ func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 
 func (c *Core) targetInfo(t *target) TargetInfo {
 	info := TargetInfo{
-		Key: t.key, Class: t.class, Owners: t.gang.owners, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(), Stuck: t.stuck || t.attachment.stuck,
-		CannotSuspend: len(t.gang.gpus) > 0 && c.cannotSuspend(t), OnResist: t.onResist, Refusals: t.refusals,
+		Key: t.Target, Class: t.Class, Owners: t.job.owners, Priority: t.Priority, State: t.state, Since: t.since, GPUs: t.GPUs, Ready: t.ready(), Stuck: t.flight.stuck,
+		CannotSuspend: len(t.job.gpus) > 0 && c.cannotSuspend(t), OnResist: t.OnResist, Refusals: t.refusals,
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
+		BudgetLeft: c.budgetLeft(t.job),
 	}
-	if t.job != nil {
-		info.Job = c.jobInfo(t.job)
+	if c.now < t.pin.until {
+		info.Pin = t.pin.cause
+	}
+	if p := t.job.progress; p != nil {
+		info.Job = c.jobInfo(p)
 	}
 	if t.isAway() {
 		info.SuspendedTotal += c.now - t.awaySince
-		info.RunsBy = c.runsBy(t.gang)
+		info.RunsBy = c.runsBy(t.job)
 	}
 	return info
 }
 
 // runsBy returns the deadline of rule 2.
-func (c *Core) runsBy(g *gang) Time {
-	if !g.suspended {
+func (c *Core) runsBy(j *job) Time {
+	if !j.suspended {
 		return c.now
 	}
-	by := c.maxSuspendAt(g)
+	by := c.maxSuspendAt(j)
 	// The bucket was last charged at budgetAt and empties since.
-	if c.policy.ShareFloor > 0 && !g.byHand() {
-		by = min(by, g.budgetAt+max(0, g.budget))
+	if c.policy.ShareFloor > 0 && !j.byHand() {
+		by = min(by, j.budgetAt+max(0, j.budget))
 	}
-	last := Time(0)
-	for _, u := range g.gpus {
+	last := j.pinnedUntil(true)
+	for _, u := range j.gpus {
 		for _, l := range u.leases {
-			if l.started && g.outrankedBy(l) {
+			if l.started && j.outrankedBy(l) {
 				last = max(last, l.expires)
 			}
 		}
 	}
-	for _, m := range g.members {
-		for _, l := range m.orders {
-			last = max(last, l.expires)
-		}
-	}
-	if g.leased {
+	if j.leased {
 		last += c.policy.longestLinger()
 	}
-	if g.parked {
-		last = by
-	}
-	return max(c.now, min(by, max(last, g.lingerUntil)))
+	return max(c.now, min(by, max(last, j.lingerUntil)))
 }
 
 // GPUs returns every GPU, by id.
@@ -179,9 +174,9 @@ func (c *Core) GPUs() []GPUInfo {
 		if u.breakerOpen {
 			info.BreakerCloses = u.breakerUntil
 		}
-		for _, g := range u.gangs {
-			for _, m := range g.members {
-				if m.state == TargetSuspended && slices.Contains(m.gpus, u.id) {
+		for _, j := range u.jobs {
+			for _, m := range j.members {
+				if m.state == TargetSuspended && slices.Contains(m.GPUs, u.id) {
 					info.Suspended++
 				}
 				if c.cannotSuspend(m) {
@@ -198,9 +193,7 @@ func (c *Core) GPUs() []GPUInfo {
 func (c *Core) Away() int {
 	n := 0
 	for _, t := range c.order {
-		if t.isAway() {
-			n++
-		}
+		n += t.countAway()
 	}
 	return n
 }
@@ -218,15 +211,15 @@ func (c *Core) IdleWatched() []ClientID {
 	return ids
 }
 
-// budgetLeft returns the gang's budget as of now.
-func (c *Core) budgetLeft(g *gang) time.Duration {
-	now := *g
+// budgetLeft returns the job's budget as of now.
+func (c *Core) budgetLeft(j *job) time.Duration {
+	now := *j
 	c.charge(&now)
 	return now.budget
 }
 
 // FloorUse returns the used share of the time for which the share floor permits an
-// offline gang to be suspended, of the gang with the least left: 0 to 1, and 0 without
+// offline job to be suspended, of the job with the least left: 0 to 1, and 0 without
 // a floor.
 func (c *Core) FloorUse() float64 {
 	if floorPPM(c.policy.ShareFloor) == 0 {
@@ -234,8 +227,8 @@ func (c *Core) FloorUse() float64 {
 	}
 	use := 0.0
 	for _, t := range c.order {
-		if t.class == gpreempt.Offline {
-			use = max(use, 1-float64(c.budgetLeft(t.gang))/float64(c.budgetCap()))
+		if t.Class == gpreempt.Offline {
+			use = max(use, 1-float64(c.budgetLeft(t.job))/float64(c.policy.MaxBudget()))
 		}
 	}
 	return min(use, 1)

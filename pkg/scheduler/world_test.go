@@ -178,11 +178,10 @@ var Ops = []op{
 	{"seen", 8, (*World).seen, false},
 	{"changed", 8, (*World).changed, false},
 	{"gone", 2, (*World).gone, false},
-	{"gpu", 1, func(w *World) error { return w.Step(scheduler.GPUAdded{GPU: w.gpuID(), Slots: w.Roll(6)}) }, false},
-	{"load", 8, (*World).load, false},
-	{"hqd budget", 2, (*World).hqdBudget, false},
+	{"gpu", 1, func(w *World) error { return w.Step(scheduler.GPUAdded{GPU: w.gpuID()}) }, false},
+	{"park", 6, (*World).park, false},
 	{"announce", 20, (*World).announce, false},
-	{"order", 3, (*World).order, false},
+	{"by hand", 3, (*World).byHand, false},
 	{"renew", 3, (*World).renew, false},
 	{"finish", 12, (*World).Finish, false},
 	{"client gone", 1, func(w *World) error {
@@ -201,7 +200,9 @@ var Ops = []op{
 	}, false},
 	{"stray result", 4, (*World).strayResult, false},
 	{"alarm", 1, (*World).alarm, true},
-	{"hold", 1, func(w *World) error { return w.Step(scheduler.Hold{Target: w.anyKey(), For: w.Span(10)}) }, true},
+	{"hold", 1, func(w *World) error {
+		return w.Step(scheduler.Pin{Target: w.anyKey(), Cause: scheduler.CauseHold, For: w.Span(10)})
+	}, true},
 	{"policy", 2, func(w *World) error { return w.Step(scheduler.PolicyChanged{Policy: w.policy()}) }, true},
 	{"drain", 1, func(w *World) error { return w.Step(scheduler.Drain{On: true}) }, true},
 	{"deadline", 30, (*World).deadline, false},
@@ -396,12 +397,18 @@ func (w *World) maybe(d time.Duration) time.Duration {
 	return d
 }
 
-// order is a suspension by hand, sometimes with GPUs that mean nothing.
-func (w *World) order() error {
-	return w.Request(scheduler.LeaseRequested{
-		Target: w.anyKey(), Priority: gpreempt.PriorityAdmin, TTL: min(64*w.Span(9), w.Observer.policy.MaxSuspend),
-		MaxWait: w.maybe(w.Span(8)), GPUs: w.gpuIDs(),
-	})
+// byHand is a suspension by an admin, which another one may replace or end.
+func (w *World) byHand() error {
+	return w.Step(scheduler.Pin{Target: w.anyKey(), Cause: scheduler.CauseByHand, For: w.maybe(min(64*w.Span(9), w.Observer.policy.MaxSuspend))})
+}
+
+// park is what keeps slots free: it pins and ends what it has pinned.
+func (w *World) park() error {
+	ev := scheduler.Pin{Target: w.anyKey(), Cause: []scheduler.Cause{scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CauseHQDBudget, scheduler.CauseHQDBudget}[w.Roll(4)]}
+	if ev.Cause == scheduler.CauseHQDBudget {
+		ev.For = min(64*w.Span(9), w.Observer.policy.MaxSuspend)
+	}
+	return w.Step(ev)
 }
 
 // Request does what the runner does with an announcement.
@@ -423,11 +430,8 @@ func (w *World) Request(req scheduler.LeaseRequested) error {
 			if _, _, ended := w.Core.Ended(id); !ended {
 				return fmt.Errorf("Admit gives lease %d, which is neither live nor ended", id)
 			}
-		} else if l.Client != req.Client && !l.order {
+		} else if l.Client != req.Client {
 			return fmt.Errorf("Admit gives lease %d of client %v to client %v", id, l.Client, req.Client)
-		}
-		if !req.Target.IsZero() {
-			return w.Step(scheduler.LeaseRenewed{Lease: id, TTL: req.TTL})
 		}
 		return nil
 	}

@@ -17,6 +17,7 @@ const (
 	admin      = "the administrator's client"
 	lab        = "evidence and forensics"
 	acceptance = "the acceptance of a GPU"
+	gpuProgram = "programs that use a GPU, or act as its driver"
 	kit        = "tests"
 )
 
@@ -38,6 +39,8 @@ var purposes = map[string]string{
 
 	"accept": acceptance,
 
+	"emu/kfdabi": gpuProgram,
+
 	"emu": kit, "internal/testutil": kit, "test": kit,
 }
 
@@ -48,8 +51,8 @@ var programs = map[string][]string{
 	"cmd/gpreemptd":       {shared, host, daemon},
 	"cmd/gpctl":           {shared, client, admin},
 	"lab/cmd/gplab":       {shared, client, lab},
-	"accept/cmd/gpaccept": {shared, host, acceptance},
-	"emu/cmd/kfdemu":      {shared, host, daemon, client, kit},
+	"accept/cmd/gpaccept": {shared, host, gpuProgram, acceptance},
+	"emu/cmd/kfdemu":      {shared, host, daemon, client, gpuProgram, kit},
 }
 
 // purposeOf returns what a package is for, and the name in purposes that says so.

@@ -43,6 +43,7 @@ var table = []struct {
 
 	// Decisions: pure, or with the filesystem as an argument.
 	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, unsafeTests: true}},
+	{"pkg/scheduler/parking", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
 	{"internal/log", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
@@ -74,13 +75,16 @@ var table = []struct {
 	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/regular", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler"}}},
+	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/regular", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler", "pkg/scheduler/parking"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 
+	// The calls of the driver that gpreempt does not make: GPU programs do, here or emulated.
+	{"emu/kfdabi", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
+
 	// Acceptance of a GPU, a program of its own with the daemon's mechanism.
-	{"accept/conformance", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
-	{"accept/workload", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"accept/conformance", rule{imports: []string{"emu/kfdabi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"accept/workload", rule{imports: []string{"emu/kfdabi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"accept", rule{imports: []string{"internal/api", "accept/workload", "accept/conformance", "internal/mechanism", "internal/mechanism/dbgtrap", "internal/mechanism/helper", "internal/proc", "internal/safety", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"accept/cmd/gpaccept", rule{imports: []string{"accept", "accept/conformance", "accept/workload", "internal/mechanism/helper", "pkg/discovery", "pkg/gpreempt"}}},
 
@@ -98,26 +102,26 @@ var table = []struct {
 	// hardware, and what drivers and runtimes wrote.
 	{"lab/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "pkg/gpreempt"}}},
 	{"lab/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/stat"}}},
-	{"lab/sim", rule{imports: []string{"internal/stat", "lab/evidence", "lab/scenario", "pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
+	{"lab/sim", rule{imports: []string{"internal/stat", "lab/evidence", "lab/scenario", "pkg/gpreempt", "pkg/scheduler", "pkg/scheduler/parking"}, stdOnly: true, pure: true}},
 	{"lab/report", rule{imports: []string{"internal/stat", "lab/evidence"}}},
-	{"lab/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/regular", "internal/stat", "lab/evidence", "lab/scenario", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/spans", rule{imports: []string{apiV1, "internal/api", "pkg/scheduler"}}},
+	{"lab/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/regular", "internal/stat", "lab/evidence", "lab/scenario", "lab/spans", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"lab/hiplog", rule{imports: []string{"internal/stat"}}},
-	{"lab/spans", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/regular", "internal/term", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/cmd/gplab", rule{imports: []string{"lab/cli"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
 	// in process and the emulated machine below real programs. The shipped programs link
 	// none of it.
-	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
-	{"emu/kfdtest", rule{imports: []string{"emu/driver", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"emu/driver", rule{imports: []string{"emu/kfdabi", "pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
+	{"emu/kfdtest", rule{imports: []string{"emu/kfdabi", "emu/driver", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"emu/nvrmtest", rule{imports: []string{"internal/proc", "pkg/gpreempt", "pkg/nvrm"}, kernel: true}},
 	{"emu/gpumodel", rule{imports: []string{"emu/driver", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
 	{"emu/kfdemu", rule{imports: []string{"emu/driver", "emu/engine", "emu/gpumodel", "emu/seccomp", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"emu/workload", rule{imports: []string{"emu/engine", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"emu/workload", rule{imports: []string{"emu/engine", "emu/kfdabi", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"emu/cmd/kfdemu", rule{imports: []string{apiV1, "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/kfdtest", "emu/workload", "internal/api", "internal/config", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}}},
 
 	// Test files only, or what runs them: they run the built binaries and measure.

@@ -24,7 +24,6 @@ import (
 // queues; all are real processes that make real system calls.
 type emulated struct {
 	b        *bench
-	name     string
 	dir      string // for sockets and the daemon's runtime directory
 	socket   string // the machine's
 	metrics  string // address of the daemon's metrics
@@ -35,18 +34,15 @@ type emulated struct {
 // errCannotEmulate reports why this host cannot run an emulated machine.
 type errCannotEmulate struct{ error }
 
-// emulate starts a machine and the daemon at the path program, "" for this module's.
-func (b *bench) emulate(ctx context.Context, name, program string) (m *emulated, err error) {
+// emulate starts a machine and the daemon.
+func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 	if err := b.build(ctx, "./cmd/gpreemptd", "./emu/cmd/kfdemu"); err != nil {
 		return nil, err
 	}
 	if out, err := exec.CommandContext(ctx, b.program("kfdemu"), "check", "--trace").CombinedOutput(); err != nil {
 		return nil, errCannotEmulate{fmt.Errorf("kfdemu check: %w: %s", err, strings.TrimSpace(string(out)))}
 	}
-	if program == "" {
-		program = b.program("gpreemptd")
-	}
-	m = &emulated{b: b, name: name, dir: filepath.Join(b.dir, name)}
+	m = &emulated{b: b, dir: filepath.Join(b.dir, "emulated")}
 	if err := os.Mkdir(m.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -72,7 +68,7 @@ func (b *bench) emulate(ctx context.Context, name, program string) (m *emulated,
 	if err != nil {
 		return nil, err
 	}
-	if _, err = m.launch(ctx, "gpreemptd", "exec", "--socket", m.socket, "--", program, "serve", "--config", config, "--socket", socket); err != nil {
+	if _, err = m.launch(ctx, "gpreemptd", "exec", "--socket", m.socket, "--", b.program("gpreemptd"), "serve", "--config", config, "--socket", socket); err != nil {
 		return nil, err
 	}
 	if m.conn, err = dial(socket); err != nil {
@@ -96,7 +92,7 @@ func (b *bench) program(name string) string { return filepath.Join(b.dir, name) 
 
 // launch runs kfdemu.
 func (m *emulated) launch(ctx context.Context, name string, args ...string) (*child, error) {
-	c, err := launch(ctx, m.dir, m.name+"-"+name, []string{"RUNTIME_DIRECTORY=" + m.dir}, m.b.program("kfdemu"), args...)
+	c, err := launch(ctx, m.dir, "emulated-"+name, []string{"RUNTIME_DIRECTORY=" + m.dir}, m.b.program("kfdemu"), args...)
 	if err == nil {
 		m.children = append(m.children, c)
 	}
@@ -153,34 +149,25 @@ func (m *emulated) driverTime(ctx context.Context) (time.Duration, error) {
 	return 0, fmt.Errorf("the daemon's metrics have no %s", name)
 }
 
-// throughDriver is section h. With another gpreemptd to compare with, the two take
-// turns, each on a machine of its own.
+// throughDriver is section h.
 func (b *bench) throughDriver(ctx context.Context) (err error) {
-	programs := []string{""}
-	if b.other != "" {
-		programs = append(programs, b.other)
+	m, err := b.emulate(ctx)
+	if cannot, ok := errors.AsType[errCannotEmulate](err); ok {
+		b.report.Skipped = append(b.report.Skipped, "h: "+cannot.Error())
+		return nil
 	}
-	var sides []*announcements
-	for i, program := range programs {
-		name := [...]string{"emulated", "other"}[i]
-		m, err := b.emulate(ctx, name, program)
-		if cannot, ok := errors.AsType[errCannotEmulate](err); ok {
-			b.report.Skipped = append(b.report.Skipped, "h: "+cannot.Error())
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, m.close()) }()
-		if err := m.job(ctx, "work", "--queues", "2", "--duration", "2000", "--occupancy", "500000", "--runtime"); err != nil {
-			return err
-		}
-		if err := awaitTargets(ctx, gpreemptv1.NewAdminServiceClient(m.conn), 1); err != nil {
-			return err
-		}
-		of := func(part string) *series { return b.series("h", "DbgtrapOnKfdemu/daemon="+name+"/part="+part) }
-		sides = append(sides, &announcements{m: m, total: of("Total"), driver: of("DriverCalls"), own: of("Own")})
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, m.close()) }()
+	if err := m.job(ctx, "work", "--queues", "2", "--duration", "2000", "--occupancy", "500000", "--runtime"); err != nil {
+		return err
+	}
+	if err := awaitTargets(ctx, gpreemptv1.NewAdminServiceClient(m.conn), 1); err != nil {
+		return err
+	}
+	of := func(part string) *series { return b.series("h", "DbgtrapOnKfdemu/part="+part) }
+	this := &announcements{m: m, total: of("Total"), driver: of("DriverCalls"), own: of("Own")}
 	// A bare echo at the same pace: what gRPC and the wake-ups of two idle processes cost.
 	conn, err := dial(echoSocket(b.dir))
 	if err != nil {
@@ -191,11 +178,10 @@ func (b *bench) throughDriver(ctx context.Context) (err error) {
 	echo := gpreemptv1.NewOnlineServiceClient(conn)
 	const warmUp = 10
 	perRepeat := b.rounds(150)
+	all := []*series{this.total, this.driver, this.own, bare}
 	for i := range warmUp + b.repeats*perRepeat {
-		for k := range sides {
-			if err := sides[(i+k)%len(sides)].announce(ctx); err != nil {
-				return err
-			}
+		if err := this.announce(ctx); err != nil {
+			return err
 		}
 		if err := bare.time(func() error {
 			_, err := echo.NotifyOnline(ctx, announcement)
@@ -203,32 +189,19 @@ func (b *bench) throughDriver(ctx context.Context) (err error) {
 		}); err != nil {
 			return err
 		}
-		if i < warmUp {
-			bare.samples = nil
-		} else if len(bare.samples) == perRepeat {
-			bare.endRepeat()
-		}
-		for _, s := range sides {
+		for _, s := range all {
 			if i < warmUp {
-				s.total.samples, s.driver.samples, s.own.samples = nil, nil, nil
-			} else if len(s.own.samples) == perRepeat {
-				s.total.endRepeat()
-				s.driver.endRepeat()
-				s.own.endRepeat()
+				s.samples = nil
+			} else if len(s.samples) == perRepeat {
+				s.endRepeat()
 			}
 		}
 	}
-	this := sides[0]
 	b.figure("h", "NotifyOnline by dbgtrap on kfdemu, p50", "µs", micros(p50, this.total))
 	b.figure("h", "the emulated driver's calls in it, p50", "µs", micros(p50, this.driver))
 	b.figure("h", "a bare unary echo at the same pace, p50", "µs", micros(p50, bare))
 	b.figure("h", "the daemon's own share, p50", "µs", micros(p50, this.own)).atMost(150)
 	b.figure("h", "the daemon's own share, p99", "µs", micros(p99, this.own)).atMost(1000)
-	if len(sides) > 1 {
-		b.figure("h", "the other daemon's own share, p50", "µs", micros(p50, sides[1].own))
-		b.figure("h", "the daemon's own share / the other's, p50", "x", ratios(p50, this.own, sides[1].own, 1))
-		b.figure("h", "the daemon's own share / the other's, p99", "x", ratios(p99, this.own, sides[1].own, 1))
-	}
 	return nil
 }
 

@@ -90,14 +90,14 @@ func regressed(all []verdict) (letters string) {
 
 // guard measures the guarded ratios, and those that seem to have grown again.
 func guard(ctx context.Context, only string) (*report, []verdict, error) {
-	first, err := measure(ctx, true, only, "")
+	first, err := measure(ctx, true, only)
 	if err != nil {
 		return nil, nil, err
 	}
 	verdicts := first.compare()
 	for try := 1; try < tries && regressed(verdicts) != ""; try++ {
 		fmt.Fprintln(os.Stderr, "a ratio has grown: measuring it again")
-		next, err := measure(ctx, true, regressed(verdicts), "")
+		next, err := measure(ctx, true, regressed(verdicts))
 		if err != nil {
 			return nil, nil, err
 		}

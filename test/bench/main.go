@@ -53,7 +53,8 @@ func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	quick := flags.Bool("quick", false, "measure the guarded ratios only, in under a minute, and fail when one has grown by half")
 	only := flags.String("only", "", "measure these sections only, such as de")
-	other := flags.String("other", "", "in section h, interleave with the gpreemptd at this `path`, such as one of an earlier commit")
+	other := flags.String("other", "", "interleave with the checkout at this `path`, of an earlier commit, and print new / old (with -only)")
+	pairs := flags.Int("pairs", 5, "with -other, how often both are measured")
 	out := flags.String("o", "build", "directory for bench.txt, or bench-quick.txt")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -71,7 +72,13 @@ func run(ctx context.Context, args []string) error {
 		}
 		return nil
 	}
-	r, err := measure(ctx, false, *only, *other)
+	if *other != "" {
+		if *only == "" || *pairs < 1 {
+			return errors.New("-other needs the sections: -only defh, and at least one pair")
+		}
+		return compare(ctx, os.Stdout, *other, *only, *pairs)
+	}
+	r, err := measure(ctx, false, *only)
 	if err != nil {
 		return err
 	}
@@ -94,7 +101,6 @@ type bench struct {
 	self    string // the path of this program
 	dir     string // for sockets and logs
 	quick   bool
-	other   string // another gpreemptd to interleave with in section h, or ""
 	repeats int
 	hosts   int // that were started
 	began   time.Time
@@ -121,8 +127,8 @@ var sections = []struct {
 	{"o", "a fleet", false, (*bench).fleet},
 }
 
-func measure(ctx context.Context, quick bool, only, other string) (r *report, err error) {
-	b := &bench{quick: quick, other: other, repeats: 5, began: time.Now()}
+func measure(ctx context.Context, quick bool, only string) (r *report, err error) {
+	b := &bench{quick: quick, repeats: 5, began: time.Now()}
 	if quick {
 		b.repeats = 9
 	}

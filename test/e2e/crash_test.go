@@ -27,6 +27,9 @@ import (
 // GPREEMPT_CRASHES.
 const crashPoints = 500
 
+// shortCrashes is how often it is killed on each machine where a change is tested.
+const shortCrashes = 20
+
 // The daemon is killed before and after every call it makes of the driver, in every step
 // that the hardware does for it, and at random times.
 func TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning(t *testing.T) {
@@ -46,6 +49,7 @@ func TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning(t *testing.T) {
 			for range max(testutil.Number(t, "GPREEMPT_CRASHES", crashPoints)/len(machines)-len(points), 40) {
 				points = append(points, c.random())
 			}
+			points = some(shortCrashes, points)
 			c.r.Shuffle(len(points), func(i, j int) { points[i], points[j] = points[j], points[i] })
 			for _, p := range points {
 				c.kill(p)
@@ -109,7 +113,7 @@ func newCrashes(t *testing.T, cfg kfdemu.Config) *crashes {
 	t.Logf("seed %d", seed)
 	c := &crashes{
 		t: t, m: emulate(t, cfg), name: cfg.Machine + ", driver of " + cfg.Profile,
-		gpreemptd: withoutDetector(t, "gpreemptd"), dir: testutil.TempSocketDir(t),
+		gpreemptd: withoutDetector(t), dir: testutil.TempSocketDir(t),
 		r: rand.New(rand.NewPCG(seed, 0)), died: map[stage]int{},
 	}
 	config := soakConfig(0) + everyGPU

@@ -141,18 +141,6 @@ func (d *daemon) run() {
 	d.admin = gpreemptv1.NewAdminServiceClient(d.conn)
 }
 
-// environment returns the test's environment without variables that affect the programs
-// under test; the race detector must not delay the end of a process.
-func environment(more ...string) []string {
-	env := make([]string, 0, len(os.Environ()))
-	for _, kv := range os.Environ() {
-		if !strings.HasPrefix(kv, "GPREEMPT_") && !strings.HasPrefix(kv, "NOTIFY_SOCKET=") {
-			env = append(env, kv)
-		}
-	}
-	return append(append(env, "GORACE=atexit_sleep_ms=0", "NO_COLOR=1"), more...)
-}
-
 // dial returns a new connection to a socket, which need not be there yet.
 func dial(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()

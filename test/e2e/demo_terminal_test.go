@@ -114,6 +114,7 @@ func empty(t *testing.T, tmp string) {
 const socketLine = `GPREEMPT_SOCKET=(\S+)`
 
 func TestDemoWithTopShowsItAndEndsWithIt(t *testing.T) {
+	t.Parallel()
 	for name, args := range map[string][]string{"emulated": {"--top"}, "simulated": {"--top", "--sim"}} {
 		t.Run(name, func(t *testing.T) {
 			term, tmp := liveDemo(t, args...)
@@ -134,6 +135,7 @@ func TestDemoWithTopShowsItAndEndsWithIt(t *testing.T) {
 }
 
 func TestDemoWithTopThatIsEndedRestoresTheTerminal(t *testing.T) {
+	t.Parallel()
 	term, tmp := liveDemo(t, "--top", "--sim")
 	term.await(`train`)
 	if err := term.program.Process.Signal(syscall.SIGTERM); err != nil {
@@ -148,6 +150,7 @@ func TestDemoWithTopThatIsEndedRestoresTheTerminal(t *testing.T) {
 }
 
 func TestDemoWithTopNeedsATerminal(t *testing.T) {
+	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), kfdemuBinary, "demo", "--top").CombinedOutput()
 	if err == nil {
 		t.Error("it runs without one")
@@ -156,6 +159,7 @@ func TestDemoWithTopNeedsATerminal(t *testing.T) {
 }
 
 func TestLiveDemoEndsWithItsTerminal(t *testing.T) {
+	t.Parallel()
 	for name, args := range map[string][]string{
 		"emulated": {"--live"}, "simulated": {"--live", "--sim"}, "emulated, top": {"--top"}, "simulated, top": {"--top", "--sim"},
 	} {
@@ -206,6 +210,7 @@ func daemonOf(t *testing.T, socket string) int {
 // A daemon that does not answer in time is no reason to end a live demo: requests run
 // unprotected, and the hint is not that for a host with systemd.
 func TestLiveDemoCountsLateAnswersAndContinues(t *testing.T) {
+	t.Parallel()
 	term, tmp := liveDemo(t, "--live")
 	served := daemonOf(t, term.await(socketLine))
 	if err := unix.Kill(served, unix.SIGSTOP); err != nil {
@@ -233,6 +238,7 @@ func TestLiveDemoCountsLateAnswersAndContinues(t *testing.T) {
 }
 
 func TestLiveDemoKeepsTheDaemonsLogOutOfTheTerminal(t *testing.T) {
+	t.Parallel()
 	term, tmp := liveDemo(t, "--live")
 	socket := term.await(socketLine)
 	log := term.await(`tail -f (\S+)`)
@@ -257,6 +263,7 @@ func TestLiveDemoKeepsTheDaemonsLogOutOfTheTerminal(t *testing.T) {
 }
 
 func TestDaemonInATerminalLogsText(t *testing.T) {
+	t.Parallel()
 	dir := testutil.TempSocketDir(t)
 	config := filepath.Join(dir, "gpreemptd.yaml")
 	if err := os.WriteFile(config, []byte(atOnce), 0o600); err != nil {

@@ -62,6 +62,7 @@ type called struct {
 }
 
 func TestDemoUsesAnEmulatedMachineWhereThereCanBeOne(t *testing.T) {
+	t.Parallel()
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
@@ -76,6 +77,7 @@ func TestDemoUsesAnEmulatedMachineWhereThereCanBeOne(t *testing.T) {
 }
 
 func TestDemoUsesTheEmulatedMachineItRunsOn(t *testing.T) {
+	t.Parallel()
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
@@ -87,6 +89,7 @@ func TestDemoUsesTheEmulatedMachineItRunsOn(t *testing.T) {
 }
 
 func TestDemoIsSimulatedWhenAskedTo(t *testing.T) {
+	t.Parallel()
 	result, said := runDemo(t, []string{kfdemuBinary}, nil, "--sim")
 	want := called{Simulated: true, Backend: "simulated mi300x", Machine: "mi300x"}
 	if diff := cmp.Diff(want, result); diff != "" {
@@ -98,6 +101,7 @@ func TestDemoIsSimulatedWhenAskedTo(t *testing.T) {
 }
 
 func TestDemoWithoutADaemonToStartIsSimulatedAndSaysSo(t *testing.T) {
+	t.Parallel()
 	alone := filepath.Join(t.TempDir(), "kfdemu")
 	if err := os.Link(kfdemuBinary, alone); err != nil {
 		t.Fatal(err)
@@ -112,6 +116,7 @@ func TestDemoWithoutADaemonToStartIsSimulatedAndSaysSo(t *testing.T) {
 // Ctrl-C, or the end of the terminal, ends a demo and everything it started, also while it
 // starts, and it says nothing of that.
 func TestDemoThatIsInterruptedLeavesNothing(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name   string
 		args   []string

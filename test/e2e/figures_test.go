@@ -113,24 +113,23 @@ func measure(t *testing.T) *measured {
 	return m
 }
 
-// withoutDetector returns the path of a program that was built as users have it.
-func withoutDetector(t *testing.T, program string) string {
+// withoutDetector returns the path of gpreemptd as users have it.
+func withoutDetector(t *testing.T) string {
 	t.Helper()
-	dir, err := builtWithout()
+	program, err := builtWithout()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(dir, program)
+	return program
 }
 
-// builtWithout builds, once, beside the other programs.
-var builtWithout = sync.OnceValues(func() (dir string, err error) {
-	dir = filepath.Join(filepath.Dir(gpreemptd), "without")
-	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir+string(filepath.Separator), "../../cmd/gpreemptd").CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("%w\n%s", err, out)
+// builtWithout builds it, once, beside the other programs.
+var builtWithout = sync.OnceValues(func() (program string, err error) {
+	if !racing() {
+		return gpreemptd, nil
 	}
-	return dir, err
+	dir := filepath.Join(filepath.Dir(gpreemptd), "without")
+	return filepath.Join(dir, "gpreemptd"), goBuild("../..", dir, nil, "./cmd/gpreemptd")
 })
 
 // command is a program on the machine.
@@ -153,6 +152,7 @@ func (m *measured) read(cmd *exec.Cmd, measurement string, answer any) {
 }
 
 func TestFiguresOfACallOfTheDriver(t *testing.T) {
+	lasts(t)
 	m := measure(t)
 	for _, threads := range []int{1, 4} {
 		var took calls
@@ -166,6 +166,7 @@ func TestFiguresOfACallOfTheDriver(t *testing.T) {
 }
 
 func TestFiguresOfAProgramThatDoesNotUseTheDriver(t *testing.T) {
+	lasts(t)
 	m := measure(t)
 	const rounds, work = 9, "80"
 	var native, emulated struct{ wall, cpu []time.Duration }

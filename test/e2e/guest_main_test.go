@@ -1,10 +1,9 @@
 package e2e
 
-// The tests named TestGuest run in a guest whose first process is systemd. They test what
-// deploy/systemd installs, and the deb: make vmtest, make packages-test. They run in the
-// order of the files' names, on one machine: first without the driver, then with the real
-// driver and no GPU, and last with a FAKED list of GPU processes that names a real process,
-// for the freezer to stop.
+// The tests named TestGuest run in a guest whose first process is systemd, and test the deb: make vmtest.
+// They run in the order of the files' names, on one machine: first the package from its installation to its
+// purge, then what it installs without the driver, then with the real driver and no GPU, and last with a FAKED
+// list of GPU processes that names a real process, for the freezer to stop.
 
 import (
 	"context"
@@ -17,35 +16,14 @@ import (
 	"time"
 )
 
-// roleEnv makes this binary a process that the tests start.
-const roleEnv = "GPREEMPT_ROLE"
-
 // guestEnv is set in a guest: the tests in it change the machine they run on.
 const guestEnv = "GPREEMPT_GUEST"
-
-// guestMain is TestMain for a guest and for the processes that its tests start. It
-// reports whether it has run.
-func guestMain(m *testing.M) (code int, ran bool) {
-	switch role := os.Getenv(roleEnv); {
-	case role == "worker":
-		return work(), true
-	case role == "job":
-		return job(), true
-	case role == "holder":
-		return holderMain(os.Args[1:], os.Stdin, os.Stdout), true
-	case role == "sandboxed":
-		return sandboxed(os.Args[1:]), true
-	case os.Getenv(guestEnv) == "systemd":
-		return m.Run(), true
-	}
-	return 0, false
-}
 
 // inGuest skips a test that changes the machine it runs on.
 func inGuest(t *testing.T) {
 	t.Helper()
 	if os.Getenv(guestEnv) != "systemd" {
-		t.Skip("it changes the machine it runs on: make vmtest and make packages-test run it in a guest")
+		t.Skip("it changes the machine it runs on: make vmtest runs it in a guest")
 	}
 }
 

@@ -4,7 +4,9 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,33 +27,10 @@ import (
 // the tests where another user can run it.
 var gpreemptd, gpctl, gplab, gpaccept, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
-// busyHostDaemon is gpreemptd with a StuckAfter of 10 minutes and a kmap.Lease of 10 s. The emulated
-// driver runs in the process of the test: when a busy host does not run that, it looks like a GPU that
+// busyHostDaemon is gpreemptd, as is simBinary, with a StuckAfter of 10 minutes and a kmap.Lease of 10 s. The
+// emulated driver runs in the process of the test: when a busy host does not run that, it looks like a GPU that
 // hangs; and when it does not run gpreemptd, what kmap holds would run again after 2 s.
 var busyHostDaemon string
-
-// TestMain runs the tests, or is one of the processes they start.
-func TestMain(m *testing.M) {
-	if code, ran := guestMain(m); ran {
-		os.Exit(code)
-	}
-	if code, ran := slurmMain(m); ran {
-		os.Exit(code)
-	}
-	switch {
-	case os.Getenv(clientEnv) != "":
-		os.Exit(clientMain(os.Getenv(clientEnv), os.Stdin, os.Stdout))
-	case os.Getenv(hostileEnv) != "":
-		os.Exit(hostileMain(os.Getenv(hostileEnv), os.Stdout))
-	case os.Getenv(meterEnv) != "":
-		os.Exit(meterMain(os.Getenv(meterEnv), os.Stdout))
-	case os.Getenv(heirEnv) != "":
-		os.Exit(heirMain(os.Stdout))
-	case os.Getenv(guestEnv) == softGPUGuest:
-		os.Exit(softGPUMain(m))
-	}
-	os.Exit(testMain(m))
-}
 
 func testMain(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "gpreempt-e2e-")
@@ -93,10 +72,6 @@ func racing() bool { return raceDetector || os.Getenv("GPREEMPT_E2E_RACE") != ""
 
 // build puts the binaries into dir.
 func build(dir string) error {
-	args := []string{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator)}
-	if racing() {
-		args = append(args, "-race")
-	}
 	waits, err := busyHost()
 	if err != nil {
 		return err
@@ -105,19 +80,30 @@ func build(dir string) error {
 	if err != nil {
 		return err
 	}
-	// The programs that stand for others' are built as those are: without the detector.
-	for _, args := range [][]string{
-		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl", "../../accept/cmd/gpaccept"),
-		append(slices.Insert(slices.Clone(args), 1, "-C", "../../lab"), "./cmd/gplab"),
-		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "busy")+string(filepath.Separator)), "-overlay", busy, "../../cmd/gpreemptd"),
-		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "sim")+string(filepath.Separator)), "../../emu/cmd/kfdemu"), // runs the daemon, too
-		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu"},
-	} {
-		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
+	var race []string
+	if racing() {
+		race = []string{"-race"}
 	}
-	return os.Link(filepath.Join(dir, "kfdemu"), filepath.Join(dir, "train"))
+	const root = "../.."
+	return errors.Join(
+		goBuild(root, dir, race, "./cmd/gpreemptd", "./cmd/gpctl", "./accept/cmd/gpaccept"),
+		goBuild("../../lab", dir, race, "./cmd/gplab"),
+		goBuild(root, filepath.Join(dir, "busy"), append(race, "-overlay", busy), "./cmd/gpreemptd"),
+		goBuild(root, filepath.Join(dir, "sim"), append(race, "-overlay", busy), "./emu/cmd/kfdemu"), // it runs the daemon, too
+		// What stands for others' programs is built as those are: without the detector.
+		goBuild(root, dir, nil, "./emu/cmd/kfdemu"),
+		os.Link(filepath.Join(dir, "kfdemu"), filepath.Join(dir, "train")),
+	)
+}
+
+// goBuild builds programs of a module into a directory.
+func goBuild(module, dir string, flags []string, programs ...string) error {
+	cmd := exec.Command("go", slices.Concat([]string{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator)}, flags, programs)...)
+	cmd.Dir = module
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %v: %w\n%s", programs, err, out)
+	}
+	return nil
 }
 
 // setBinaries sets the paths of what build has put into dir.
@@ -183,10 +169,28 @@ func changed(t *testing.T, changes ...change) (program string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program = filepath.Join(dir, "gpreemptd")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", file, "-o", program, "../../cmd/gpreemptd")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	if err := goBuild("../..", dir, []string{"-overlay", file}, "./cmd/gpreemptd"); err != nil {
+		t.Fatal(err)
 	}
-	return program
+	return filepath.Join(dir, "gpreemptd")
+}
+
+// lasts skips a test that takes long or depends on a measured time where a change is tested (-short). make nightly runs it.
+func lasts(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it lasts, or depends on a measured time: make nightly runs it")
+	}
+}
+
+// some returns a few of the cases, others in each run, where a change is tested (-short), and all without.
+func some[T any](few int, all []T) []T {
+	if !testing.Short() || few >= len(all) {
+		return all
+	}
+	chosen := make([]T, 0, few)
+	for _, i := range slices.Sorted(slices.Values(rand.Perm(len(all))[:few])) {
+		chosen = append(chosen, all[i])
+	}
+	return chosen
 }

@@ -23,6 +23,7 @@ func answering() []string {
 // A process that is stopped keeps its hardware slots: the freezer does not preempt. A verdict must see that. Two queues of one
 // size would not be known apart without dbgtrap.
 func TestSlotsThatDoNotEmptyFailATrial(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(strings.Replace(unmanaged, "mqds_interval: 1s", "mqds_interval: 100ms", 1) + "mechanisms: [freezer]\n")
 	code, stdout, stderr := trialOf(t, m, d, append(answering(), "--arm", "protected",
@@ -36,6 +37,7 @@ func TestSlotsThatDoNotEmptyFailATrial(t *testing.T) {
 
 // The plan of an hour runs as it is in a shorter time. Its verdict lacks nothing but the requests of the rest of the hour.
 func TestHourOfStabilityRunsShortened(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(strings.Replace(unmanaged, "mqds_interval: 1s", "mqds_interval: 0s", 1))
 	code, stdout, stderr := trialOf(t, m, d, append(answering(), "--plan", "stability-1h", "--duration", "12s", "--warm-up", "200ms", "-o", "json",

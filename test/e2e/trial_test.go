@@ -113,6 +113,7 @@ func written(t *testing.T, name, text string) string {
 }
 
 func TestTrialMeasuresTwoCommandsOnAnEmulatedMachine(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(unmanaged)
 	before, err := d.admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
@@ -254,6 +255,7 @@ func trialReport(t *testing.T, page, profile string) {
 
 // A trial replays the times of a trace and requests a URL, whose server it does not start.
 func TestTrialReplaysATraceToAServer(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(unmanaged)
 	var served atomic.Int64
@@ -302,6 +304,7 @@ func TestTrialReplaysATraceToAServer(t *testing.T) {
 
 // A trial whose work does not do what it should is never a success.
 func TestBrokenTrialNeverPasses(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(unmanaged)
 	work := kfdemuBinary + " work"
@@ -358,6 +361,7 @@ func TestBrokenTrialNeverPasses(t *testing.T) {
 
 // Ctrl-C ends a trial and what it started, and undoes what it changed; --resume continues it.
 func TestInterruptedTrialLeavesNothingAndIsContinued(t *testing.T) {
+	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(unmanaged)
 	w := m.serve("--runtime", "--queues", "2", "--duration", "2000", "--occupancy", "300000")

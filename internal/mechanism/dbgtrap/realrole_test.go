@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -63,7 +64,7 @@ func (j *realJob) do(command string, _ []string) (err error) {
 		j.fd, err = kfd.Kernel().Open(kfd.DevicePath, unix.O_RDWR|unix.O_CLOEXEC)
 		return err
 	case "enable":
-		return j.runtime(kfd.RuntimeEnableModeEnable)
+		return j.runtime(kfdabi.RuntimeEnableModeEnable)
 	case "disable":
 		return j.runtime(0)
 	case "exec":
@@ -80,7 +81,7 @@ func (j *realJob) do(command string, _ []string) (err error) {
 		}
 	case "come-and-go": // until it is killed
 		for {
-			if err := errors.Join(j.runtime(kfd.RuntimeEnableModeEnable), j.runtime(0)); err != nil {
+			if err := errors.Join(j.runtime(kfdabi.RuntimeEnableModeEnable), j.runtime(0)); err != nil {
 				return err
 			}
 		}
@@ -91,7 +92,7 @@ func (j *realJob) do(command string, _ []string) (err error) {
 }
 
 func (j *realJob) runtime(mode uint32) error {
-	args := kfd.RuntimeEnableArgs{ModeMask: mode}
+	args := kfdabi.RuntimeEnableArgs{ModeMask: mode}
 	for {
 		_, err := kfd.Kernel().Ioctl(j.fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
 		if err != unix.EINTR { //nolint:errorlint // Sys returns bare errnos

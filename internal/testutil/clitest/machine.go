@@ -105,8 +105,8 @@ func NewMachine() *Machine {
 				ClientUid: 990, CreatedAt: Ago(1500 * time.Microsecond), ExpiresIn: Dur(998500 * time.Microsecond), Label: "llama",
 			},
 			{
-				LeaseId: "k3-2", GpuIds: []uint32{34535, 41235}, Priority: 16, State: gpreemptv1.LeaseState_LEASE_STATE_QUIESCING,
-				CreatedAt: Ago(40 * time.Microsecond), ExpiresIn: Dur(2 * time.Second), TargetIds: []string{"4242@1001"},
+				LeaseId: "k3-2", GpuIds: []uint32{34535, 41235}, Priority: 12, State: gpreemptv1.LeaseState_LEASE_STATE_QUIESCING,
+				CreatedAt: Ago(40 * time.Microsecond), ExpiresIn: Dur(2 * time.Second),
 			},
 		},
 		policy: balanced(),
@@ -287,7 +287,7 @@ func (m *Machine) SuspendTarget(_ context.Context, req *gpreemptv1.SuspendTarget
 	case req.GetTtl().AsDuration() <= 0 || req.GetTtl().AsDuration() > m.policy.GetMaxSuspend().AsDuration():
 		return nil, Refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange, "a suspension lasts more than 0 and at most 2s", "choose a shorter ttl")
 	}
-	resp := &gpreemptv1.SuspendTargetResponse{LeaseId: "k3-9", Timing: &gpreemptv1.Timing{Total: Dur(861 * time.Microsecond)}}
+	resp := &gpreemptv1.SuspendTargetResponse{Timing: &gpreemptv1.Timing{Total: Dur(861 * time.Microsecond)}}
 	if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_QUARANTINED {
 		resp.Reason = gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE
 		return resp, nil

@@ -98,29 +98,37 @@ func (p *hqdParser) run() error {
 }
 
 func (p *hqdParser) header(line []byte) error {
-	s := scan{line: line}
+	n, at, err := p.head(line,
+		"Node %d, gpu_id %x:",
+		"   Inst %d, HIQ on MEC %d Pipe %d Queue %d",
+		" Inst %d,  CP Pipe %d, Queue %d",
+		"  SDMA Engine %d, RLC %d",
+		"  HIQ on MEC %d Pipe %d Queue %d", // the last two are of 6.1
+		"  CP Pipe %d, Queue %d",
+	)
+	if err != nil {
+		return err
+	}
+	switch n {
+	case 0:
+		p.endSlot(false)
+		p.endNode()
+		p.nodes = append(p.nodes, HQDNode{Node: at[0], GPU: gpreempt.GPUID(at[1]), Line: p.line})
+		return nil
+	case 1:
+		return p.slot(HQD{Kind: SlotHIQ, XCC: at[0], MEC: at[1], Pipe: at[2], Queue: at[3]})
+	case 2:
+		return p.slot(HQD{Kind: SlotCP, XCC: at[0], MEC: 1, Pipe: at[1], Queue: at[2]})
+	case 3:
+		return p.slot(HQD{Kind: SlotSDMA, Pipe: at[0], Queue: at[1]})
+	case 4:
+		return p.slot(HQD{Kind: SlotHIQ, MEC: at[0], Pipe: at[1], Queue: at[2]})
+	case 5:
+		return p.slot(HQD{Kind: SlotCP, MEC: 1, Pipe: at[0], Queue: at[1]})
+	}
 	switch {
-	case s.has("Node "):
-		return p.node(&s)
 	case string(line) == " Device is stopped":
 		return p.stopped()
-	case s.has("   Inst "):
-		d := HQD{Kind: SlotHIQ, XCC: s.decimal()}
-		s.text(", HIQ on MEC ")
-		return p.hiq(&s, d)
-	case s.has("  HIQ on MEC "): // 6.1
-		return p.hiq(&s, HQD{Kind: SlotHIQ})
-	case s.has(" Inst "):
-		d := HQD{Kind: SlotCP, XCC: s.decimal(), MEC: 1}
-		s.text(",  CP Pipe ")
-		return p.cp(&s, d)
-	case s.has("  CP Pipe "): // 6.1
-		return p.cp(&s, HQD{Kind: SlotCP, MEC: 1})
-	case s.has("  SDMA Engine "):
-		d := HQD{Kind: SlotSDMA, Pipe: s.decimal()}
-		s.text(", RLC ")
-		d.Queue = s.decimal()
-		return p.slot(&s, d)
 	case indented(line, 1), indented(line, 2), indented(line, 3):
 		p.endSlot(false)
 		p.rows = unknown
@@ -128,36 +136,6 @@ func (p *hqdParser) header(line []byte) error {
 	default:
 		p.skipped(p.line, "the line is skipped", line)
 	}
-	return nil
-}
-
-func (p *hqdParser) hiq(s *scan, d HQD) error {
-	d.MEC = s.decimal()
-	s.text(" Pipe ")
-	d.Pipe = s.decimal()
-	s.text(" Queue ")
-	d.Queue = s.decimal()
-	return p.slot(s, d)
-}
-
-func (p *hqdParser) cp(s *scan, d HQD) error {
-	d.Pipe = s.decimal()
-	s.text(", Queue ")
-	d.Queue = s.decimal()
-	return p.slot(s, d)
-}
-
-func (p *hqdParser) node(s *scan) error {
-	node := s.decimal()
-	s.text(", gpu_id ")
-	gpu := s.hex()
-	s.text(":")
-	if err := s.end(p.line); err != nil {
-		return err
-	}
-	p.endSlot(false)
-	p.endNode()
-	p.nodes = append(p.nodes, HQDNode{Node: node, GPU: gpreempt.GPUID(gpu), Line: p.line})
 	return nil
 }
 
@@ -170,10 +148,7 @@ func (p *hqdParser) stopped() error {
 	return nil
 }
 
-func (p *hqdParser) slot(s *scan, d HQD) error {
-	if err := s.end(p.line); err != nil {
-		return err
-	}
+func (p *hqdParser) slot(d HQD) error {
 	if len(p.nodes) == 0 {
 		return malformed(p.line, 1, "a slot before any node")
 	}

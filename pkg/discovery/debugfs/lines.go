@@ -3,6 +3,7 @@ package debugfs
 import (
 	"bytes"
 	"strconv"
+	"strings"
 )
 
 // lines walks a text.
@@ -86,83 +87,58 @@ func (p *parser) each(data func(address uint32, words []uint32) error, header fu
 // fullRow is the length of a row with all its words.
 const fullRow = rowIndent + 9 + 9*rowWords
 
-// scan parses the fields of one line from left to right, up to the first error.
-type scan struct {
-	line []byte
-	at   int
-	// problem is "" without an error. at is the position of the next field, or of the wrong
-	// one.
-	problem string
+// head compares a line with the patterns that begin as it does. It returns the first one's place
+// and numbers, or -1.
+func (p *parser) head(line []byte, patterns ...string) (n int, numbers [4]int, err error) {
+	for n, pattern := range patterns {
+		if literal, _, _ := strings.Cut(pattern, "%"); bytes.HasPrefix(line, []byte(literal)) {
+			numbers, column, problem := scan(line, pattern)
+			if problem != "" {
+				return n, numbers, malformed(p.line, column, problem)
+			}
+			return n, numbers, nil
+		}
+	}
+	return -1, numbers, nil
 }
 
-// text parses the given text.
-func (s *scan) text(want string) {
-	if s.problem != "" {
-		return
-	}
-	if !bytes.HasPrefix(s.line[s.at:], []byte(want)) {
-		s.problem = "want " + strconv.Quote(want)
-		return
-	}
-	s.at += len(want)
-}
-
-// has parses the given text if it is next, and reports whether it is.
-func (s *scan) has(text string) bool {
-	if s.problem != "" || !bytes.HasPrefix(s.line[s.at:], []byte(text)) {
-		return false
-	}
-	s.at += len(text)
-	return true
-}
-
-// number parses a number of at most the given value.
-func (s *scan) number(base, most uint64, want string) uint64 {
-	if s.problem != "" {
-		return 0
-	}
-	var v uint64
-	at := s.at
-	for ; at < len(s.line); at++ {
-		c := s.line[at]
-		if !isHex(c) || base == 10 && c > '9' {
+// scan compares a line with a pattern as the kernel prints it. In that, %d is a number of it that is
+// not negative, %x one in hexadecimal, and %i a decimal number or 0x%x. It returns the numbers, or
+// the byte, counted from 1, from which on the line differs, and the problem.
+func scan(line []byte, pattern string) (numbers [4]int, column int, problem string) {
+	at := 0
+	for n := 0; ; n++ {
+		literal, rest, more := strings.Cut(pattern, "%")
+		if !bytes.HasPrefix(line[at:], []byte(literal)) {
+			return numbers, at + 1, "want " + strconv.Quote(literal)
+		}
+		at += len(literal)
+		if !more {
 			break
 		}
-		digit := uint64(c - '0')
-		if c >= 'a' {
-			digit = uint64(c-'a') + 10
+		base, bits, want := 10, 31, "want a decimal number below 2^31"
+		isHexadecimal := rest[0] == 'x'
+		if rest[0] == 'i' {
+			bits, want = 32, "want a decimal number below 2^32, or a hexadecimal one after 0x"
+			if isHexadecimal = bytes.HasPrefix(line[at:], []byte("0x")); isHexadecimal {
+				at += len("0x")
+			}
 		}
-		v = v*base + digit
-		if v > most {
-			s.problem = want
-			return 0
+		if isHexadecimal {
+			base, bits, want = 16, 32, "want a hexadecimal number below 2^32, in lower case"
 		}
-	}
-	if at == s.at {
-		s.problem = want
-		return 0
-	}
-	s.at = at
-	return v
-}
-
-// decimal parses a number that is printed with %d and not negative.
-func (s *scan) decimal() int {
-	return int(s.number(10, 1<<31-1, "want a decimal number below 2^31"))
-}
-
-// hex parses a number that is printed with %x.
-func (s *scan) hex() uint32 {
-	return uint32(s.number(16, 1<<32-1, "want a hexadecimal number below 2^32, in lower case"))
-}
-
-// end returns an error unless the line ends here without an earlier error.
-func (s *scan) end(line int) error {
-	if s.problem == "" {
-		if s.at == len(s.line) {
-			return nil
+		end := at
+		for end < len(line) && isHex(line[end]) && (isHexadecimal || line[end] <= '9') {
+			end++
 		}
-		s.problem = "want the end of the line"
+		v, err := strconv.ParseUint(string(line[at:end]), base, bits)
+		if err != nil {
+			return numbers, at + 1, want
+		}
+		numbers[n], at, pattern = int(v), end, rest[1:]
 	}
-	return malformed(line, s.at+1, s.problem)
+	if at != len(line) {
+		return numbers, at + 1, "want the end of the line"
+	}
+	return numbers, 0, ""
 }

@@ -1,6 +1,7 @@
 package debugfs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -70,9 +71,9 @@ type candidate struct {
 	sdma    bool
 	compute *Compute // nil for SDMA
 	// problem is the reason why the dump cannot be used.
-	problem                            string
-	ring, ringBytes, read, write, save uint64
-	doorbell                           uint32
+	problem string
+	traits
+	doorbell uint32
 }
 
 var errNoDump = errors.New("it is not complete")
@@ -111,7 +112,7 @@ func (c *candidate) decodeSDMA(d *MQD, gfx func(gpreempt.GPUID) uint32) error {
 	if err != nil {
 		return err
 	}
-	c.ring, c.ringBytes, c.read, c.write, c.doorbell = s.RingBase, s.RingBytes, s.ReadPointer, s.WritePointer, s.Doorbell
+	c.traits, c.doorbell = traitsOfSDMA(&s), s.Doorbell
 	return nil
 }
 
@@ -124,7 +125,7 @@ func (c *candidate) decodeCompute(d *MQD) error {
 		return fmt.Errorf("it begins with %08x instead of %08x", q.Words[mqdHeader], computeHeader)
 	}
 	c.compute = &q
-	c.ring, c.ringBytes, c.read, c.write, c.save, c.doorbell = q.RingBase, q.RingBytes, q.ReadPointer, q.WritePointer, q.SaveArea, q.Doorbell
+	c.traits, c.doorbell = traitsOfCompute(&q), q.Doorbell
 	for _, words := range d.XCCs[1:] {
 		o, err := DecodeCompute(words)
 		if err != nil {
@@ -152,46 +153,11 @@ func (c *candidate) could(k *Known) bool {
 	return true
 }
 
-// agrees reports whether all common properties of a candidate and the snapshot are equal.
-func (c *candidate) agrees(k *Known) bool {
-	same := func(ours, is uint64) bool { return ours == 0 || is == 0 || ours == is }
-	return same(k.Snapshot.ReadPointer, c.read) && same(k.Snapshot.WritePointer, c.write) &&
-		same(k.Snapshot.SaveArea, c.save) && same(k.RingBytes, c.ringBytes)
-}
-
-// contradiction describes the first difference between a candidate and the snapshot.
-func (c *candidate) contradiction(k *Known) string {
-	for _, f := range [...]struct {
-		name     string
-		ours, is uint64
-	}{
-		{"read pointer", k.Snapshot.ReadPointer, c.read},
-		{"write pointer", k.Snapshot.WritePointer, c.write},
-		{"save area", k.Snapshot.SaveArea, c.save},
-	} {
-		if f.ours != 0 && f.is != 0 && f.ours != f.is {
-			return fmt.Sprintf("its %s is %#x instead of %#x", f.name, f.is, f.ours)
-		}
-	}
-	return fmt.Sprintf("that has %d bytes instead of %d", c.ringBytes, k.RingBytes)
-}
-
 // fill adds the properties of the dump.
 func (c *candidate) fill(info *gpreempt.QueueInfo, writesPriority bool) {
 	info.Source |= gpreempt.FromMQD
-	for _, f := range [...]struct {
-		to   *uint64
-		from uint64
-	}{
-		{&info.RingBase, c.ring},
-		{&info.ReadPointer, c.read},
-		{&info.WritePointer, c.write},
-		{&info.SaveArea, c.save},
-	} {
-		if *f.to == 0 {
-			*f.to = f.from
-		}
-	}
+	info.RingBase, info.SaveArea = cmp.Or(info.RingBase, c.ring), cmp.Or(info.SaveArea, c.save)
+	info.ReadPointer, info.WritePointer = cmp.Or(info.ReadPointer, c.read), cmp.Or(info.WritePointer, c.write)
 	info.Doorbell = c.doorbell
 	if c.compute == nil { // the MQD of an SDMA queue has no priority
 		return
@@ -263,7 +229,7 @@ func (m *matcher) bySnapshot() {
 		for _, c := range byRing[k.Snapshot.RingBase] {
 			switch {
 			case !m.cands[c].could(k):
-			case m.cands[c].agrees(k):
+			case traitsOf(k.Snapshot, k.RingBytes).contradiction(m.cands[c].traits) == "":
 				fit = append(fit, c)
 			default:
 				unfit = append(unfit, c)
@@ -275,8 +241,8 @@ func (m *matcher) bySnapshot() {
 		case len(fit) > 1:
 			m.note(i, "%s have its ring %#x and cannot be distinguished", m.lines(fit), k.Snapshot.RingBase)
 		case len(unfit) > 0:
-			m.note(i, "%s has its ring %#x, but %s: another queue may have replaced it",
-				m.lines(unfit[:1]), k.Snapshot.RingBase, m.cands[unfit[0]].contradiction(k))
+			m.note(i, "%s has its ring %#x, but it has %s: another queue may have replaced it",
+				m.lines(unfit[:1]), k.Snapshot.RingBase, traitsOf(k.Snapshot, k.RingBytes).contradiction(m.cands[unfit[0]].traits))
 		default:
 			m.note(i, "no dump has its ring %#x%s", k.Snapshot.RingBase, m.unusable(k))
 		}

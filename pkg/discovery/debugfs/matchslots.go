@@ -158,31 +158,34 @@ func (m *slotMatcher) learn(i int) {
 		sp.mixed = true
 	}
 	if s.Kind == SlotCP && f.rank == 0 {
-		m.first[f.firstSlot] = append(m.first[f.firstSlot], i)
+		m.first[f.onFirst()] = append(m.first[f.onFirst()], i)
 	}
 }
 
 // facts are the comparable properties of a slot.
 type facts struct {
-	firstSlot
-	ringBytes, mqd, read, write, save uint64
+	gpuVMID
+	traits
+	mqd uint64
 	// rank is that of the slot's XCC; 0 for SDMA.
 	rank uint64
 }
 
 func (m *slotMatcher) facts(s *Slot) facts {
 	if s.Kind == SlotSDMA {
-		d := &s.SDMA
-		return facts{firstSlot{gpuVMID{s.GPU, d.VMID}, d.RingBase}, d.RingBytes, d.MQD, d.ReadPointer, d.WritePointer, 0, 0}
+		return facts{gpuVMID: gpuVMID{s.GPU, s.SDMA.VMID}, traits: traitsOfSDMA(&s.SDMA), mqd: s.SDMA.MQD}
 	}
-	c, rank := &s.Compute, uint64(m.rank[gpuXCC{s.GPU, s.XCC}])
-	f := facts{firstSlot{gpuVMID{s.GPU, c.VMID}, c.RingBase}, c.RingBytes, c.MQD, c.ReadPointer, c.WritePointer, c.SaveArea, rank}
+	c := &s.Compute
+	f := facts{gpuVMID: gpuVMID{s.GPU, c.VMID}, traits: traitsOfCompute(c), mqd: c.MQD, rank: uint64(m.rank[gpuXCC{s.GPU, s.XCC}])}
 	// The save areas of the XCCs are contiguous: the owner's is the first.
 	if f.save != 0 {
-		f.save -= rank * c.SaveBytes
+		f.save -= f.rank * c.SaveBytes
 	}
 	return f
 }
+
+// onFirst returns what the queue's slot on the first XCC has in common.
+func (f *facts) onFirst() firstSlot { return firstSlot{f.gpuVMID, f.ring} }
 
 // mayBe reports whether a slot's MQD may be that of the queue with its first MQD at base:
 // the same, or after it by rank times one distance, in pages.
@@ -195,23 +198,7 @@ func (f *facts) mayBe(base uint64) bool {
 
 // contradicts describes the first difference between a slot and an owner, or returns "".
 func (f *facts) contradicts(o *gpreempt.QueueEntry) string {
-	for _, x := range [...]struct {
-		name     string
-		ours, is uint64
-	}{
-		{"ring", o.Info.RingBase, f.ring},
-		{"read pointer", o.Info.ReadPointer, f.read},
-		{"write pointer", o.Info.WritePointer, f.write},
-		{"save area", o.Info.SaveArea, f.save},
-	} {
-		if x.ours != 0 && x.is != 0 && x.ours != x.is {
-			return fmt.Sprintf("%s %#x instead of %#x", x.name, x.is, x.ours)
-		}
-	}
-	if o.RingBytes != 0 && f.ringBytes != 0 && o.RingBytes != f.ringBytes {
-		return fmt.Sprintf("a ring of %d bytes instead of %d", f.ringBytes, o.RingBytes)
-	}
-	return ""
+	return traitsOf(&o.Info, o.RingBytes).contradiction(f.traits)
 }
 
 func (m *slotMatcher) answer(i, owner int, format string, args ...any) {
@@ -257,7 +244,7 @@ func (m *slotMatcher) byFirst(i int) {
 	}
 	var fit []int
 	at := 0
-	for _, j := range m.first[f.firstSlot] {
+	for _, j := range m.first[f.onFirst()] {
 		o := m.matches[j].Owner
 		if f.mayBe(m.slots[j].Compute.MQD) && f.contradicts(&m.owners[o]) == "" && !slices.Contains(fit, o) {
 			fit, at = append(fit, o), j

@@ -103,16 +103,15 @@ func (p *mqdParser) run() error {
 }
 
 func (p *mqdParser) header(line []byte) error {
-	s := scan{line: line}
+	n, numbers, err := p.head(line, "Process %d PASID %i:",
+		"  Compute queue on device %x", "  SDMA queue on device %x", "  DIQ on device %x") // in the order of the kinds
 	switch {
-	case s.has("Process "):
-		return p.process(&s)
-	case s.has("  Compute queue on device "):
-		return p.queue(&s, KindCompute)
-	case s.has("  SDMA queue on device "):
-		return p.queue(&s, KindSDMA)
-	case s.has("  DIQ on device "):
-		return p.queue(&s, KindDIQ)
+	case err != nil:
+		return err
+	case n == 0:
+		return p.process(numbers[0], numbers[1])
+	case n > 0:
+		p.queue(Kind(n-1), gpreempt.GPUID(numbers[0]))
 	case indented(line, 2):
 		// "Bad user queue type", "Queue node with bad user queue type", "Bad kernel queue
 		// type" and "Weird: Queue node with neither kernel nor user queue", or a line of a
@@ -126,19 +125,7 @@ func (p *mqdParser) header(line []byte) error {
 	return nil
 }
 
-func (p *mqdParser) process(s *scan) error {
-	pid := s.decimal()
-	s.text(" PASID ")
-	var pasid uint64
-	if s.has("0x") {
-		pasid = uint64(s.hex())
-	} else {
-		pasid = s.number(10, 1<<32-1, "want a decimal number below 2^32, or a hexadecimal one after 0x")
-	}
-	s.text(":")
-	if err := s.end(p.line); err != nil {
-		return err
-	}
+func (p *mqdParser) process(pid, pasid int) error {
 	if pid == 0 {
 		return malformed(p.line, len("Process ")+1, "want a positive pid")
 	}
@@ -148,19 +135,14 @@ func (p *mqdParser) process(s *scan) error {
 	return nil
 }
 
-func (p *mqdParser) queue(s *scan, kind Kind) error {
-	gpu := s.hex()
-	if err := s.end(p.line); err != nil {
-		return err
-	}
+func (p *mqdParser) queue(kind Kind, gpu gpreempt.GPUID) {
 	p.endQueue(false)
 	if len(p.processes) == 0 {
 		p.add(p.line, "the process is unknown: its line is missing")
 		p.processes = append(p.processes, MQDProcess{Line: p.line})
 	}
-	p.queues = append(p.queues, MQD{Kind: kind, GPU: gpreempt.GPUID(gpu), Line: p.line})
+	p.queues = append(p.queues, MQD{Kind: kind, GPU: gpu, Line: p.line})
 	p.firstDump, p.firstWord, p.rows = len(p.dumps), len(p.words), aQueue
-	return nil
 }
 
 // row takes a row whose words follow p.words in the same array.

@@ -1398,8 +1398,6 @@ func (x *SuspendTargetRequest) GetTtl() *durationpb.Duration {
 // The answer.
 type SuspendTargetResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lease that keeps it suspended; `gpctl lease release` ends it too.
-	LeaseId string `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	// Whether it is suspended now.
 	Quiesced bool `protobuf:"varint,2,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
 	// The reason for the value of quiesced.
@@ -1438,13 +1436,6 @@ func (x *SuspendTargetResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use SuspendTargetResponse.ProtoReflect.Descriptor instead.
 func (*SuspendTargetResponse) Descriptor() ([]byte, []int) {
 	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{20}
-}
-
-func (x *SuspendTargetResponse) GetLeaseId() string {
-	if x != nil {
-		return x.LeaseId
-	}
-	return ""
 }
 
 func (x *SuspendTargetResponse) GetQuiesced() bool {
@@ -2575,12 +2566,11 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x03end\x18\x01 \x01(\x0e2\x15.gpreempt.v1.LeaseEndR\x03end\"`\n" +
 	"\x14SuspendTargetRequest\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12+\n" +
-	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"\xaf\x01\n" +
-	"\x15SuspendTargetResponse\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x1a\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"\xa4\x01\n" +
+	"\x15SuspendTargetResponse\x12\x1a\n" +
 	"\bquiesced\x18\x02 \x01(\bR\bquiesced\x122\n" +
 	"\x06reason\x18\x03 \x01(\x0e2\x1a.gpreempt.v1.QuiesceReasonR\x06reason\x12+\n" +
-	"\x06timing\x18\x04 \x01(\v2\x13.gpreempt.v1.TimingR\x06timing\"a\n" +
+	"\x06timing\x18\x04 \x01(\v2\x13.gpreempt.v1.TimingR\x06timingJ\x04\b\x01\x10\x02R\blease_id\"a\n" +
 	"\x13ResumeTargetRequest\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12-\n" +
 	"\x04hold\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04hold\"F\n" +

@@ -722,7 +722,7 @@ type Lease struct {
 	LeaseId string `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	// GPUs it covers, as KFD gpu_id.
 	GpuIds []uint32 `protobuf:"varint,2,rep,packed,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
-	// Priority, 0..15; targets of lower priority are suspended. 16 for SuspendTarget.
+	// Priority, 0..15; targets of lower priority are suspended.
 	Priority uint32 `protobuf:"varint,3,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Its state.
 	State LeaseState `protobuf:"varint,4,opt,name=state,proto3,enum=gpreempt.v1.LeaseState" json:"state,omitempty"`
@@ -739,8 +739,6 @@ type Lease struct {
 	ExpiresIn *durationpb.Duration `protobuf:"bytes,9,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"`
 	// Name that the client chose for its work; free text of at most 128 bytes.
 	Label string `protobuf:"bytes,10,opt,name=label,proto3" json:"label,omitempty"`
-	// The targets of SuspendTarget; such a lease suspends only them.
-	TargetIds []string `protobuf:"bytes,11,rep,name=target_ids,json=targetIds,proto3" json:"target_ids,omitempty"`
 	// First name of the lease owner's certificate, such as "dns:web.example", for a
 	// client over TCP; client_pid and client_uid are not set then.
 	ClientCertificate string `protobuf:"bytes,12,opt,name=client_certificate,json=clientCertificate,proto3" json:"client_certificate,omitempty"`
@@ -846,13 +844,6 @@ func (x *Lease) GetLabel() string {
 		return x.Label
 	}
 	return ""
-}
-
-func (x *Lease) GetTargetIds() []string {
-	if x != nil {
-		return x.TargetIds
-	}
-	return nil
 }
 
 func (x *Lease) GetClientCertificate() string {
@@ -3024,7 +3015,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x06Timing\x121\n" +
 	"\x06decide\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06decide\x123\n" +
 	"\aquiesce\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\aquiesce\x12/\n" +
-	"\x05total\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05total\"\xc6\x03\n" +
+	"\x05total\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05total\"\xb9\x03\n" +
 	"\x05Lease\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x17\n" +
 	"\agpu_ids\x18\x02 \x03(\rR\x06gpuIds\x12\x1a\n" +
@@ -3040,10 +3031,9 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"expires_in\x18\t \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\x12\x14\n" +
 	"\x05label\x18\n" +
-	" \x01(\tR\x05label\x12\x1d\n" +
-	"\n" +
-	"target_ids\x18\v \x03(\tR\ttargetIds\x12-\n" +
-	"\x12client_certificate\x18\f \x01(\tR\x11clientCertificate\"\xd8\x05\n" +
+	" \x01(\tR\x05label\x12-\n" +
+	"\x12client_certificate\x18\f \x01(\tR\x11clientCertificateJ\x04\b\v\x10\fR\n" +
+	"target_ids\"\xd8\x05\n" +
 	"\x03Gpu\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\rR\x05gpuId\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
