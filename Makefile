@@ -171,7 +171,7 @@ fuzz-build: ## Write deploy/fuzz/build.sh: how to build each target for OSS-Fuzz
 # The race detector in the programs makes each start of one several times as long, and their packages are tested with it.
 E2E_RACE ?=
 e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json (SHORT= E2E_RACE=-race: all, with the race detector in the daemon)
-	GPREEMPT_E2E_RACE=$(E2E_RACE) $(GO) test $(SHORT) -count=1 -parallel 6 -timeout 90m -skip '^TestCLibrary|^TestSlurm' ./test/e2e
+	GPREEMPT_E2E_RACE=$(E2E_RACE) $(GO) test $(SHORT) -count=1 -parallel 4 -timeout 90m -skip '^TestCLibrary|^TestSlurm' ./test/e2e
 
 e2e-full: SHORT =
 e2e-full: E2E_RACE = $(RACE)
@@ -326,7 +326,7 @@ vulncheck: ## Look for known vulnerabilities that the shipped programs reach; sk
 		esac; \
 	done
 
-dist: ## Make tar.gz, debs, rpms, SBOM and checksums in dist/, the same bytes from the same commit (ARCHS=amd64,arm64)
+dist: ## Make tar.gz, debs, rpms, wheel, SBOM and checksums in dist/, the same bytes from the same commit (ARCHS=amd64,arm64)
 	rm -rf dist
 	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch $(ARCHS) -out ../../dist
 
@@ -344,7 +344,7 @@ sign: ## Sign dist/SHA256SUMS with an SSH key (KEY=FILE): dist/SHA256SUMS.sig
 	@test -n '$(KEY)' || { echo 'sign: KEY is missing: make sign KEY=FILE, an SSH key' >&2; exit 2; }
 	@cd dist && sha256sum --quiet --strict -c SHA256SUMS && rm -f SHA256SUMS.sig && ssh-keygen -Y sign -n gpreempt-release -f '$(abspath $(KEY))' SHA256SUMS
 
-# apt-get install -y --no-install-recommends lintian rpm qemu-system-x86 mmdebstrap e2fsprogs
+# apt-get install -y --no-install-recommends lintian rpm cpio python3-pip python3-setuptools python3-wheel qemu-system-x86 mmdebstrap e2fsprogs
 packages-test: vmtest ## Test the packages: the guest of vmtest, lintian, rpm; skips what is not there
 	cd deploy/packaging && $(GO) mod tidy -diff && $(GO) vet . && $(GO) test -timeout 5m .
 	@if command -v lintian >/dev/null; then lintian --allow-root --fail-on error,warning build/packages/*.deb && echo 'lintian: clean'; \

@@ -122,7 +122,11 @@ func (m *model) Ask(_ context.Context, command string) (workload.Reply, error) {
 	return r, nil
 }
 
-func (m *model) Suspend(context.Context) error {
+func (*model) Events() <-chan struct{} { return nil }
+
+func (*model) Handle(context.Context) (r mechanism.Report, err error) { return r, nil }
+
+func (m *model) Suspend(context.Context, func()) error {
 	if m.stops != nil {
 		time.Sleep(2 * mostLatency)
 		for _, other := range *m.stops {

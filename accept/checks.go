@@ -179,7 +179,7 @@ func gap(ctx context.Context, j job) (float64, error) {
 // after. It returns the durations of the two calls in microseconds.
 func (h heldJob) cycle(ctx context.Context, window time.Duration) (suspend, resume float64, err error) {
 	began := time.Now()
-	if err := h.session.Suspend(ctx); err != nil {
+	if err := h.session.Suspend(ctx, nil); err != nil {
 		return 0, 0, fmt.Errorf("SUSPEND: %w", err)
 	}
 	suspend = micros(began)
@@ -368,7 +368,7 @@ func copies(ctx context.Context, r *result, peer gpreempt.GPUID) (err error) {
 	defer h.drop(&err)
 	var reply workload.Reply
 	for range r.cycles(10_000) {
-		if err := h.session.Suspend(ctx); err != nil {
+		if err := h.session.Suspend(ctx, nil); err != nil {
 			return fmt.Errorf("SUSPEND: %w", err)
 		}
 		if reply, err = h.Ask(ctx, "beats"); err != nil {
@@ -464,7 +464,7 @@ func (r *result) waves(ctx context.Context, kernel, xnack string, rounds int) (e
 				ended = true
 			default:
 				// The pause is the kernel's: without one it would hardly run.
-				if err := errors.Join(h.session.Suspend(ctx), h.session.Resume(ctx), pause(ctx, time.Millisecond)); err != nil {
+				if err := errors.Join(h.session.Suspend(ctx, nil), h.session.Resume(ctx), pause(ctx, time.Millisecond)); err != nil {
 					return err
 				}
 				total++

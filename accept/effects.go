@@ -112,7 +112,7 @@ func (r *result) timed(ctx context.Context, processes int, cfg workload.Config, 
 	}
 	for i := range n {
 		err := errors.Join(
-			all("SUSPEND", func(h *heldJob) error { return h.session.Suspend(ctx) }),
+			all("SUSPEND", func(h *heldJob) error { return h.session.Suspend(ctx, nil) }),
 			all("RESUME", func(h *heldJob) error { return h.session.Resume(ctx) }),
 		)
 		if err == nil && i%10 == 0 {
@@ -191,7 +191,7 @@ func (r *result) gaps(ctx context.Context, how attach) (suspends, samples []floa
 			return nil, nil, err
 		}
 		began := time.Now()
-		if err := h.session.Suspend(ctx); err != nil {
+		if err := h.session.Suspend(ctx, nil); err != nil {
 			return nil, nil, err
 		}
 		suspends = append(suspends, micros(began))
@@ -215,7 +215,7 @@ func (r *result) measured(ctx context.Context, j job) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	if err := errors.Join(s.Suspend(ctx), pause(ctx, long), s.Resume(ctx)); err != nil {
+	if err := errors.Join(s.Suspend(ctx, nil), pause(ctx, long), s.Resume(ctx)); err != nil {
 		return err
 	}
 	g, err := gap(ctx, j)
@@ -281,7 +281,7 @@ func birth(ctx context.Context, r *result) (err error) {
 		return err
 	}
 	for range r.cycles(20) {
-		if err := h.session.Suspend(ctx); err != nil {
+		if err := h.session.Suspend(ctx, nil); err != nil {
 			return err
 		}
 		if _, err := h.Ask(ctx, "create"); err != nil {
@@ -307,7 +307,7 @@ func destroy(ctx context.Context, r *result) (err error) {
 		if err != nil {
 			return err
 		}
-		if err := h.session.Suspend(ctx); err != nil {
+		if err := h.session.Suspend(ctx, nil); err != nil {
 			return err
 		}
 		destroyed := make(chan error, 1)
@@ -347,7 +347,7 @@ func register(ctx context.Context, r *result) (err error) {
 		default:
 		}
 		began := time.Now()
-		if err := h.session.Suspend(ctx); err != nil {
+		if err := h.session.Suspend(ctx, nil); err != nil {
 			return err
 		}
 		suspends = append(suspends, micros(began))
@@ -401,7 +401,7 @@ func (r *result) death(ctx context.Context, how string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := h.session.Suspend(ctx); err != nil {
+	if err := h.session.Suspend(ctx, nil); err != nil {
 		h.drop(&err)
 		return err
 	}
@@ -468,7 +468,7 @@ func holderKilled(ctx context.Context, r *result) (err error) {
 		if err != nil {
 			return err
 		}
-		if err := s.Suspend(ctx); err != nil {
+		if err := s.Suspend(ctx, nil); err != nil {
 			return errors.Join(fmt.Errorf("SUSPEND: %w", err), s.Kill())
 		}
 		still, then, err := stands(ctx, j, window)

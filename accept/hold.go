@@ -91,7 +91,7 @@ func Hold(ctx context.Context, root fs.FS, args []string, in io.Reader, out io.W
 		var r workload.Reply
 		do := s.Resume
 		if line == "suspend" {
-			do = s.Suspend
+			do = func(ctx context.Context) error { return s.Suspend(ctx, nil) }
 		}
 		if err := do(ctx); err != nil {
 			r.Err = err.Error()
@@ -154,7 +154,10 @@ func inProcess(device *kfd.Device, root fs.FS, gpus []gpreempt.GPU) *dbgtrap.Mec
 }
 
 // holder is a process that holds another one.
-type holder struct{ *child }
+type holder struct {
+	*child
+	mechanism.Notifier
+}
 
 // startHolder starts one that has the process.
 func startHolder(ctx context.Context, key gpreempt.ProcessKey, how string) (*holder, error) {
@@ -165,14 +168,17 @@ func startHolder(ctx context.Context, key gpreempt.ProcessKey, how string) (*hol
 	if _, err := c.reply(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("hold process %d %s: %w", key.PID, how, err), c.Kill())
 	}
-	return &holder{c}, nil
+	return &holder{child: c}, nil
 }
 
 // Suspend implements mechanism.Session.
-func (h *holder) Suspend(ctx context.Context) error { return h.do(ctx, "suspend") }
+func (h *holder) Suspend(ctx context.Context, _ func()) error { return h.do(ctx, "suspend") }
 
 // Resume implements mechanism.Session.
 func (h *holder) Resume(ctx context.Context) error { return h.do(ctx, "resume") }
+
+// Handle implements mechanism.Session: nobody calls it, without events.
+func (*holder) Handle(context.Context) (r mechanism.Report, err error) { return r, nil }
 
 // Close implements mechanism.Session.
 func (h *holder) Close() error { return h.End() }

@@ -89,7 +89,7 @@ func (r *result) beside(ctx context.Context, on, neighbour gpreempt.GPU) (cycles
 	}
 	attaches = append(attaches, g)
 	for range r.cycles(1000) {
-		if err := h.session.Suspend(ctx); err != nil {
+		if err := h.session.Suspend(ctx, nil); err != nil {
 			return nil, nil, fmt.Errorf("SUSPEND: %w", err)
 		}
 		during, err := gapOf() // while the other one is suspended
@@ -126,7 +126,7 @@ func (r *result) notices(ctx context.Context, n job, window time.Duration) (err 
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	if err := s.Suspend(ctx); err != nil {
+	if err := s.Suspend(ctx, nil); err != nil {
 		return fmt.Errorf("SUSPEND: %w", err)
 	}
 	still, _, err := stands(ctx, n, window)

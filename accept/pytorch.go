@@ -165,7 +165,7 @@ func (r *result) disturb(ctx context.Context, pid int32, n int) error {
 		return err
 	}
 	for range n {
-		if err = errors.Join(s.Suspend(ctx), s.Resume(ctx)); err != nil {
+		if err = errors.Join(s.Suspend(ctx, nil), s.Resume(ctx)); err != nil {
 			break
 		}
 	}

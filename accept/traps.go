@@ -59,7 +59,7 @@ func (r *result) fault(ctx context.Context, held bool) (fault string, err error)
 	}
 	if held {
 		if err == nil {
-			err = errors.Join(h.session.Suspend(ctx), h.session.Resume(ctx))
+			err = errors.Join(h.session.Suspend(ctx, nil), h.session.Resume(ctx))
 		}
 		h.drop(&err)
 	} else {

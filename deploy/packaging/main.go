@@ -1,5 +1,5 @@
 // Command packaging makes what is released, in dist: for each architecture a tar.gz, debs,
-// rpms and the list of what is linked (SBOM), and the checksums of all.
+// rpms and the list of what is linked (SBOM), a wheel of the Python client, and the checksums of all.
 //
 //	go run . -version "$(git describe --tags --always --dirty)" [-commits N] [-date UNIXTIME] [-arch amd64,arm64] [-out ../../dist]
 //
@@ -51,7 +51,7 @@ var packages = []struct {
 	{"gpreempt.yaml", []string{"deb", "rpm"}},
 	{"kfdemu.yaml", []string{"deb", "rpm"}},
 	{libraryConfig, []string{"deb", "rpm"}},
-	{"python3-gpreempt.yaml", []string{"deb"}},
+	{"python3-gpreempt.yaml", []string{"deb", "rpm"}},
 }
 
 const libraryConfig = "libgpreempt.yaml"
@@ -97,6 +97,9 @@ func (r *release) make(ctx context.Context, commits int, archs []string) (err er
 		if err := r.build(ctx, filepath.Join(dir, arch), arch); err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
+	}
+	if err := r.wheel(ctx, filepath.Join(dir, "python")); err != nil {
+		return err
 	}
 	var sums bytes.Buffer
 	for _, name := range r.made {

@@ -50,18 +50,11 @@ func (s sys) Confidential() (nvrm.Confidential, error) {
 	return s.m.cc, s.m.ccErr
 }
 
-func (s sys) Adopt(pidfd int, _ int32) nvrm.Process {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	return &handle{s.m.pidfds[inode(pidfd)], pidfd}
-}
-
 type handle struct {
 	*Process
 	fd int
 }
 
-func (h *handle) FD() int      { return h.fd }
 func (h *handle) Exited() bool { return proc.Exited(h.fd) }
 func (h *handle) Close()       { _ = unix.Close(h.fd) }
 

@@ -35,7 +35,7 @@ const (
 type Machine struct {
 	mu        sync.Mutex // guards all below, and what it leads to
 	processes map[gpreempt.ProcessKey]*Process
-	pidfds    map[uint64]*Process  // by the inode number of the pipe, ended ones too
+	all       []*Process           // ended ones too
 	files     map[uint64]*openFile // by inode number
 	clients   map[nvrm.Handle]*client
 	newest    nvrm.Handle
@@ -77,16 +77,16 @@ type object struct {
 
 // New returns a machine without processes.
 func New() *Machine {
-	return &Machine{processes: map[gpreempt.ProcessKey]*Process{}, pidfds: map[uint64]*Process{}, files: map[uint64]*openFile{}, clients: map[nvrm.Handle]*client{}, newest: clientBase}
+	return &Machine{processes: map[gpreempt.ProcessKey]*Process{}, files: map[uint64]*openFile{}, clients: map[nvrm.Handle]*client{}, newest: clientBase}
 }
 
 // Close ends all processes.
 func (m *Machine) Close() {
-	for _, p := range m.pidfds {
+	for _, p := range m.all {
 		p.Kill()
 		_ = unix.Close(p.alive[0])
 	}
-	clear(m.pidfds)
+	m.all = nil
 }
 
 // Before has f called before each control call with its number, from 1 on. A result other than
@@ -115,7 +115,7 @@ func (m *Machine) Start(key gpreempt.ProcessKey) *Process {
 func (m *Machine) process(key gpreempt.ProcessKey) *Process {
 	p := &Process{m: m, Key: key, files: map[int]*openFile{}}
 	must(unix.Pipe2(p.alive[:], unix.O_CLOEXEC))
-	m.processes[key], m.pidfds[inode(p.alive[0])] = p, p
+	m.processes[key], m.all = p, append(m.all, p)
 	return p
 }
 

@@ -10,10 +10,11 @@ import (
 
 // Names grants rights by group and user: names or decimal ids.
 type Names struct {
-	OnlineGroups, AdminGroups []string
-	AdminUsers                []string
+	OnlineGroups []string `yaml:"online_groups" write:"write a list of names and decimal ids such as [gpreempt, 1001], or [] for nobody"`
+	AdminGroups  []string `yaml:"admin_groups" write:"write a list of names and decimal ids such as [gpreempt, 1001], or [] for nobody"`
+	AdminUsers   []string `yaml:"admin_users" write:"write a list of names and decimal ids such as [gpreempt, 1001], or [] for nobody"`
 	// ContainerAdmins is that of Policy.
-	ContainerAdmins bool
+	ContainerAdmins bool `yaml:"container_admins"`
 }
 
 // LookUp returns the policy of the names, with the effective user of the calling process

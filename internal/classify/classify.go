@@ -12,15 +12,15 @@ import (
 // Rule assigns a class to the processes that it matches.
 type Rule struct {
 	// Name is unique and not empty.
-	Name  string
-	Match Match
-	Class gpreempt.Class
+	Name  string         `yaml:"name"`
+	Match Match          `yaml:"match" filled:"write a condition, such as comm: \"*\" for any value, or remove the key"`
+	Class gpreempt.Class `yaml:"class" words:"unmanaged,online,offline" need:"write online, offline or unmanaged"`
 	// Priority is 0 to gpreempt.MaxPriority; nil is DefaultPriority of the class.
-	Priority *gpreempt.Priority
+	Priority *gpreempt.Priority `yaml:"priority" range:"0 15"`
 	// NeverDebug is that of the Decision.
-	NeverDebug bool
+	NeverDebug bool `yaml:"never_debug"`
 	// OnResist is that of the Decision.
-	OnResist gpreempt.Resistance
+	OnResist gpreempt.Resistance `yaml:"on_resist"`
 }
 
 // Subject is a process and all that is known of it.

@@ -2,7 +2,6 @@ package classify
 
 import (
 	"fmt"
-	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,18 +74,6 @@ var fields = [...]struct {
 	queuePriority:    {"queue_priority", func(m *Match) any { return &m.QueuePriority }, nil, nil},
 	ringAddress:      {"ring_address", func(m *Match) any { return &m.RingAddress }, nil, nil},
 	cmdline:          {"cmdline", func(m *Match) any { return &m.Cmdline }, func(s *Subject) string { return s.Cmdline }, nil},
-}
-
-// Fields returns the fields of m: the key of the config file below match, such as
-// "container.id", with a pointer to the field.
-func (m *Match) Fields() iter.Seq2[string, any] {
-	return func(yield func(string, any) bool) {
-		for f := range fields {
-			if !yield(fields[f].name, fields[f].at(m)) {
-				return
-			}
-		}
-	}
 }
 
 // isMap reports whether the field is a map.

@@ -11,14 +11,14 @@ import (
 // for which all of it is equal are of one job.
 type JobRule struct {
 	// Name is unique, of letters, digits, - and _.
-	Name string
+	Name string `yaml:"name"`
 	// Cgroup is a glob for the beginning of the control group's path, up to a slash or the
 	// end. The shortest beginning that matches is the same for all processes of a job. ""
 	// is not set.
-	Cgroup string
+	Cgroup string `yaml:"cgroup" filled:"write a glob, or remove the key"`
 	// By names properties: unit, user_unit, container.id, and env.NAME, container.labels.NAME and
 	// pod.labels.NAME, where NAME may have dots and slashes.
-	By []string
+	By []string `yaml:"by" write:"write a list of properties, such as [env.SLURM_JOB_ID]"`
 }
 
 // Job is what the processes of a job have in common. Two processes are of one job if they

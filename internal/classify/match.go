@@ -23,67 +23,77 @@ import (
 // or control group counts as "".
 type Match struct {
 	// Comm is the command name, of which the kernel keeps 15 bytes.
-	Comm string
+	Comm string `yaml:"comm"`
 	// Cmdline is the words of the command line with spaces between, of which 4096 bytes
 	// are kept.
-	Cmdline string
+	Cmdline string `yaml:"cmdline"`
 	// Exe is the path of the program.
-	Exe string
-	// UID and GID are the effective ids.
-	UID, GID *uint32
+	Exe string `yaml:"exe"`
+	// UID and GID are the effective ids. The highest id is -1, which no process has.
+	UID *uint32 `yaml:"uid" range:"0 4294967294"`
+	GID *uint32 `yaml:"gid" range:"0 4294967294"`
 	// Cgroup is the control group's path, which begins with /.
-	Cgroup string
+	Cgroup string `yaml:"cgroup"`
 	// Unit is a unit of the system's systemd, train.service, and Slice the innermost that it
 	// is in, batch.slice. UserUnit is a unit of a user's systemd, who chooses its name.
-	Unit, Slice, UserUnit string
+	Unit     string `yaml:"unit"`
+	Slice    string `yaml:"slice"`
+	UserUnit string `yaml:"user_unit"`
 	// Env has variables of the initial environment of the process, by name. Each must be
 	// set.
-	Env       map[string]string
-	Container ContainerMatch
-	Pod       PodMatch
-	Slurm     SlurmMatch
+	Env       map[string]string `yaml:"env"`
+	Container ContainerMatch    `yaml:"container"`
+	Pod       PodMatch          `yaml:"pod"`
+	Slurm     SlurmMatch        `yaml:"slurm"`
 	// GPU holds if a queue of the process is on one of these: a gpu_id, node:N, a PCI
 	// address or renderDN.
-	GPU []string
+	GPU []string `yaml:"gpu" write:"write a list of GPUs, such as [renderD128, node:1]: a gpu_id, node:N without a space, a PCI address or renderDN"`
 	// QueuePriority is the highest known priority of its compute queues. The 4 KiB ring
 	// that ROCm's runtime creates for itself counts only if there is no other.
-	QueuePriority *PriorityRange
+	QueuePriority *PriorityRange `yaml:"queue_priority"`
 	// RingAddress holds if the ring of one of its queues begins in the range.
-	RingAddress *AddressRange
+	RingAddress *AddressRange `yaml:"ring_address"`
 }
 
 // ContainerMatch is the part of a Match that is about the container.
 type ContainerMatch struct {
 	// ID is the whole id, usually 64 hexadecimal digits.
-	ID string
+	ID string `yaml:"id"`
 	// Name and Image are those that the user chose.
-	Name, Image string
+	Name  string `yaml:"name"`
+	Image string `yaml:"image"`
 	// Runtime is docker, containerd, cri-o or podman.
-	Runtime string
+	Runtime string `yaml:"runtime"`
 	// Labels are by name. Each must exist.
-	Labels map[string]string
+	Labels map[string]string `yaml:"labels"`
 }
 
 // PodMatch is the part of a Match that is about the Kubernetes pod.
 type PodMatch struct {
-	Namespace, Name, PriorityClass string
+	Namespace     string `yaml:"namespace"`
+	Name          string `yaml:"name"`
+	PriorityClass string `yaml:"priority_class"`
 	// Labels are by name. Each must exist.
-	Labels map[string]string
+	Labels map[string]string `yaml:"labels"`
 }
 
 // SlurmMatch is the part of a Match that is about the Slurm job, as the prolog recorded it.
 type SlurmMatch struct {
-	Partition, Account, QOS string
+	Partition string `yaml:"partition"`
+	Account   string `yaml:"account"`
+	QOS       string `yaml:"qos"`
 }
 
 // PriorityRange is a range of KFD priorities, both bounds included.
 type PriorityRange struct {
-	Min, Max gpreempt.Priority
+	Min gpreempt.Priority `yaml:"min" range:"0 15"`
+	Max gpreempt.Priority `yaml:"max" range:"0 15" default:"15"`
 }
 
 // AddressRange is a range of virtual addresses, both bounds included.
 type AddressRange struct {
-	From, To uint64
+	From uint64 `yaml:"from" write:"write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number"`
+	To   uint64 `yaml:"to" write:"write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number" default:"0xffffffffffffffff"`
 }
 
 // String returns the set fields with their values, such as

@@ -140,7 +140,7 @@ func printReport(a *term.App, p *term.Printer, r *gpreemptv1.DiagnoseResponse) {
 	}
 	// Without a GPU all other checks are skipped.
 	if r.GetVerdict() != gpreemptv1.Verdict_VERDICT_NO_GPU || p.Wide {
-		printChecks(a, p, r.GetChecks())
+		printChecks(p, r.GetChecks())
 	}
 	if len(r.GetGpus()) > 0 {
 		p.Linef("")
@@ -153,7 +153,7 @@ func printReport(a *term.App, p *term.Printer, r *gpreemptv1.DiagnoseResponse) {
 }
 
 // printChecks lists the checks; skipped ones in wide output only.
-func printChecks(a *term.App, p *term.Printer, checks []*gpreemptv1.Check) {
+func printChecks(p *term.Printer, checks []*gpreemptv1.Check) {
 	width := 0
 	for _, c := range checks {
 		width = max(width, len(term.Printable(c.GetTitle())))
@@ -169,7 +169,8 @@ func printChecks(a *term.App, p *term.Printer, checks []*gpreemptv1.Check) {
 		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_OK && !p.Wide {
 			found = term.Cut(found, 100)
 		}
-		p.Line(mark(a, c.GetStatus()), fmt.Sprintf("  %-*s  ", width, c.GetTitle()), found)
+		status := term.Cell{Text: fmt.Sprintf("%-4s", term.Or(api.EnumName(c.GetStatus()), "?")), Style: checkStyles[c.GetStatus()]}
+		p.Line(status, fmt.Sprintf("  %-*s  ", width, c.GetTitle()), found)
 		if c.GetRemedy() != "" {
 			p.Linef("  try: %s", c.GetRemedy())
 		}
@@ -179,30 +180,9 @@ func printChecks(a *term.App, p *term.Printer, checks []*gpreemptv1.Check) {
 	}
 }
 
-// marks are the styles of statuses, and their symbols on a terminal with UTF-8.
-var marks = map[gpreemptv1.CheckStatus]term.Cell{
-	gpreemptv1.CheckStatus_CHECK_STATUS_OK: {Text: "✓", Style: term.StyleGood}, gpreemptv1.CheckStatus_CHECK_STATUS_WARN: {Text: "!", Style: term.StyleNote},
-	gpreemptv1.CheckStatus_CHECK_STATUS_FAIL: {Text: "✗", Style: term.StyleBad}, gpreemptv1.CheckStatus_CHECK_STATUS_SKIP: {Text: "-", Style: term.StyleNone},
-}
-
-// mark returns the mark of a status: a word, or its symbol.
-func mark(a *term.App, s gpreemptv1.CheckStatus) term.Cell {
-	c := marks[s]
-	if c.Text == "" || !a.Terminal || a.Getenv("TERM") == "dumb" || !unicodeLocale(a.Getenv) {
-		c.Text = fmt.Sprintf("%-4s", term.Or(api.EnumName(s), "?"))
-	}
-	return c
-}
-
-// unicodeLocale reports whether the locale's encoding is UTF-8. The first variable that is
-// set decides (locale(7)).
-func unicodeLocale(getenv func(string) string) bool {
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if v := strings.ToLower(getenv(name)); v != "" {
-			return strings.Contains(v, "utf-8") || strings.Contains(v, "utf8")
-		}
-	}
-	return false
+var checkStyles = map[gpreemptv1.CheckStatus]term.Style{
+	gpreemptv1.CheckStatus_CHECK_STATUS_OK: term.StyleGood, gpreemptv1.CheckStatus_CHECK_STATUS_WARN: term.StyleNote,
+	gpreemptv1.CheckStatus_CHECK_STATUS_FAIL: term.StyleBad,
 }
 
 var hazardStyles = map[gpreemptv1.HazardAction]term.Style{

@@ -13,28 +13,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-func TestSymbolsNeedATerminalAndUTF8(t *testing.T) {
-	tests := []struct {
-		terminal bool
-		env      map[string]string
-		want     string
-	}{
-		{true, map[string]string{"LANG": "en_GB.UTF-8"}, "✓"},
-		{true, map[string]string{"LANG": "C.utf8", "TERM": "xterm"}, "✓"},
-		{true, map[string]string{"LANG": "C", "LC_CTYPE": "de_DE.UTF-8"}, "✓"},
-		{true, map[string]string{"LANG": "en_GB.UTF-8", "LC_ALL": "C"}, "ok  "},
-		{true, map[string]string{"LANG": "en_GB.UTF-8", "TERM": "dumb"}, "ok  "},
-		{true, nil, "ok  "},
-		{false, map[string]string{"LANG": "en_GB.UTF-8"}, "ok  "},
-	}
-	for _, tt := range tests {
-		a := &term.App{IO: term.IO{Terminal: tt.terminal, Getenv: func(name string) string { return tt.env[name] }}}
-		if got := mark(a, gpreemptv1.CheckStatus_CHECK_STATUS_OK); got != (term.Cell{Text: tt.want, Style: term.StyleGood}) {
-			t.Errorf("terminal %v, %v: %q, want %q", tt.terminal, tt.env, got, tt.want)
-		}
-	}
-}
-
 func TestEveryVerdictHasItsExitCode(t *testing.T) {
 	want := map[gpreemptv1.Verdict]int{
 		gpreemptv1.Verdict_VERDICT_UNSPECIFIED: term.ExitOK, gpreemptv1.Verdict_VERDICT_READY: term.ExitOK, gpreemptv1.Verdict_VERDICT_LIMITED: term.ExitOK,

@@ -57,7 +57,7 @@ func reportRunCommand(a *term.App) *cobra.Command {
 			defer cancel()
 			began, err := readStat(int32(pid))
 			if err != nil {
-				return nil //nolint:nilerr // it has ended: there is nothing to report
+				return nil // it has ended: there is nothing to report
 			}
 			var waiter sync.WaitGroup
 			defer waiter.Wait()

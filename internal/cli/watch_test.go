@@ -215,14 +215,17 @@ func TestRunReportEndsWithTheCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	looks := 0
-	a := &term.App{IO: term.IO{Sleep: func(ctx context.Context, d time.Duration) error {
-		if looks++; looks == 3 {
+	a := &term.App{IO: term.IO{Sleep: func(context.Context, time.Duration) error {
+		switch looks++; looks {
+		case 3:
 			if err := sleeper.Process.Kill(); err != nil {
 				t.Error(err)
 			}
 			_ = sleeper.Wait() // killed
+		case 6:
+			return errEnough
 		}
-		return ctx.Err()
+		return nil
 	}}}
 	awaitEnd(t.Context(), a, began)
 	if looks != 3 {
@@ -237,8 +240,11 @@ func TestRunReportEndsWithTheCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	self.Start--
-	awaitEnd(t.Context(), a, self)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	awaitEnd(ctx, a, self)
+	if awaitEnd(t.Context(), a, self); looks != 4 {
+		t.Errorf("another process was seen at look %d, want 4", looks)
+	}
+	self.Start++
+	if awaitEnd(t.Context(), a, self); looks != 6 {
+		t.Errorf("the end of the context was seen at look %d, want 6", looks)
+	}
 }

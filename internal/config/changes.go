@@ -5,8 +5,10 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/safety"
 )
 
@@ -21,61 +23,112 @@ type Change struct {
 	Live bool
 }
 
-// Changes returns the differences in the order of the default file, the lists of rules,
-// jobs and hazards last.
-func Changes(from, to Config) []Change {
-	var changes []Change
-	for _, f := range fields {
-		if was, is := text(f.at(&from)), text(f.at(&to)); was != is {
-			changes = append(changes, Change{Key: f.key, From: was, To: is, Live: f.live != nil})
+// Changes returns the differences in the order of the default file.
+func Changes(from, to Config) (changes []Change) {
+	was, is := yamlfile.Keys(&from), yamlfile.Keys(&to)
+	for i, key := range was {
+		if lists, ok := entries(key.Value); ok {
+			others, _ := entries(is[i].Value)
+			changes = append(changes, listChanges(key.Name, lists, others)...)
+		} else if a, b := text(key), text(is[i]); a != b {
+			changes = append(changes, Change{Key: key.Name, From: a, To: b, Live: live(key)})
 		}
 	}
-	changes = append(changes, listChanges("rules", ruleEntries(from.Rules), ruleEntries(to.Rules))...)
-	changes = append(changes, listChanges("jobs", jobEntries(from.Jobs), jobEntries(to.Jobs))...)
-	return append(changes, listChanges("safety.hazards", hazardEntries(from.Safety.Hazards), hazardEntries(to.Safety.Hazards))...)
+	return changes
 }
 
 // WithRestartKeys returns to with the values of from for all keys that need a restart:
 // the configuration that a running daemon has after a reload.
 func WithRestartKeys(from, to Config) Config {
-	for _, f := range fields {
-		if f.live == nil {
-			reflect.ValueOf(f.at(&to)).Elem().Set(reflect.ValueOf(f.at(&from)).Elem())
+	was := yamlfile.Keys(&from)
+	for i, key := range yamlfile.Keys(&to) {
+		if !live(key) {
+			key.Value.Set(was[i].Value)
 		}
 	}
 	return to
+}
+
+// LiveKeys returns the keys that a running daemon puts into force.
+func LiveKeys() (names []string) {
+	for _, key := range yamlfile.Keys(new(Config)) {
+		if live(key) {
+			names = append(names, key.Name)
+		}
+	}
+	return names
+}
+
+func live(key yamlfile.Key) bool {
+	_, ok := key.Tag.Lookup("live")
+	return ok
+}
+
+// text returns a value in the form of the file.
+func text(key yamlfile.Key) string {
+	switch v := key.Value.Interface().(type) {
+	case string:
+		if v == "" {
+			return `""`
+		}
+		return v
+	case []string:
+		return "[" + strings.Join(v, ", ") + "]"
+	case time.Duration:
+		if word := key.Tag.Get("minus"); word != "" && v == -1 {
+			return word
+		}
+		return durationText(v)
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// durationText returns a duration in the form of the file: 1m0s is 1m.
+func durationText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
 }
 
 // listEntry is an entry of a list in which the first match decides: its name, and all of
 // it in one line.
 type listEntry struct{ name, text string }
 
-func ruleEntries(rules []classify.Rule) []listEntry {
-	var entries []listEntry
-	for _, r := range rules {
-		entries = append(entries, listEntry{r.Name, ruleText(r)})
-	}
-	return entries
-}
-
-func jobEntries(rules []classify.JobRule) []listEntry {
-	var entries []listEntry
-	for _, r := range rules {
-		text := "by " + strings.Join(r.By, ", ")
-		if r.Cgroup != "" {
-			text = strings.TrimSuffix(fmt.Sprintf("cgroup %q %s", r.Cgroup, text), " by ")
+// entries returns those of a list in which the first match decides; false for another value.
+func entries(v reflect.Value) (all []listEntry, ok bool) {
+	switch list := v.Interface().(type) {
+	case []classify.Rule:
+		for _, r := range list {
+			text := r.Class.String()
+			if r.Priority != nil {
+				text += fmt.Sprintf(" priority %d", *r.Priority)
+			}
+			if r.NeverDebug {
+				text += " never_debug"
+			}
+			if r.OnResist.Enforced() {
+				text += " on_resist " + r.OnResist.String()
+			}
+			all = append(all, listEntry{r.Name, text + " if " + r.Match.String()})
 		}
-		entries = append(entries, listEntry{r.Name, text})
+	case []classify.JobRule:
+		for _, r := range list {
+			all = append(all, listEntry{r.Name, strings.Trim(fmt.Sprintf("%s %s", r.Cgroup, strings.Join(r.By, ", ")), " ")})
+		}
+	case []safety.Row:
+		for _, r := range list {
+			all = append(all, listEntry{r.ID, r.String()})
+		}
+	default:
+		return nil, false
 	}
-	return entries
-}
-
-func hazardEntries(rows []safety.Row) []listEntry {
-	var entries []listEntry
-	for _, r := range rows {
-		entries = append(entries, listEntry{r.ID, r.String()})
-	}
-	return entries
+	return all, true
 }
 
 // listChanges returns the differences of a list that a running daemon can apply.
@@ -116,13 +169,4 @@ func order(entries, others []listEntry) string {
 		}
 	}
 	return strings.Join(names, ", ")
-}
-
-// ruleText returns a rule in one line.
-func ruleText(r classify.Rule) string {
-	text := r.Class.String()
-	if r.Priority != nil {
-		text += fmt.Sprintf(" priority %d", *r.Priority)
-	}
-	return text + " if " + r.Match.String()
 }

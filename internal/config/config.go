@@ -26,55 +26,57 @@ var defaultYAML []byte
 // is set does not follow the preset.
 func DefaultYAML() []byte { return defaultYAML }
 
-// Config is the whole configuration. gpreemptd.yaml has unit and range of each key.
+// Config is the whole configuration. gpreemptd.yaml has unit and range of each key. A key with the
+// tag live can be put into force in a running daemon, which a test does for each; others need a
+// restart.
 type Config struct {
 	// Socket is the absolute path of the unix socket.
-	Socket string
-	// Mechanisms are the enabled mechanisms, best first. Without any the daemon suspends
+	Socket string `yaml:"socket"`
+	// Mechanisms are the enabled mechanisms, distinct and best first. Without any the daemon suspends
 	// nothing.
-	Mechanisms Mechanisms
-	Access     auth.Names
-	TCP        TCP
-	Limits     Limits
-	Policy     scheduler.Policy
+	Mechanisms []string         `yaml:"mechanisms" write:"write a list such as [dbgtrap, freezer], or [] to suspend nothing"`
+	Access     auth.Names       `yaml:"access" live:""`
+	TCP        TCP              `yaml:"tcp"`
+	Limits     Limits           `yaml:"limits" live:""`
+	Policy     scheduler.Policy `yaml:"policy" live:""`
 	// HQDBudget is the most that queues of offline processes take of the slots for compute queues
 	// of each GPU, in percent; 0 parks nothing.
-	HQDBudget  int
-	Rules      []classify.Rule
-	Jobs       []classify.JobRule
-	Safety     Safety
-	Discovery  Discovery
-	Containers Containers
-	Metrics    Metrics
-	Log        Log
+	HQDBudget  int                `yaml:"hqd_budget" range:"0 90" live:""`
+	Rules      []classify.Rule    `yaml:"rules" write:"write a list, each item beginning with - name: ..." live:""`
+	Jobs       []classify.JobRule `yaml:"jobs" write:"write a list, each item beginning with - name: ..., or [] for no jobs" live:""`
+	Safety     Safety             `yaml:"safety"`
+	Discovery  Discovery          `yaml:"discovery"`
+	Containers Containers         `yaml:"containers"`
+	Metrics    Metrics            `yaml:"metrics"`
+	Log        Log                `yaml:"log"`
 }
-
-// Mechanisms are distinct names of safety.Mechanisms.
-type Mechanisms []string
 
 // Safety restricts preemption.
 type Safety struct {
 	// Hazards are checked before the built-in table.
-	Hazards []safety.Row
+	Hazards []safety.Row `yaml:"hazards" write:"write a list, each item beginning with - id: ..." live:""`
 }
 
 // TCP configures the listener for clients on other hosts, with certificates on both sides.
 type TCP struct {
 	// Address is "HOST:PORT" to listen on; "" disables TCP.
-	Address string
+	Address string `yaml:"address"`
 	// Certificate, Key and ClientCA are PEM files: the daemon's certificate and its key,
 	// and the authorities of its clients.
-	Certificate, Key, ClientCA string
+	Certificate string `yaml:"certificate" live:""`
+	Key         string `yaml:"key" live:""`
+	ClientCA    string `yaml:"client_ca" live:""`
 	// Online and Admin are names of certificates with these rights, as auth.Certificate has
 	// them.
-	Online, Admin []string
+	Online []string `yaml:"online" write:"write a list such as [dns:web.example]" live:""`
+	Admin  []string `yaml:"admin" write:"write a list such as [cn:ops.example]" live:""`
 }
 
 // Limits bounds what clients can ask of the daemon. Only LeasesPerUser and RequestsPerUser are keys
 // of the file.
 type Limits struct {
-	Leases          scheduler.Limits
-	Clients         server.Limits
+	Leases          scheduler.Limits `yaml:",inline"`
+	Clients         server.Limits    `yaml:",inline"`
 	MaxMessageBytes int
 }
 
@@ -126,13 +128,13 @@ type Discovery struct {
 	Interval, IdleInterval time.Duration
 	// MQDsInterval is the time between two reads of the queue dumps in debugfs; 0 for
 	// never.
-	MQDsInterval time.Duration
+	MQDsInterval time.Duration `yaml:"mqds_interval" live:""`
 }
 
 // Containers configures the sources of container names.
 type Containers struct {
 	// Kubelet is the address of the kubelet's API, or "".
-	Kubelet string
+	Kubelet string `yaml:"kubelet"`
 }
 
 // variable is a reference to an environment variable, in the form of Kubernetes.
@@ -152,13 +154,13 @@ func (c Containers) KubeletAddress(lookup func(string) (string, bool)) string {
 // Metrics configures the HTTP listener for metrics and probes.
 type Metrics struct {
 	// Address is "HOST:PORT" to listen on, or "".
-	Address string
+	Address string `yaml:"address"`
 }
 
 // Log configures the log.
 type Log struct {
 	// Level is debug, info, warn or error.
-	Level string
+	Level string `yaml:"level" words:"debug,info,warn,error" live:""`
 }
 
 // Default returns the configuration of an empty file: what gpreemptd.yaml says, and the values

@@ -19,7 +19,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		{
 			"all of them, in order", "log: {level: loud}\npolicy:\n  max_wait: 1h\n  linger: 2s\nsocket: run/x\n",
 			[]string{
-				`1:14: log.level: "loud" is not a log level: write debug, info, warn or error`,
+				`1:14: log.level: "loud" is not known here: write debug, info, warn or error`,
 				"3:13: policy.max_wait: 1h0m0s is outside 0s to 10s: remove it to use the preset's value",
 				"4:11: policy.linger: 2s is outside 0s to 1s: remove it to use the preset's value",
 				`5:9: socket: "run/x" is not a clean absolute path: write an absolute path without // or ..`,
@@ -49,27 +49,27 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		{"file is a list", "- 1\n", []string{"1:1: is a list: write keys and values, one `key: value` a line"}},
 		{
 			"number for a list", "access: {admin_groups: 7}\n",
-			[]string{"1:24: access.admin_groups: is the number 7: write a list such as [gpreempt, 1001], [] for nobody, or remove the key to use the default"},
+			[]string{"1:24: access.admin_groups: is the number 7: write a list of names and decimal ids such as [gpreempt, 1001], or [] for nobody"},
 		},
 		{
 			"nothing for a list that has a default", "access:\n  admin_groups:\n",
-			[]string{"2:16: access.admin_groups: has no value: write a list such as [gpreempt, 1001], [] for nobody, or remove the key to use the default"},
+			[]string{"2:16: access.admin_groups: has no value: give one, or remove the key to use the default"},
 		},
 		{
 			"id too large", "access: {admin_users: [99999999999]}\n",
-			[]string{"1:23: access.admin_users: 99999999999 is too large for an id: write a name as in /etc/passwd or /etc/group, or a decimal id"},
+			[]string{"1:24: access.admin_users[0]: 99999999999 is too large for an id: write a name as in /etc/passwd or /etc/group, or a decimal id"},
 		},
 		{
 			"text for a number", "limits: {requests_per_user: many}\n",
-			[]string{`1:29: limits.requests_per_user: is the text "many": write a whole number`},
+			[]string{`1:29: limits.requests_per_user: is the text "many": write a whole number from 0 to 1000000`},
 		},
 		{
-			"hexadecimal", "limits: {requests_per_user: 0x10}\n",
-			[]string{"1:29: limits.requests_per_user: 0x10 is not written in plain decimal digits: write a whole number"},
+			"hexadecimal", "limits: {requests_per_user: 0x10g}\n",
+			[]string{`1:29: limits.requests_per_user: is the text "0x10g": write a whole number from 0 to 1000000`},
 		},
 		{
 			"int out of range", "limits: {requests_per_user: -1}\n",
-			[]string{"1:29: limits.requests_per_user: -1 is outside 0 to 1000000: choose a number in that range"},
+			[]string{"1:29: limits.requests_per_user: -1 is outside 0 to 1000000: write a whole number from 0 to 1000000"},
 		},
 		{
 			"yes for true", "access: {container_admins: yes}\n",
@@ -77,7 +77,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		},
 		{
 			"an HQD budget without a rest", "hqd_budget: 91\n",
-			[]string{"1:13: hqd_budget: 91 is outside 0 to 90: choose a number in that range"},
+			[]string{"1:13: hqd_budget: 91 is outside 0 to 90: write a whole number from 0 to 90"},
 		},
 		{"not a number", "policy: {share_floor: .nan}\n", []string{"1:23: policy.share_floor: .nan is not a decimal number: write a number such as 0.25"}},
 		{"no value", "socket:\n", []string{"1:8: socket: has no value: give one, or remove the key to use the default"}},
@@ -93,12 +93,12 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		{
 			"rules", "rules:\n  - match: {comm: a}\n    class: batch\n  - name: x\n    match: {comm: 7}\n  - name: x\n    class: offline\n    priority: 16\n  - 5\n",
 			[]string{
-				"2:5: rules[0].name: is missing: write a unique name",
+				"2:5: rules[0].name: it is empty: write a name; decisions show it",
 				`3:12: rules[0].class: "batch" is not known here: write unmanaged, online or offline`,
 				"4:5: rules[1].class: is missing: write online, offline or unmanaged",
-				`5:19: rules[1].match.comm: is the number 7: put it in quotes: "7"`,
-				`6:5: rules[2].match: is empty, which would match every process: write comm, uid, gid or another field; comm: "*" for every process`,
-				`6:11: rules[2].name: "x" is also the name of rules[1]: write a unique name for each rule`,
+				`5:19: rules[1].match.comm: is the number 7: write a text; put it in quotes if it looks like a number`,
+				`6:5: rules[2].match: it is empty and would match every process: set a field of it, such as comm, cgroup or uid, or comm: "*" for every process`,
+				`6:11: rules[2].name: rule 2 has the same: write a unique name for each rule`,
 				"8:15: rules[2].priority: 16 is outside 0 to 15: write a whole number from 0 to 15",
 				"9:5: rules[3]: is the number 5: write keys and values, one `key: value` a line",
 			},
@@ -107,25 +107,25 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"unknown mechanisms", "mechanisms: [dbgtrap, freeser, gdb, dbgtrap]\n",
 			[]string{
 				`1:23: mechanisms[1]: "freeser" is not a mechanism: did you mean freezer?`,
-				`1:32: mechanisms[2]: "gdb" is not a mechanism: choose from dbgtrap, criu, freezer, kmap`,
+				`1:32: mechanisms[2]: "gdb" is not a mechanism: write dbgtrap, criu, freezer, kmap or nvchannels`,
 				"1:37: mechanisms[3]: dbgtrap is given twice: keep one of them: the first that works is used",
 			},
 		},
 		{
 			"one mechanism without a list", "mechanisms: dbgtrap\n",
-			[]string{`1:13: mechanisms: is the text "dbgtrap": write a list such as [dbgtrap, freezer], [] to suspend nothing, or remove the key to use the default`},
+			[]string{`1:13: mechanisms: is the text "dbgtrap": write a list such as [dbgtrap, freezer], or [] to suspend nothing`},
 		},
 		{
 			"a number for a mechanism", "mechanisms: [1.5]\n",
-			[]string{"1:14: mechanisms: an item is the number 1.5: write a name"},
+			[]string{"1:14: mechanisms[0]: is the number 1.5: write a list such as [dbgtrap, freezer], or [] to suspend nothing"},
 		},
 		{
 			"hazards", "safety:\n  hazards:\n    - id: a\n      gfx: [navi]\n      why: W.\n    - 5\nlog: {level: loud}\n",
 			[]string{
 				"3:7: safety.hazards[0].action: is missing: write allow, limit or deny",
-				`4:13: safety.hazards[0].gfx: "navi" is not the name of a GPU architecture: write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`,
+				`4:13: safety.hazards[0].gfx[0]: "navi" is not the name of a GPU architecture, a family or a span: write a list of names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`,
 				`6:7: safety.hazards[1]: is the number 5: write keys and values, one ` + "`key: value` a line",
-				`7:14: log.level: "loud" is not a log level: write debug, info, warn or error`,
+				`7:14: log.level: "loud" is not known here: write debug, info, warn or error`,
 			},
 		},
 		{
@@ -172,7 +172,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 				`3:16: tcp.certificate: "cert.pem" is not a clean absolute path: write an absolute path without // or ..`,
 				`5:12: tcp.online[0]: "web.example" is not a certificate name: write uri:URI, dns:NAME or cn:NAME`,
 				`5:25: tcp.online[1]: "dns:" is not a certificate name: write uri:URI, dns:NAME or cn:NAME`,
-				`6:10: tcp.admin: is the text "cn:ops": write a list such as [dns:web.example], or remove the key: nobody`,
+				`6:10: tcp.admin: is the text "cn:ops": write a list such as [cn:ops.example]`,
 			},
 		},
 		{
@@ -181,14 +181,14 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		},
 		{
 			"alias", "socket: &a /x\nlog: {level: *a}\n",
-			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write a text; put it in quotes if it looks like a number"},
+			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write debug, info, warn or error"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, discovery, containers, metrics, log, rules, jobs, safety",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, rules, jobs, safety, discovery, containers, metrics, log",
 			"3:3: log.<<: unknown key: the keys here are level",
 		}},
 		{"jobs without a value", "jobs:\n", []string{
-			"1:6: jobs: is empty: write a list, each rule beginning with `- name: ...`, [] for no jobs, or remove the key to use the default",
+			"1:6: jobs: has no value: give one, or remove the key to use the default",
 		}},
 		{"jobs", "jobs:\n  - {name: a, by: [env.A, env., comm, env.A]}\n  - {name: a, cgroup: \"x\"}\n  - {name: a b, cgroup: \"[\"}\n  - {by: x, match: {}}\n", []string{
 			`2:27: jobs[0].by[1]: "env." is not a property that identifies jobs: write env.NAME, pod.labels.NAME, container.labels.NAME, container.id, unit or user_unit`,
@@ -199,8 +199,8 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			`4:12: jobs[2].name: "a b" is not a name: use at most 32 letters, digits, - and _`,
 			`4:25: jobs[2].cgroup: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
 			"5:5: jobs[3].name: it is empty: write a name; decisions show it",
-			`5:10: jobs[3].by: is the text "x": write a list such as [env.SLURM_JOB_ID]`,
-			"5:13: jobs[3].match: unknown key: the keys here are name, cgroup, by",
+			`5:10: jobs[3].by: is the text "x": write a list of properties, such as [env.SLURM_JOB_ID]`,
+			"5:13: jobs[3].match: unknown key: it belongs under rules:",
 		}},
 		{"foreign type", "socket: !!binary eA==\n", []string{
 			"1:9: socket: is of the type !!binary, which this file does not use: write a text; put it in quotes if it looks like a number",
@@ -212,7 +212,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, discovery, containers, metrics, log, rules, jobs, safety",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, rules, jobs, safety, discovery, containers, metrics, log",
 		}},
 	}
 	checkErrors(t, tests)

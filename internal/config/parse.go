@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -13,22 +13,26 @@ import (
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/regular"
 	"github.com/gpreempt/gpreempt/internal/safety"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // Load reads and parses the file at path. It returns the errors of Parse, or wraps the
-// system's error, such as fs.ErrNotExist.
+// system's error, such as fs.ErrNotExist. An empty file is an error: it may be half written.
 func Load(path string) (Config, error) {
 	data, err := regular.ReadSoon(path, yamlfile.MaxSize)
 	if err != nil {
 		remedy := "check the path and its permissions"
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			remedy = "create it (an empty file has every default) or name another file"
+			remedy = "create it (a comment alone has every default) or name another file"
 		case errors.Is(err, regular.ErrKind), errors.Is(err, regular.ErrSize), errors.Is(err, os.ErrDeadlineExceeded):
 			remedy = "name a regular file of this host"
 		}
 		return Config{}, fmt.Errorf("configuration: %w: %s", err, remedy)
+	}
+	if len(data) == 0 { // as while an editor, or a disk that is full, has truncated it
+		return Config{}, fmt.Errorf("configuration: %s is empty: write it, and a comment alone for every default", path)
 	}
 	return Parse(path, data)
 }
@@ -38,130 +42,79 @@ func Load(path string) (Config, error) {
 // the file.
 func Parse(name string, data []byte) (Config, error) { return parse(name, data, Default()) }
 
-func parse(name string, data []byte, defaults Config) (Config, error) {
-	p := &parser{Parser: yamlfile.New(name), config: defaults}
-	p.Unknown = unknownKey
-	if root := p.Document(data); root != nil {
-		p.root(root)
+func parse(name string, data []byte, c Config) (Config, error) {
+	p := yamlfile.New(name)
+	p.Custom = func(n *yaml.Node, key string, into any) bool {
+		r, ok := into.(*gpreempt.Resistance)
+		if ok {
+			onResist(p, n, key, r)
+		}
+		return ok
 	}
-	for _, e := range p.config.problems() {
+	if root := p.Document(data); root != nil {
+		preset(p, root, &c.Policy)
+		p.Decode(root, &c)
+	}
+	safety.Check(p, "safety.hazards", c.Safety.Hazards)
+	for _, e := range c.problems() {
 		p.Place(e)
 	}
 	if err := p.Err(); err != nil {
 		return Config{}, err
 	}
-	p.config.Policy = p.config.Policy.Normalize()
-	leases := &p.config.Limits.Leases
+	c.Policy = c.Policy.Normalize()
+	leases := &c.Limits.Leases
 	leases.LeasesPerClient = (leases.LeasesPerUser + 1) / 2 // a server has one for each request in flight
-	return p.config, nil
+	return c, nil
 }
 
-// parser collects the configuration and the errors of one file.
-type parser struct {
-	*yamlfile.Parser
-	config Config
-}
-
-// unknownKey returns where an unknown key belongs.
-func unknownKey(path, name string, known []string) string {
-	if place := placeInRule(path, name); place != "" {
-		return place
+// preset sets the policy to the preset of the file, which sets every knob and is therefore read
+// first.
+func preset(p *yamlfile.Parser, root *yaml.Node, into *scheduler.Policy) {
+	n := value(value(root, "policy"), "preset")
+	if n == nil || n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" {
+		return // Decode reports what it is
 	}
-	if outer, inner, dotted := strings.Cut(name, "."); dotted && slices.Contains(known, outer) {
-		return fmt.Sprintf("write %s: and below it, indented, %s:", outer, yamlfile.Cut(inner))
-	}
-	if yamlfile.Nearest(name, known) != "" {
-		return ""
-	}
-	i := slices.IndexFunc(keys, func(key string) bool { return strings.HasSuffix("."+key, "."+name) })
-	switch {
-	case i < 0:
-		return ""
-	case section(keys[i]) != "":
-		return "it belongs under " + section(keys[i]) + ":"
-	}
-	return "it belongs at the top of the file"
-}
-
-func (p *parser) root(n *yaml.Node) {
-	for _, e := range p.Mapping(n, "", children("")) {
-		switch {
-		case e.Name == "rules":
-			p.rules(e.Value)
-		case e.Name == "jobs":
-			p.jobs(e.Value)
-		case e.Name == "safety":
-			p.safety(e.Value)
-		case children(e.Name) != nil:
-			p.section(e.Name, e.Value)
-		default:
-			p.field(e.Name, e.Value)
-		}
-	}
-}
-
-func (p *parser) section(name string, n *yaml.Node) {
-	entries := p.Mapping(n, name, children(name))
-	if name == "policy" {
-		// The preset sets every knob, so it is read first.
-		if i := slices.IndexFunc(entries, func(e yamlfile.Entry) bool { return e.Name == "preset" }); i >= 0 {
-			p.preset(entries[i].Value)
-			entries = slices.Delete(entries, i, i+1)
-		}
-	}
-	for _, e := range entries {
-		p.field(yamlfile.Join(name, e.Name), e.Value)
-	}
-}
-
-func (p *parser) preset(n *yaml.Node) {
-	const key = policyPrefix + "preset"
-	var name string
-	if !p.value(n, key, &name) {
-		return
-	}
-	policy, err := scheduler.PresetByName(name)
+	policy, err := scheduler.PresetByName(n.Value)
 	if err != nil {
 		remedy := "choose one of " + strings.Join(scheduler.PresetNames(), ", ")
-		if name == scheduler.PresetCustom {
+		if n.Value == scheduler.PresetCustom {
 			remedy = "name the preset to start from, then the knobs that differ; " + remedy
-		} else if near := yamlfile.Nearest(name, scheduler.PresetNames()); near != "" {
+		} else if near := yamlfile.Nearest(n.Value, scheduler.PresetNames()); near != "" {
 			remedy = "did you mean " + near + "?"
 		}
-		p.Fail(n, key, yamlfile.Quoted(name)+" is not a preset", remedy)
+		p.Fail(n, "policy.preset", yamlfile.Quoted(n.Value)+" is not a preset", remedy)
 		return
 	}
-	p.config.Policy = policy
+	*into = policy
 }
 
-func (p *parser) field(key string, n *yaml.Node) {
-	i := slices.IndexFunc(fields, func(f field) bool { return f.key == key })
-	p.value(n, key, fields[i].at(&p.config))
-}
-
-// safety reads the rows of hazards.
-func (p *parser) safety(n *yaml.Node) {
-	for _, e := range p.Mapping(n, "safety", children("safety")) {
-		p.config.Safety.Hazards = safety.Decode(p.Parser, e.Value, "safety.hazards")
+// value returns the value of a key in a mapping; nil without one.
+func value(mapping *yaml.Node, name string) *yaml.Node {
+	if mapping == nil || mapping.Kind != yaml.MappingNode {
+		return nil
 	}
-}
-
-// children returns the keys of a section, or those at the top for "".
-func children(parent string) []string {
-	var names []string
-	for _, key := range keys {
-		name := key
-		switch s := section(key); {
-		case s == parent:
-			name = strings.TrimPrefix(name, parent+".")
-		case parent == "":
-			name = s
-		default:
-			continue
-		}
-		if !slices.Contains(names, name) {
-			names = append(names, name)
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == name {
+			return mapping.Content[i+1]
 		}
 	}
-	return names
+	return nil
+}
+
+// onResist reads what is done about a process that resists: a word, or the number of refusals.
+func onResist(p *yamlfile.Parser, n *yaml.Node, key string, into *gpreempt.Resistance) {
+	after, err := 0, error(nil)
+	if kill := value(n, "kill"); kill != nil && len(n.Content) == 2 {
+		after, err = strconv.Atoi(kill.Value)
+	}
+	switch {
+	case n.Value == "report":
+	case n.Value == "stop":
+		into.Stop = true
+	case err == nil && after >= 1 && after <= 1000:
+		into.KillAfter = after
+	default:
+		p.Fail(n, key, "is "+yamlfile.Kind(n), "write report, stop, or {kill: N}, with the number of refused suspensions, 1 to 1000")
+	}
 }

@@ -71,7 +71,7 @@ rules:
     priority: 3
   - name: rest
     match: {uid: 0}
-    class: Online
+    class: online
   - name: all
     match:
       exe: "/opt/*"
@@ -96,7 +96,7 @@ rules:
       slurm: {partition: "batch*", account: physics, qos: low}
       gpu: [51110, node:1, 0000:03:00.0, "c1:00.0", renderD128]
       queue_priority: {min: 1, max: 6}
-      ring_address: {from: 0x7F0000000000, to: "140000000000000"}
+      ring_address: {from: 0x7F0000000000, to: 140000000000000}
     class: unmanaged
 jobs:
   - name: slurm
@@ -118,7 +118,7 @@ log: {level: debug}
 `)
 	want := Config{
 		Socket:     "/tmp/x.sock",
-		Mechanisms: Mechanisms{"criu", "freezer", "dbgtrap"},
+		Mechanisms: []string{"criu", "freezer", "dbgtrap"},
 		Access:     auth.Names{OnlineGroups: []string{"serving", "1001"}, AdminUsers: []string{"0"}},
 		Limits: Limits{
 			Leases:          scheduler.Limits{LeasesPerClient: 1, LeasesPerUser: 2, LeasesTotal: 4096},
@@ -158,7 +158,7 @@ log: {level: debug}
 			{Name: "unit", By: []string{"unit"}},
 		},
 		Safety: Safety{Hazards: []safety.Row{{
-			ID: "ours", GFX: []safety.GFXRange{{First: 90010, Last: 90010}}, Driver: safety.DKMS,
+			ID: "ours", GFX: []safety.GFXRange{"gfx90a"}, Driver: safety.DKMS,
 			Mechanisms: []string{"criu"}, Action: safety.Deny, Why: "It hung.",
 		}}},
 		Discovery:  Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second, MQDsInterval: 3 * time.Second},

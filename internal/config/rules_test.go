@@ -15,7 +15,7 @@ func TestRangesOfARuleHaveTheEndsOfTheirKind(t *testing.T) {
 		"queue_priority: {max: 0}":               {QueuePriority: &classify.PriorityRange{}},
 		"ring_address: {from: 1}":                {RingAddress: &classify.AddressRange{From: 1, To: 1<<64 - 1}},
 		"ring_address: {to: 0xffffffffffffffff}": {RingAddress: &classify.AddressRange{To: 1<<64 - 1}},
-		`ring_address: {from: "0X10", to: 16}`:   {RingAddress: &classify.AddressRange{From: 16, To: 16}},
+		`ring_address: {from: 0x10, to: 16}`:     {RingAddress: &classify.AddressRange{From: 16, To: 16}},
 	} {
 		got := parsed(t, "rules: [{name: a, class: offline, match: {"+text+"}}]").Rules[0].Match
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -45,9 +45,9 @@ func TestRuleSaysWhatIsDoneWithWhatResists(t *testing.T) {
 	}
 	const at = "rules: [{name: a, class: offline, match: {comm: x}, on_resist: "
 	checkErrors(t, []wrongFile{
-		{"another word", at + "end}]\n", []string{`1:64: rules[0].on_resist: is "end": write report, stop, or {kill: N}, with the number of refused suspensions`}},
-		{"never", at + "{kill: 0}}]\n", []string{"1:71: rules[0].on_resist.kill: is 0: write 1 to 1000 refused suspensions, or remove on_resist"}},
-		{"a list", at + "[stop]}]\n", []string{"1:64: rules[0].on_resist: is a list: write report, stop, or {kill: N}, with the number of refused suspensions"}},
+		{"another word", at + "end}]\n", []string{`1:64: rules[0].on_resist: is the text "end": write report, stop, or {kill: N}, with the number of refused suspensions, 1 to 1000`}},
+		{"never", at + "{kill: 0}}]\n", []string{"1:64: rules[0].on_resist: is a mapping: write report, stop, or {kill: N}, with the number of refused suspensions, 1 to 1000"}},
+		{"a list", at + "[stop]}]\n", []string{"1:64: rules[0].on_resist: is a list: write report, stop, or {kill: N}, with the number of refused suspensions, 1 to 1000"}},
 		{
 			"another class", "rules: [{name: a, class: online, match: {comm: x}, on_resist: stop}]\n",
 			[]string{"1:63: rules[0].on_resist: only offline processes are suspended: remove it, or write class: offline"},
@@ -61,11 +61,11 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 			"texts of a match",
 			"rules:\n  - name: a\n    class: offline\n    match:\n      comm: \"\"\n      exe:\n      unit: [a, b]\n      slice: true\n      cmdline: {a: b}\n",
 			[]string{
-				`5:13: rules[0].match.comm: is empty: write "*" to match any value, or remove the key`,
-				`6:11: rules[0].match.exe: is empty: write "*" to match any value, or remove the key`,
-				"7:13: rules[0].match.unit: is a list: write one text, and add a rule for each of the others",
-				`8:14: rules[0].match.slice: is the truth value true: put it in quotes: "true"`,
-				"9:16: rules[0].match.cmdline: is a mapping: write a text in quotes",
+				`5:13: rules[0].match.comm: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
+				`6:11: rules[0].match.exe: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
+				"7:13: rules[0].match.unit: is a list: write a text; put it in quotes if it looks like a number",
+				`8:14: rules[0].match.slice: is the truth value true: write a text; put it in quotes if it looks like a number`,
+				"9:16: rules[0].match.cmdline: is a mapping: write a text; put it in quotes if it looks like a number",
 			},
 		},
 		{
@@ -84,10 +84,10 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 			"rules:\n  - name: a\n    class: offline\n    match:\n      env:\n        WORLD_SIZE: 8\n        RANK:\n        A: x\n        A: y\n        \"B=1\": x\n        7: x\n" +
 				"      pod:\n        labels:\n          app: \"[\"\n          app.kubernetes.io/name: \"[z-a]\"\n",
 			[]string{
-				`6:21: rules[0].match.env.WORLD_SIZE: is the number 8: put it in quotes: "8"`,
-				`7:14: rules[0].match.env.RANK: is empty: write "*" to match any value, or remove the key`,
+				`6:21: rules[0].match.env.WORLD_SIZE: is the number 8: write a text; put it in quotes if it looks like a number`,
+				`7:14: rules[0].match.env.RANK: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
 				"9:9: rules[0].match.env.A: is given twice, first on line 8: keep one of them",
-				"11:9: rules[0].match.env: a name is the number 7: write a text, in quotes if it looks like something else",
+				"11:9: rules[0].match.env: a key is the number 7: write a word before the colon, in quotes if it looks like something else",
 				`14:16: rules[0].match.pod.labels.app: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
 				`15:35: rules[0].match.pod.labels["app.kubernetes.io/name"]: "[z-a]": the [ at character 1 has the range z-a, which is empty: write a-z`,
 			},
@@ -100,31 +100,33 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 			"fields that are empty",
 			"rules:\n  - name: a\n    class: offline\n    match:\n      env: {}\n      container:\n      pod: {labels: {}}\n      gpu: []\n      queue_priority: {}\n      ring_address:\n",
 			[]string{
-				`5:12: rules[0].match.env: is empty: write a condition, such as {NAME: "*"}, or remove the key`,
-				`6:17: rules[0].match.container: is empty: write a condition, such as {name: "..."}, or remove the key`,
-				`7:21: rules[0].match.pod.labels: is empty: write a condition, such as {NAME: "*"}, or remove the key`,
-				"8:12: rules[0].match.gpu: is empty: list GPUs, each as a gpu_id, node:N without a space, a PCI address or renderDN, or remove the key",
-				"9:23: rules[0].match.queue_priority: is empty: write a condition, such as {min: 0, max: 6}, or remove the key",
-				"10:20: rules[0].match.ring_address: is empty: write a condition, such as {from: 0x7f0000000000, to: 0x7fffffffffff}, or remove the key",
+				`5:12: rules[0].match.env: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
+				`6:17: rules[0].match.container: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
+				`7:21: rules[0].match.pod.labels: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
+				"8:12: rules[0].match.gpu: is empty: write a condition, such as comm: \"*\" for any value, or remove the key",
+				`9:23: rules[0].match.queue_priority: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
+				`10:20: rules[0].match.ring_address: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
 			},
 		},
 		{
 			"fields of another form",
 			"rules:\n  - name: a\n    class: offline\n    match:\n      env: RANK=0\n      container: vllm\n      pod: [a]\n      gpu: renderD128\n      queue_priority: 11\n      ring_address: 0x7f0000000000-0x7f0000001000\n",
 			[]string{
-				`5:12: rules[0].match.env: is the text "RANK=0": write keys and values, such as {NAME: "*"}`,
-				`6:18: rules[0].match.container: is the text "vllm": write keys and values, such as {name: "..."}`,
-				`7:12: rules[0].match.pod: is a list: write keys and values, such as {name: "..."}`,
-				`8:12: rules[0].match.gpu: is the text "renderD128": write a list such as [renderD128] or [node:1, node:2]`,
-				"9:23: rules[0].match.queue_priority: is the number 11: write keys and values, such as {min: 0, max: 6}",
-				`10:21: rules[0].match.ring_address: is the text "0x7f0000000000-0x7f0000001000": write keys and values, such as {from: 0x7f0000000000, to: 0x7fffffffffff}`,
+				`5:12: rules[0].match.env: is the text "RANK=0": write names and values, such as {NAME: value}`,
+				"6:18: rules[0].match.container: is the text \"vllm\": write keys and values, one `key: value` a line",
+				"7:12: rules[0].match.pod: is a list: write keys and values, one `key: value` a line",
+				`8:12: rules[0].match.gpu: is the text "renderD128": write a list of GPUs, such as [renderD128, node:1]: a gpu_id, node:N without a space, a PCI address or renderDN`,
+				"9:23: rules[0].match.queue_priority: is the number 11: write keys and values, one `key: value` a line",
+				"10:21: rules[0].match.ring_address: is the text \"0x7f0000000000-0x7f0000001000\": write keys and values, one `key: value` a line",
 			},
 		},
 		{
 			"GPUs",
 			"rules:\n  - name: a\n    class: offline\n    match:\n      gpu: [node: 1, card0, 0xc7a6]\n",
 			[]string{
-				"5:13: rules[0].match.gpu: an item is a mapping: write a gpu_id, node:N without a space, a PCI address or renderDN",
+				"5:13: rules[0].match.gpu[0]: is a mapping: write a list of GPUs, such as [renderD128, node:1]: a gpu_id, node:N without a space, a PCI address or renderDN",
+				"5:22: rules[0].match.gpu[1]: \"card0\" is not the name of a GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
+				"5:29: rules[0].match.gpu[2]: \"0xc7a6\" is not the name of a GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
 			},
 		},
 		{
@@ -146,10 +148,10 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 				"10:29: rules[1].match.queue_priority.min: -1 is outside 0 to 15: write a whole number from 0 to 15",
 				"10:38: rules[1].match.queue_priority.max: 16 is outside 0 to 15: write a whole number from 0 to 15",
 				"10:42: rules[1].match.queue_priority.mx: unknown key: did you mean max?",
-				`11:28: rules[1].match.ring_address.from: "7f0000000000" is not an address: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
-				`11:46: rules[1].match.ring_address.to: "007f" is not an address: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
-				`14:34: rules[2].match.ring_address.from: "0123" is not an address: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
-				`14:44: rules[2].match.ring_address.to: "18446744073709551616" is not an address: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`11:28: rules[1].match.ring_address.from: is the text "7f0000000000": write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`11:46: rules[1].match.ring_address.to: is the text "007f": write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				"14:34: rules[2].match.ring_address.from: 0123 begins with 0: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number",
+				"14:44: rules[2].match.ring_address.to: is the number 18446744073709551616: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number",
 			},
 		},
 		{
@@ -160,10 +162,10 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 				"4:5: rules[0].comm: unknown key: it belongs under match:",
 				"7:7: rules[0].match.image: unknown key: it belongs under container:",
 				"8:7: rules[0].match.labels: unknown key: it belongs under container: or pod:",
-				"9:7: rules[0].match.class: unknown key: it belongs next to match:, not in it",
+				"9:7: rules[0].match.class: unknown key: it belongs under rules:",
 				"10:7: rules[0].match.container.name: unknown key: write container: and below it, indented, name:",
 				"11:7: rules[0].match.gpus: unknown key: did you mean gpu?",
-				"12:7: rules[0].match.user: unknown key: the keys here are comm, uid, gid, exe, cgroup, unit, slice, user_unit, env, container, pod, slurm, gpu, queue_priority, ring_address, cmdline",
+				"12:7: rules[0].match.user: unknown key: the keys here are comm, cmdline, exe, uid, gid, cgroup, unit, slice, user_unit, env, container, pod, slurm, gpu, queue_priority, ring_address",
 				"13:22: rules[0].match.pod.image: unknown key: it belongs under container:",
 				"13:32: rules[0].match.pod.comm: unknown key: it belongs under match:",
 			},

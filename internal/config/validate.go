@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,20 +50,10 @@ func (c Config) problems() yamlfile.Errors {
 	if ps.path("socket", c.Socket) && len(c.Socket) > maxSocketPath {
 		ps.add("socket", fmt.Sprintf("the path is longer than %d bytes", maxSocketPath), "choose a shorter one, such as "+Default().Socket)
 	}
-	for _, f := range fields {
-		switch v := f.at(&c).(type) {
-		case *int:
-			if *v < f.min || *v > f.max {
-				ps.add(f.key, fmt.Sprintf("%d is outside %d to %d", *v, f.min, f.max), "choose a number in that range")
-			}
-		case *[]string:
-			if section(f.key) != "access" {
-				continue
-			}
-			for _, name := range *v {
-				if problem := nameProblem(name); problem != "" {
-					ps.add(f.key, problem, "write a name as in /etc/passwd or /etc/group, or a decimal id")
-				}
+	for name, list := range map[string][]string{"online_groups": c.Access.OnlineGroups, "admin_groups": c.Access.AdminGroups, "admin_users": c.Access.AdminUsers} {
+		for i, principal := range list {
+			if problem := nameProblem(principal); problem != "" {
+				ps.add(fmt.Sprintf("access.%s[%d]", name, i), problem, "write a name as in /etc/passwd or /etc/group, or a decimal id")
 			}
 		}
 	}
@@ -79,11 +68,7 @@ func (c Config) problems() yamlfile.Errors {
 	if !isAddressOrEmpty(c.Metrics.Address) {
 		ps.add("metrics.address", yamlfile.Quoted(c.Metrics.Address)+" is not an address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
 	}
-	if levels := []string{"debug", "info", "warn", "error"}; !slices.Contains(levels, c.Log.Level) {
-		ps.add("log.level", yamlfile.Quoted(c.Log.Level)+" is not a log level", "write debug, info, warn or error")
-	}
-	ps.rules(c.Rules)
-	ps.jobs(c.Jobs)
+	ps.rules(c)
 	return ps.Errors
 }
 
@@ -129,20 +114,15 @@ func (ps *problems) kubelet(address string) {
 	}
 }
 
-func (ps *problems) mechanisms(ms Mechanisms) {
-	known := safety.Mechanisms()
-	for i, m := range ms {
+func (ps *problems) mechanisms(names []string) {
+	known := append(safety.Mechanisms(), "nvchannels") // which is about other GPUs than the hazard table
+	for i, name := range names {
 		key := fmt.Sprintf("mechanisms[%d]", i)
 		switch {
-		case m == "nvchannels" && !slices.Contains(ms[:i], m): // experimental, and about other GPUs than the hazard table
-		case !slices.Contains(known, m) && m != "nvchannels":
-			remedy := "choose from " + strings.Join(known, ", ")
-			if near := yamlfile.Nearest(m, known); near != "" {
-				remedy = "did you mean " + near + "?"
-			}
-			ps.add(key, yamlfile.Quoted(m)+" is not a mechanism", remedy)
-		case slices.Contains(ms[:i], m):
-			ps.add(key, m+" is given twice", "keep one of them: the first that works is used")
+		case !slices.Contains(known, name):
+			ps.add(key, yamlfile.Quoted(name)+" is not a mechanism", yamlfile.Choose(name, known))
+		case slices.Contains(names[:i], name):
+			ps.add(key, name+" is given twice", "keep one of them: the first that works is used")
 		}
 	}
 }
@@ -170,83 +150,47 @@ func (ps *problems) policy(p scheduler.Policy) {
 	if err != nil {
 		base = scheduler.DefaultPolicy()
 	}
+	knobs, defaults := yamlfile.Keys(&p), yamlfile.Keys(&base)
 	for {
-		var ke *scheduler.KnobError
-		if err := p.Validate(); !errors.As(err, &ke) {
+		ke, invalid := errors.AsType[*scheduler.KnobError](p.Validate())
+		if !invalid {
 			return
 		}
-		key := policyPrefix + ke.Knob
-		remedy := "remove it to use the preset's value"
-		i := slices.IndexFunc(fields, func(f field) bool { return f.key == key })
-		if slices.ContainsFunc(ps.Errors, func(e *yamlfile.Error) bool { return e.Key == key }) {
+		ps.add("policy."+ke.Knob, ke.Problem, "remove it to use the preset's value")
+		i := slices.IndexFunc(knobs, func(k yamlfile.Key) bool { return k.Name == ke.Knob })
+		if i < 0 || knobs[i].Value.Equal(defaults[i].Value) {
 			return // the preset's value contradicts another knob
 		}
-		ps.add(key, ke.Problem, remedy)
-		if i < 0 {
-			return
-		}
-		c, b := Config{Policy: p}, Config{Policy: base}
-		reflect.ValueOf(fields[i].at(&c)).Elem().Set(reflect.ValueOf(fields[i].at(&b)).Elem())
-		p = c.Policy
+		knobs[i].Value.Set(defaults[i].Value)
 	}
 }
 
-// match adds the errors of the match of a rule.
-func (ps *problems) match(key string, m classify.Match) {
-	_, err := classify.New([]classify.Rule{{Name: "x", Match: m}}, nil)
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return
-	}
-	for _, one := range joined.Unwrap() {
-		e, ok := errors.AsType[*classify.RuleError](one)
-		switch {
-		case !ok:
-		case e.Field == "match":
-			ps.add(key, "is empty, which would match every process",
-				"write "+strings.Join(matchKeys()[:3], ", ")+` or another field; comm: "*" for every process`)
-		default:
-			ps.add(key+"."+e.Field, e.Problem, e.Remedy)
-		}
-	}
-}
-
-func (ps *problems) jobs(rules []classify.JobRule) {
-	_, err := classify.New(nil, rules)
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return
-	}
-	for _, one := range joined.Unwrap() {
-		if e, ok := errors.AsType[*classify.RuleError](one); ok {
-			ps.add(fmt.Sprintf("jobs[%d].%s", e.Index, e.Field), e.Problem, e.Remedy)
-		}
-	}
-}
-
-func (ps *problems) rules(rules []classify.Rule) {
-	first := map[string]int{}
-	for i, r := range rules {
+// rules adds the errors of the rules of both kinds.
+func (ps *problems) rules(c Config) {
+	for i, r := range c.Rules {
 		key := fmt.Sprintf("rules[%d].", i)
 		if r.OnResist.Enforced() && r.Class != gpreempt.Offline {
 			ps.add(key+"on_resist", "only offline processes are suspended", "remove it, or write class: offline")
 		}
-		switch j, twice := first[r.Name]; {
-		case r.Name == "":
-			ps.add(key+"name", "is missing", "write a unique name")
-		case len(r.Name) > 64 || strings.ContainsFunc(r.Name, func(c rune) bool { return !unicode.IsPrint(c) }):
+		if len(r.Name) > 64 || strings.ContainsFunc(r.Name, func(c rune) bool { return !unicode.IsPrint(c) }) {
 			ps.add(key+"name", yamlfile.Quoted(r.Name)+" is not a name", "use at most 64 printable characters")
-		case twice:
-			ps.add(key+"name", fmt.Sprintf("%s is also the name of rules[%d]", yamlfile.Quoted(r.Name), j), "write a unique name for each rule")
-		default:
-			first[r.Name] = i
 		}
-		if r.Class > gpreempt.Offline {
-			ps.add(key+"class", r.Class.String()+" is not known", "write online, offline or unmanaged")
+	}
+	_, err := classify.New(c.Rules, c.Jobs)
+	joined, _ := err.(interface{ Unwrap() []error })
+	if joined == nil {
+		return
+	}
+	for _, one := range joined.Unwrap() {
+		if e, ok := errors.AsType[*classify.RuleError](one); ok {
+			key := fmt.Sprintf("jobs[%d].%s", e.Index, e.Field)
+			if e.Of == "rule" {
+				key = fmt.Sprintf("rules[%d].%s", e.Index, e.Field)
+				if !slices.Contains([]string{"name", "match", "class", "priority"}, e.Field) {
+					key = fmt.Sprintf("rules[%d].match.%s", e.Index, e.Field)
+				}
+			}
+			ps.add(key, e.Problem, e.Remedy)
 		}
-		if r.Priority != nil && *r.Priority > gpreempt.MaxPriority {
-			ps.add(key+"priority", fmt.Sprintf("%d is outside 0 to %d", *r.Priority, gpreempt.MaxPriority), "choose a number in that range")
-		}
-		ps.match(key+"match", r.Match)
 	}
 }

@@ -17,7 +17,7 @@ import (
 // The end of a helper, and the attach to a process on one GPU, cost other GPUs a cycle that
 // have a runlist with queues.
 func TestCyclesAreCountedOnGPUsWithARunlistThatHasQueues(t *testing.T) {
-	d := newDaemon(t, "")
+	d := newDaemon(t, "# defaults\n")
 	const used, own, idle, mes = 1, 2, 3, 4
 	d.inventory.SetGPUs([]gpreempt.GPU{{ID: used}, {ID: own}, {ID: idle}, {ID: mes, MES: true}})
 	proc := func(pid int32, gpus ...gpreempt.GPUID) discovery.Proc {

@@ -112,11 +112,6 @@ type daemon struct {
 	topologyRead time.Time
 	// ready reports whether the daemon serves.
 	ready atomic.Bool
-	// reported are the warnings that have been logged. Only the scheduler's loop uses it.
-	reported reported
-	// statusAt is the time of the last status sent to systemd. Only the scheduler's loop uses
-	// it.
-	statusAt time.Time
 }
 
 // threadsOnOne is how many threads run Go code on one processor.
@@ -149,7 +144,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &daemon{opts: opts, hangups: hangups, reported: reported{}}
+	d := &daemon{opts: opts, hangups: hangups}
 	d.openLog(cfg)
 	defer d.logs.Close()
 	unlock, unknown, err := opts.Host.lockHost()

@@ -126,7 +126,7 @@ func newDaemonOnHost(t *testing.T, text string) (*daemon, *fakeHost) {
 }
 
 func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {
-	d := newDaemon(t, "")
+	d := newDaemon(t, "# defaults\n")
 	gpu := d.inventory.GPUs()[0].ID
 	open := func() (open bool) {
 		d.runner.View(func(c *scheduler.Core) { open = c.GPUs()[0].BreakerOpen })
@@ -145,7 +145,7 @@ func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {
 // A driver that prints lines about GPUs that work does not hold breakers open, and what it
 // prints about GPUs that do fail still opens them.
 func TestDoubtedLinesOfTheKernelLogOpenTheBreakerOnce(t *testing.T) {
-	d := newDaemon(t, "")
+	d := newDaemon(t, "# defaults\n")
 	gpu := d.inventory.GPUs()[0].ID
 	closes := func() (at scheduler.Time) {
 		d.runner.View(func(c *scheduler.Core) { at = c.GPUs()[0].BreakerCloses })

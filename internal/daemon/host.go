@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -57,7 +58,7 @@ type Host struct {
 	// RM is the driver of NVIDIA. Nil is a host without it.
 	RM nvrm.Sys
 	// Supervise starts the supervisor of nvchannels; nil starts this program as one.
-	Supervise func(socket *os.File) (*os.Process, error)
+	Supervise func() (daemon *os.File, cmd *exec.Cmd, err error)
 	// Attach starts a thread that traces a process, for dbgtrap. Nil has dbgtrap run in helper
 	// processes.
 	Attach dbgtrap.Tracer

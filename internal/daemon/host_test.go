@@ -398,7 +398,7 @@ func TestProcessPausedByAnEarlierDaemonIsNotUsed(t *testing.T) {
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
-	d := newDaemon(t, "")
+	d := newDaemon(t, "# defaults\n")
 	d.backend.openJournal(t.Context(), host, d.log)
 	if resumed, failures := d.backend.pauses.Resume(t.Context()); resumed != 0 || len(failures) != 1 {
 		t.Errorf("resumed %d, failures %v", resumed, failures)

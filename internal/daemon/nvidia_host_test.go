@@ -3,16 +3,17 @@ package daemon
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
+	conn "github.com/gpreempt/gpreempt/internal/child"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/pkg/client"
@@ -34,20 +35,20 @@ func addNVIDIA(t *testing.T, h *fakeHost, model string) *nvrmtest.Machine {
 		t.Fatal(err)
 	}
 	h.opts.Host.RM = m.Sys()
-	h.opts.Host.Supervise = func(socket *os.File) (*os.Process, error) {
-		fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	h.opts.Host.Supervise = func() (*os.File, *exec.Cmd, error) {
+		daemon, socket, err := conn.Pair()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		ended := make(chan error, 1)
-		go func() { ended <- nvchannels.Supervise(fd, m.Sys(), profile, time.Hour) }()
+		go func() { ended <- nvchannels.Supervise(socket, m.Sys(), profile, time.Hour) }()
 		t.Cleanup(func() {
 			if err := <-ended; err != nil {
 				t.Error(err)
 			}
-			_ = unix.Close(fd)
+			_ = socket.Close()
 		})
-		return nil, nil //nolint:nilnil // it is a goroutine
+		return daemon, nil, nil
 	}
 	return m
 }

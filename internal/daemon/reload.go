@@ -94,53 +94,29 @@ func (d *daemon) prepare() (prepared, *reloadError) {
 	return r, nil
 }
 
-// apply uses a new configuration. It cannot fail.
+// apply puts every live key into force, also those that have not changed: names of groups and files
+// may stand for something else. It cannot fail. Keys that are read at each use need no line here.
 func (d *daemon) apply(r prepared) {
-	d.config.Store(&r.config)
-	config.Apply(applied{d, r})
-}
-
-// applied is a daemon whose configuration was replaced; it implements config.Live.
-type applied struct {
-	d *daemon
-	r prepared
-}
-
-var _ config.Live = applied{}
-
-func (a applied) LogLevel() { a.d.logs.SetLevel(a.r.config.Log.Level) }
-
-func (a applied) Certificates() {
-	if a.r.certificates == nil {
-		return
+	c := &r.config
+	d.config.Store(c)
+	d.logs.SetLevel(c.Log.Level)
+	if r.certificates != nil {
+		d.certificates.Use(r.certificates)
+		d.warnings.set("key", keyWarnings(c.TCP)...)
 	}
-	a.d.certificates.Use(a.r.certificates)
-	a.d.warnings.set("key", keyWarnings(a.r.config.TCP)...)
-}
-
-func (a applied) Access() {
-	a.d.setAccess(a.r.access, a.r.unknown, a.r.config.Socket)
-	a.d.server.RightsChanged()
-}
-
-func (a applied) LeaseLimits() { a.d.runner.SetLimits(a.r.config.Limits.Leases) }
-
-// Policy compares with the policy in force, because a reload ends a policy that an admin set.
-func (a applied) Policy() {
+	d.setAccess(r.access, r.unknown, c.Socket)
+	d.server.RightsChanged()
+	d.runner.SetLimits(c.Limits.Leases)
+	// It is compared with the policy in force, because a reload ends a policy that an admin set.
 	var inForce scheduler.Policy
-	a.d.runner.View(func(c *scheduler.Core) { inForce = c.Policy() })
-	if a.r.config.Policy != inForce {
-		a.d.runner.Post(scheduler.PolicyChanged{Policy: a.r.config.Policy})
+	d.runner.View(func(core *scheduler.Core) { inForce = core.Policy() })
+	if c.Policy != inForce {
+		d.runner.Post(scheduler.PolicyChanged{Policy: c.Policy})
 	}
-}
-
-func (a applied) HQDBudget() { a.d.setHQDBudget(a.r.config.Budget()) }
-
-func (a applied) Hazards() {
-	if h := a.d.hazards.Load(); h != nil {
-		h.SetRows(a.r.config.Safety.Hazards)
-		a.d.sessions.Reassess()
+	d.setHQDBudget(c.Budget())
+	if h := d.hazards.Load(); h != nil {
+		h.SetRows(c.Safety.Hazards)
+		d.sessions.Reassess()
 	}
+	d.setRules(r.rules)
 }
-
-func (a applied) Rules() { a.d.setRules(a.r.rules) }

@@ -193,6 +193,7 @@ func TestReloadOfWhatIsNoFileIsAnswered(t *testing.T) {
 		{"100 MB", func() error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 100<<20)) }, "it is too large"},
 		{"a loop", func() error { return os.Symlink(path, path) }, "too many levels of symbolic links"},
 		{"nothing", func() error { return nil }, "no such file"},
+		{"an empty file", func() error { return os.WriteFile(path, nil, 0o600) }, "is empty"},
 		{"the file", func() error { return os.WriteFile(path, []byte(noGroups+"log: {level: error}\n"), 0o600) }, ""},
 		{"the file, unchanged", func() error { return os.WriteFile(path, []byte(noGroups+"log: {level: error}\n"), 0o600) }, ""},
 	} {

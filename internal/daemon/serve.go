@@ -54,6 +54,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	if d.containers != nil {
 		parts.Go("asking container runtimes", func() { d.containers.Run(running) })
 	}
+	parts.Go("watching the warnings", func() { d.watchWarnings(running) })
 	parts.Go("reading the kernel log", func() { d.watchKernelLog(running) })
 	parts.Go("looking for idle leases", func() { d.idle.run(running) })
 	parts.Go("measuring backlogs", func() { d.loads.run(running) })
@@ -70,7 +71,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	}
 	d.server.SetServing(true)
 	d.ready.Store(true)
-	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
+	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status(d.listWarnings()))
 	d.log.Info("serving", log.Socket(d.config.Load().Socket), log.TCP(d.config.Load().TCP.Address), log.Backend(d.backend.name),
 		log.Version(api.VersionString()), log.GPUs(len(d.inventory.GPUs())))
 	var failure error

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -15,13 +16,17 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// statusInterval is the shortest time between two status messages to systemd.
-const statusInterval = time.Second
+const (
+	// statusInterval is the shortest time between two looks at the warnings, and statusIdle the
+	// longest: warnings that end by time alone, and those of parts that cannot wake, are seen then.
+	statusInterval = time.Second
+	statusIdle     = 5 * time.Second
+)
 
 // statusMax bounds the warnings in the status, in bytes.
 const statusMax = 500
 
-// beat feeds the watchdog from the scheduler's loop, and sends the status.
+// beat feeds the watchdog from the scheduler's loop.
 func (d *daemon) beat() {
 	if d.backend.kmap != nil {
 		d.backend.kmap.Beat()
@@ -29,16 +34,34 @@ func (d *daemon) beat() {
 	if d.backend.nvidia != nil {
 		d.backend.nvidia.Beat()
 	}
-	state := systemd.SdNotifyWatchdog
-	if now := time.Now(); now.Sub(d.statusAt) >= statusInterval {
-		d.statusAt = now
-		d.reported.log(d.logs.Changes(), d.listWarnings())
-		state += "\nSTATUS=" + d.status()
-	}
 	// Without room in the socket the message is dropped: systemd has earlier ones to read, the next
 	// beat is soon, and leases must not wait.
-	if err := sdNotify(state, 10*time.Millisecond); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		d.log.Warn("cannot notify systemd", log.State(state), log.Err(err))
+	if err := sdNotify(systemd.SdNotifyWatchdog, 10*time.Millisecond); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		d.log.Warn("cannot notify systemd", log.State(systemd.SdNotifyWatchdog), log.Err(err))
+	}
+}
+
+// watchWarnings logs what is raised and cleared, and sends the status to systemd, when something has
+// changed: a state of the scheduler, or the warnings of a part. It is not on the scheduler's loop,
+// whose deadlines would wait for a look at all targets.
+func (d *daemon) watchWarnings(ctx context.Context) {
+	raised, last := reported{}, ""
+	for ctx.Err() == nil {
+		wait, cancel := context.WithTimeout(ctx, statusIdle)
+		d.warnings.wake(cancel) // first, so that no change is missed
+		revision := d.events.Revision()
+		now := d.listWarnings()
+		raised.log(d.logs.Changes(), now)
+		if status := d.status(now); status != last {
+			last = status
+			d.notify("STATUS=" + status)
+		}
+		_ = d.events.Wait(wait, revision) // or a wake-up, or the time
+		cancel()
+		select {
+		case <-ctx.Done():
+		case <-time.After(statusInterval):
+		}
 	}
 }
 
@@ -70,10 +93,10 @@ func sdNotify(state string, atMost time.Duration) error {
 
 // status returns the text of systemctl status. The name of the backend shows whether the
 // machine is simulated or emulated.
-func (d *daemon) status() string {
+func (d *daemon) status(warnings []gpreempt.Warning) string {
 	var leases, suspended int
 	d.runner.View(func(c *scheduler.Core) { leases, suspended = c.LeaseCount(), c.Away() })
-	return statusLine(d.backend.name, len(d.inventory.GPUs()), leases, suspended, d.listWarnings())
+	return statusLine(d.backend.name, len(d.inventory.GPUs()), leases, suspended, warnings)
 }
 
 func statusLine(backend string, gpus, leases, suspended int, warnings []gpreempt.Warning) string {

@@ -70,6 +70,22 @@ func TestStatusAndWatchdogAreSentToSystemd(t *testing.T) {
 	}
 }
 
+// The scheduler's loop, which feeds the watchdog, does not run here.
+func TestChangedWarningsReachSystemdWithoutTheSchedulersLoop(t *testing.T) {
+	next := fakeSystemd(t)
+	d := newDaemon(t, noGroups)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { d.watchWarnings(ctx); close(ended) }()
+	next("STATUS=" + d.status(d.listWarnings()))
+	for _, now := range [][]gpreempt.Warning{{gpreempt.WarnNoKFD.Warn("no driver")}, nil} {
+		d.warnings.set("a part", now...)
+		next("STATUS=" + d.status(d.listWarnings()))
+	}
+	cancel()
+	<-ended
+}
+
 func TestReloadIsReportedToSystemd(t *testing.T) {
 	next := fakeSystemd(t)
 	d := newDaemon(t, noGroups)

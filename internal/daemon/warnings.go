@@ -18,16 +18,30 @@ import (
 
 // warnings are the current warnings by the part that raised them.
 type warnings struct {
-	mu      sync.Mutex // guards current
+	mu      sync.Mutex // guards all below
 	current map[string][]gpreempt.Warning
+	changed func() // nil, or what is called once at the next change
+}
+
+// wake has the next change call changed.
+func (w *warnings) wake(changed func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.changed = changed
 }
 
 // set replaces the warnings of a part; without warnings it clears them.
 func (w *warnings) set(part string, now ...gpreempt.Warning) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if slices.Equal(w.current[part], now) {
+		return
+	}
 	if w.current == nil {
 		w.current = map[string][]gpreempt.Warning{}
+	}
+	if w.changed != nil {
+		w.changed()
 	}
 	if len(now) == 0 {
 		delete(w.current, part)

@@ -212,8 +212,8 @@ func (c *counters) target(r scheduler.Record, mechanism string) {
 		c.resume.add(r.Took)
 	case r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware, from == scheduler.TargetSuspending && r.Cause == scheduler.CauseReset, from == to && r.Cause == scheduler.CauseStuck, from != to && to == scheduler.TargetQuarantined:
 		c.failures.of(during(from), string(r.Cause)).Inc()
-	case from == to: // a retry, or another class
-	case to == scheduler.TargetSuspending:
+	case from == to && r.Cause != scheduler.CauseNewQueue: // a retry, or another class
+	case to == scheduler.TargetSuspending, from == to: // which the mechanism has suspended by itself
 		c.preemptions.of(string(r.Cause)).Inc()
 	case to == scheduler.TargetResuming:
 		c.resumes.of(string(r.Cause)).Inc()

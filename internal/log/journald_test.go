@@ -1,85 +1,58 @@
 package log
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
+	"maps"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/journal"
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// fakeJournald receives entries as journald does.
-type fakeJournald struct {
-	path string
-	conn *net.UnixConn
+// fakeJournald receives entries as journald does: who sends one waits until it is read.
+type fakeJournald chan map[string]string
+
+func (j fakeJournald) send(message string, priority journal.Priority, fields map[string]string) error {
+	entry := map[string]string{"MESSAGE": message, "PRIORITY": fmt.Sprint(int(priority))}
+	maps.Copy(entry, fields)
+	j <- entry
+	return nil
 }
 
-func newFakeJournald(t *testing.T) *fakeJournald {
+// next returns the fields of the next entry. All have names for journald and one line.
+func (j fakeJournald) next(t *testing.T) map[string]string {
 	t.Helper()
-	path := filepath.Join(testutil.TempSocketDir(t), "journal")
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
+	select {
+	case entry := <-j:
+		checkEntry(t, entry)
+		return entry
+	case <-time.After(time.Minute):
+		t.Fatal("no entry")
 	}
-	t.Cleanup(func() { conn.Close() })
-	return &fakeJournald{path, conn}
+	return nil
 }
 
-// next returns the fields of the next entry.
-func (j *fakeJournald) next(t *testing.T) map[string]string {
+func checkEntry(t *testing.T, entry map[string]string) {
 	t.Helper()
-	if err := j.conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	b := make([]byte, 256<<10)
-	n, err := j.conn.Read(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fields, err := parseEntry(b[:n])
-	if err != nil {
-		t.Fatalf("%v in %q", err, b[:n])
-	}
-	return fields
-}
-
-// parseEntry reads journald's native form.
-func parseEntry(b []byte) (map[string]string, error) {
-	fields := map[string]string{}
-	for len(b) > 0 {
-		line, rest, ok := bytes.Cut(b, []byte("\n"))
-		if !ok {
-			return nil, errors.New("a line does not end")
+	for name, value := range entry {
+		if !isPrintable([]byte(value)) || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || strings.HasPrefix(name, "_") {
+			t.Fatalf("field %q has %q", name, value)
 		}
-		name, value, short := strings.Cut(string(line), "=")
-		if !short || !isPrintable([]byte(value)) {
-			return nil, fmt.Errorf("the line %q", line)
-		}
-		if _, twice := fields[name]; twice || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || strings.HasPrefix(name, "_") {
-			return nil, fmt.Errorf("field %q", name)
-		}
-		fields[name], b = value, rest
 	}
-	return fields, nil
 }
 
 func TestJournaldEntryHasAFieldForEachFieldOfTheEvent(t *testing.T) {
-	j := newFakeJournald(t)
-	logs := openJournald(j.path)
+	j := make(fakeJournald)
+	logs := openJournald(j.send)
 	log := logs.Changes()
 	log.Debug("below the level")
 	log.Named("executor").With(zap.Stringer("target", gpreempt.ProcessKey{PID: 7, Start: 9})).Error("a call hangs",
@@ -96,8 +69,8 @@ func TestJournaldEntryHasAFieldForEachFieldOfTheEvent(t *testing.T) {
 }
 
 func TestJournaldEntryOfAStateChangeHasPriorityAndSubject(t *testing.T) {
-	j := newFakeJournald(t)
-	logs := openJournald(j.path)
+	j := make(fakeJournald)
+	logs := openJournald(j.send)
 	defer logs.Close()
 	logs.SetLevel("debug")
 	records := Records{logs.Changes(), leaseID}
@@ -133,8 +106,8 @@ func TestJournaldEntryOfAStateChangeHasPriorityAndSubject(t *testing.T) {
 
 // No text of a client or a kernel can add a field, or make an entry too long to send.
 func TestJournaldEntriesKeepTheirForm(t *testing.T) {
-	j := newFakeJournald(t)
-	logs := openJournald(j.path)
+	j := make(fakeJournald)
+	logs := openJournald(j.send)
 	defer logs.Close()
 	log := logs.Changes()
 	long := strings.Repeat("x\nPRIORITY=0\n", 100<<10)
@@ -151,8 +124,8 @@ func TestJournaldEntriesKeepTheirForm(t *testing.T) {
 
 // A program's path once began a line of its own in MESSAGE, which read as a call of an admin.
 func TestNoFieldCanImitateAnotherInTheMessageOfAnEntry(t *testing.T) {
-	j := newFakeJournald(t)
-	logs := openJournald(j.path)
+	j := make(fakeJournald)
+	logs := openJournald(j.send)
 	defer logs.Close()
 	const exe = "/tmp/x\nadmin call: audit=true, outcome=done, uid=0"
 	logs.Audit().Warn("admin call", Audit(true), Outcome("refused"), UID(1000), Exe(exe), Cgroup("/a, uid=0"),
@@ -178,11 +151,8 @@ func FuzzJournaldEntry(f *testing.F) {
 		if max(len(message), len(exe), len(why)) > 1<<10 {
 			return // cut values are tested elsewhere
 		}
-		entry, err := parseEntry(journaldEntry(zapcore.Entry{Message: message}, []zapcore.Field{Exe(exe), Why(why)}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		shown := entry["MESSAGE"]
+		shown, entry := journaldEntry(zapcore.Entry{Message: message}, []zapcore.Field{Exe(exe), Why(why)})
+		checkEntry(t, entry)
 		if !isPrintable([]byte(shown)) {
 			t.Fatalf("MESSAGE is %q", shown)
 		}
@@ -220,8 +190,8 @@ func unquoted(text string) (value, rest string, ok bool) {
 
 // A journald that stops reading blocks no logger.
 func TestJournaldThatStopsReadingGetsTheNumberOfLostLines(t *testing.T) {
-	j := newFakeJournald(t)
-	logs := openJournald(j.path)
+	j := make(fakeJournald)
+	logs := openJournald(j.send)
 	log := logs.Changes()
 	const sent = 2 * queueLines
 	for range sent { // more than queue and socket hold
@@ -248,27 +218,4 @@ func TestJournaldThatStopsReadingGetsTheNumberOfLostLines(t *testing.T) {
 		lines++
 	}
 	logs.Close()
-}
-
-func TestLogGoesToJournaldOnlyWhereStandardErrorDoes(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stat := info.Sys().(*syscall.Stat_t)
-	for stream, want := range map[string]bool{
-		fmt.Sprintf("%d:%d", stat.Dev, stat.Ino):   true,
-		fmt.Sprintf("%d:%d", stat.Dev, stat.Ino+1): false,
-		"":    false,
-		"1:x": false,
-	} {
-		if got := isJournal(stream, f); got != want {
-			t.Errorf("%q: %v", stream, got)
-		}
-	}
 }

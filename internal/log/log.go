@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/journal"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
@@ -28,10 +29,10 @@ type Log struct {
 // connected to journald, and else to stderr: as text if that is a terminal, as JSON if
 // not. The caller closes it last.
 func Open(stderr *os.File) *Log {
-	switch {
-	case isJournal(os.Getenv("JOURNAL_STREAM"), stderr):
-		return openJournald(journaldSocket)
-	case isTerminal(stderr):
+	if isJournal, err := journal.StderrIsJournalStream(); isJournal && err == nil {
+		return openJournald(journal.Send)
+	}
+	if isTerminal(stderr) {
 		return openStream(stderr, textEncoder())
 	}
 	return openStream(stderr, jsonEncoder())
@@ -54,16 +55,14 @@ func newLog(q *queue, core func(zapcore.LevelEnabler) zapcore.Core) *Log {
 
 // openStream returns a log of one line per event.
 func openStream(w io.Writer, encoder zapcore.Encoder) *Log {
-	q := newQueue(w, func(lines int64) []byte {
+	q := newQueue(func(lines int64) {
 		e := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: linesLost}
-		line, err := encoder.Clone().EncodeEntry(e, []zapcore.Field{Lost(lines)})
-		if err != nil {
-			return nil
+		if line, err := encoder.Clone().EncodeEntry(e, []zapcore.Field{Lost(lines)}); err == nil {
+			_, _ = w.Write(line.Bytes()) // nobody can be told
 		}
-		return line.Bytes()
 	})
 	return newLog(q, func(level zapcore.LevelEnabler) zapcore.Core {
-		return zapcore.NewCore(encoder, zapcore.AddSync(printableLines{q}), level)
+		return zapcore.NewCore(encoder, zapcore.AddSync(printableLines{queued{q, w}}), level)
 	})
 }
 

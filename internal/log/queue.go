@@ -21,27 +21,38 @@ const linesLost = "log lines lost: the reader of the log is too slow"
 // scheduler's lock, and a reader of the log that has stopped reading must not delay a
 // resume. If the queue is full, lines are lost, and one line says how many.
 type queue struct {
-	to    io.Writer
-	gap   func(lines int64) []byte // returns the line that says how many are lost
-	lines chan []byte
+	gap   func(lines int64) // writes the line that says how many are lost
+	lines chan func()       // each writes one
 	lost  atomic.Int64
 	stop  chan struct{}
 	done  chan struct{}
 }
 
-func newQueue(to io.Writer, gap func(int64) []byte) *queue {
-	q := &queue{to: to, gap: gap, lines: make(chan []byte, queueLines), stop: make(chan struct{}), done: make(chan struct{})}
+func newQueue(gap func(int64)) *queue {
+	q := &queue{gap: gap, lines: make(chan func(), queueLines), stop: make(chan struct{}), done: make(chan struct{})}
 	go q.run()
 	return q
 }
 
-// Write queues one line. It does not block.
-func (q *queue) Write(line []byte) (int, error) {
+// put queues the writing of one line. It does not block.
+func (q *queue) put(write func()) {
 	select {
-	case q.lines <- bytes.Clone(line):
+	case q.lines <- write:
 	default:
 		q.lost.Add(1)
 	}
+}
+
+// queued writes lines by a queue.
+type queued struct {
+	queue *queue
+	to    io.Writer
+}
+
+// Write queues one line. An error cannot be logged and is ignored.
+func (w queued) Write(line []byte) (int, error) {
+	line = bytes.Clone(line)
+	w.queue.put(func() { _, _ = w.to.Write(line) })
 	return len(line), nil
 }
 
@@ -64,11 +75,10 @@ func (q *queue) run() {
 	}
 }
 
-// pass writes a line. An error cannot be logged and is ignored.
-func (q *queue) pass(line []byte) {
-	_, _ = q.to.Write(line)
+func (q *queue) pass(write func()) {
+	write()
 	if n := q.lost.Swap(0); n > 0 {
-		_, _ = q.to.Write(q.gap(n))
+		q.gap(n)
 	}
 }
 

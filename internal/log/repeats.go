@@ -2,6 +2,7 @@ package log
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -29,110 +31,19 @@ type line struct {
 
 // repeated is the state of lines with the same message and the same subject.
 type repeated struct {
-	until time.Time // when one more line may be written
-	left  int       // how many may be written before
-	held  uint64    // lines held back since the last that was written
-	last  line      // the last of those
+	rate *rate.Limiter
+	held uint64 // lines held back since the last that was written
+	last line   // the last of those
 }
 
-// repeatedLines decides which lines are written. Of lines with the same message and
-// subject it writes repeatBurst, and one more in each repeatTime. The others are held
-// back; the last of them is written with the number of those before it. The zero value
-// is ready to use. Not safe for concurrent use.
-type repeatedLines struct {
-	of    map[string]*repeated
-	order []string // the keys of the map, by until
-}
-
-// add adds a line. key identifies its message and subject. It returns the lines to write
-// now.
-func (r *repeatedLines) add(now time.Time, key string, l line) []line {
-	write := r.due(now)
-	if known := r.of[key]; known != nil {
-		if known.left > 0 {
-			known.left--
-			return append(write, l)
-		}
-		known.held++
-		known.last = l
-		return write
-	}
-	if len(r.order) == repeatsKept { // forget the oldest
-		write = append(write, r.forget()...)
-	}
-	if r.of == nil {
-		r.of = map[string]*repeated{}
-	}
-	r.of[key] = &repeated{left: repeatBurst - 1}
-	r.wait(now, key)
-	return append(write, l)
-}
-
-// due returns the lines held back whose time has come.
-func (r *repeatedLines) due(now time.Time) (write []line) {
-	for len(r.order) > 0 && !now.Before(r.of[r.order[0]].until) {
-		key := r.order[0]
-		of := r.of[key]
-		if of.held > 0 {
-			write = append(write, r.forget()...)
-			r.of[key] = &repeated{}
-			r.wait(now, key)
-			continue
-		}
-		r.order = slices.Delete(r.order, 0, 1)
-		if of.left++; of.left == repeatBurst {
-			delete(r.of, key)
-		} else {
-			r.wait(now, key)
-		}
-	}
-	return write
-}
-
-// next returns when to call due; the zero time if no line is remembered.
-func (r *repeatedLines) next() time.Time {
-	if len(r.order) == 0 {
-		return time.Time{}
-	}
-	return r.of[r.order[0]].until
-}
-
-// rest removes all lines that are held back and returns them.
-func (r *repeatedLines) rest() (write []line) {
-	for len(r.order) > 0 {
-		write = append(write, r.forget()...)
-	}
-	return write
-}
-
-func (r *repeatedLines) wait(now time.Time, key string) {
-	r.of[key].until = now.Add(repeatTime)
-	r.order = append(r.order, key)
-}
-
-// forget removes the oldest and returns the last line that it held back, with the number
-// of those before.
-func (r *repeatedLines) forget() []line {
-	oldest := r.of[r.order[0]]
-	delete(r.of, r.order[0])
-	r.order = slices.Delete(r.order, 0, 1)
-	if oldest.held == 0 {
-		return nil
-	}
-	l := oldest.last
-	if oldest.held > 1 {
-		l.fields = append(slices.Clip(l.fields), Repeated(oldest.held-1))
-	}
-	return []line{l}
-}
-
-// repeats keeps a fault that persists from filling the log. Unlike zap's sampler it
-// writes how many lines it left out, and distinguishes lines by their subject. Its
-// methods are safe for concurrent use.
+// repeats keeps a fault that persists from filling the log. Of lines with the same message and
+// subject it writes repeatBurst, and one more in each repeatTime, with the number of those between,
+// which are held back. At the end it writes the last one that was. Unlike zap's sampler it says how
+// many lines it left out, and distinguishes lines by their subject. The zero value is ready to use,
+// by several goroutines at once.
 type repeats struct {
 	mu    sync.Mutex // guards all below, and that lines are written in order
-	lines repeatedLines
-	timer *time.Timer // runs while lines are remembered
+	of    map[string]*repeated
 	ended bool
 }
 
@@ -147,42 +58,56 @@ func (r *repeats) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = true
-	if r.timer != nil {
-		r.timer.Stop()
-	}
-	_ = writeLines(r.lines.rest())
+	_ = writeLines(r.restLocked()) // nobody can be told
 }
 
+// add writes a line, or holds it back. key identifies its message and subject.
 func (r *repeats) add(key string, l line) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended {
 		return writeLines([]line{l})
 	}
-	write := r.lines.add(l.entry.Time, key, l)
-	r.wakeLocked(l.entry.Time)
+	known := r.of[key]
+	var write []line
+	if known == nil {
+		if len(r.of) == repeatsKept {
+			write = r.restLocked()
+		}
+		if r.of == nil {
+			r.of = map[string]*repeated{}
+		}
+		known = &repeated{rate: rate.NewLimiter(rate.Every(repeatTime), repeatBurst)}
+		r.of[key] = known
+	}
+	if !known.rate.AllowN(l.entry.Time, 1) {
+		known.held++
+		known.last = l
+		return nil
+	}
+	write = append(write, l.counting(known.held))
+	known.held = 0
 	return writeLines(write)
 }
 
-// wake writes the lines whose time has come.
-func (r *repeats) wake() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.ended {
-		return
+// restLocked forgets all lines, and returns the last of each kind of which some are held back.
+func (r *repeats) restLocked() (write []line) {
+	for _, key := range slices.Sorted(maps.Keys(r.of)) {
+		if known := r.of[key]; known.held > 0 {
+			write = append(write, known.last.counting(known.held-1))
+		}
 	}
-	now := time.Now()
-	write := r.lines.due(now)
-	r.timer = nil
-	r.wakeLocked(now)
-	_ = writeLines(write)
+	clear(r.of)
+	slices.SortStableFunc(write, func(a, b line) int { return a.entry.Time.Compare(b.entry.Time) })
+	return write
 }
 
-// wakeLocked starts the timer of the next wake.
-func (r *repeats) wakeLocked(now time.Time) {
-	if at := r.lines.next(); !at.IsZero() && r.timer == nil {
-		r.timer = time.AfterFunc(at.Sub(now), r.wake)
+// counting returns the line with the number of those like it that were left out before.
+func (l line) counting(left uint64) line {
+	if left > 0 {
+		l.fields = append(slices.Clip(l.fields), Repeated(left))
 	}
+	return l
 }
 
 func writeLines(lines []line) error {

@@ -23,8 +23,7 @@ type Evidence struct {
 // Capability is what a probe found: whether a mechanism can be used, and why.
 type Capability struct {
 	Evidence []Evidence
-	// ReportsBirths: Handle of a session returns NewQueue for each queue that is born, if only
-	// while the target is suspended.
+	// ReportsBirths: Handle of a session reports each queue that is born while the target is suspended.
 	ReportsBirths bool
 }
 

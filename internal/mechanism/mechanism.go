@@ -107,16 +107,33 @@ func Results(ctx context.Context, each func(context.Context, []Session, func(int
 // at a time. They may block in the driver, which nothing cuts short.
 type Session interface {
 	// Suspend takes every queue of the target off its GPUs, those born since the
-	// last call included; suspending what is suspended is harmless. It is all or
-	// nothing: on an error, also when ctx has ended, it has resumed what it could.
-	// Errors: ErrGone, ErrReplaced, *HardwareError, others.
-	Suspend(ctx context.Context) error
+	// last call included; suspending what is suspended is harmless. It calls done, unless that is nil,
+	// as soon as every queue is suspended, from the thread that made the call to the driver, and not
+	// before an error. It is all or nothing: on an error, also when ctx has ended, it has resumed what
+	// it could. Errors: ErrGone, ErrReplaced, *HardwareError, others.
+	Suspend(ctx context.Context, done func()) error
 	// Resume maps every queue again; resuming what runs is harmless. Its errors are those
 	// of Suspend.
 	Resume(ctx context.Context) error
 	// Close detaches; whatever is suspended runs again. On an error something may
 	// still be suspended, and Close must be called again. After nil it is idempotent.
 	Close() error
+	// Events returns a channel that is readable when Handle must be called; nil for never.
+	Events() <-chan struct{}
+	// Handle takes in what has happened to the target since the last call. An error means that the
+	// session can no longer suspend and is to be closed; ErrGone, that the process has exited.
+	Handle(ctx context.Context) (Report, error)
+}
+
+// Report is what has happened to a target.
+type Report struct {
+	// Running is why a queue of a suspended target runs, so that another Suspend is needed.
+	Running Running
+	// Born is the number of queues that were born while the target was suspended, and that the session
+	// has suspended by itself.
+	Born int
+	// Changed: queues were born, or the target's runtime started or ended.
+	Changed bool
 }
 
 // Running is why a queue of a suspended target runs.
@@ -126,7 +143,7 @@ type Running uint8
 const (
 	// NotRunning: none does, or the target is not suspended.
 	NotRunning Running = iota
-	// NewQueue: it was born since.
+	// NewQueue: it was born since, and could not be suspended at once.
 	NewQueue
 	// ResumedByAnother: another program has resumed the process.
 	ResumedByAnother
@@ -134,21 +151,21 @@ const (
 	Lapsed
 )
 
-// Watcher is a Session that is notified by the driver.
-type Watcher interface {
-	Session
-	// SuspendThen is Suspend, and calls done as soon as every queue is suspended, from
-	// the thread that made the call to the driver. done is not called before an error.
-	SuspendThen(ctx context.Context, done func()) error
-	// Events returns a channel that is readable when Handle must be called.
-	Events() <-chan struct{}
-	// Handle takes in what the driver has reported. It reports why a queue of a suspended
-	// target runs, if one does, so that another Suspend is needed. An error means that the
-	// session can no longer suspend and is to be closed; ErrGone, that the process has exited.
-	Handle(ctx context.Context) (Running, error)
-	// Changed reports whether queues were born, or the target's runtime started or ended,
-	// since the last call.
-	Changed() bool
+// Notifier is the channel of the events of a session.
+type Notifier chan struct{}
+
+// NewNotifier returns a channel without an event.
+func NewNotifier() Notifier { return make(Notifier, 1) }
+
+// Events implements Session.
+func (e Notifier) Events() <-chan struct{} { return e }
+
+// Notify has the owner of the session call Handle. It does not block.
+func (e Notifier) Notify() {
+	select {
+	case e <- struct{}{}:
+	default: // it will be called already
+	}
 }
 
 // Guard calls f and returns a panic as an error, so that a mechanism that is broken for one

@@ -2,6 +2,8 @@ package mechanism
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -44,9 +46,9 @@ func (s *Sessions[S]) Remove(target gpreempt.ProcessKey, session S) {
 	}
 }
 
-// Len returns how many there are.
-func (s *Sessions[S]) Len() int {
+// All returns the sessions, in no order.
+func (s *Sessions[S]) All() []S {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.all)
+	return slices.Collect(maps.Values(s.all))
 }

@@ -70,37 +70,40 @@ type GPU struct {
 // holds for every GPU; a condition on firmware does not hold for an unknown version.
 type Row struct {
 	// ID is unique among the rows of a file.
-	ID string
-	// NVIDIA is compared with the version of the NVIDIA driver.
-	NVIDIA Range
-	// Models are words of the names of GPUs of NVIDIA; none for all.
-	Models []string
-	GFX    []GFXRange
+	ID  string     `yaml:"id" need:"write a unique name, such as site-gfx1100"`
+	GFX []GFXRange `yaml:"gfx" write:"write a list of names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*" filled:"list the GPUs, [gfx*] for all"`
 	// APU reports whether the GPU must be an APU or must not; nil for both.
-	APU *bool
+	APU *bool `yaml:"apu"`
 	// Kernel is compared with the kernel version of the driver's code: that of the running
 	// kernel, or for a DKMS driver the driver's version, which AMD numbers after the kernel
 	// of its code.
-	Kernel Range
+	Kernel KernelRange `yaml:"kernel" write:"write comparisons such as \">=6.5 <7.0\""`
 	// Driver is DKMS, InTree or "" for both.
-	Driver string
+	Driver string `yaml:"driver" words:"in-tree,dkms"`
 	// Process is the kind of process that the row is about, such as GPUWithoutVM; "" for
 	// all. CheckProcess reads rows about a kind, and Check only the others.
-	Process                string
-	MES, MESKIQ, MEC, SDMA Range
+	Process string        `yaml:"process" words:"gpu-without-vm"`
+	MES     FirmwareRange `yaml:"mes" write:"write comparisons such as \">=0x40 <0x80\"; 0 means unknown"`
+	MESKIQ  FirmwareRange `yaml:"mes_kiq" write:"write comparisons such as \">=0x40 <0x80\"; 0 means unknown"`
+	MEC     FirmwareRange `yaml:"mec" write:"write comparisons such as \">=0x40 <0x80\"; 0 means unknown"`
+	SDMA    FirmwareRange `yaml:"sdma" write:"write comparisons such as \">=0x40 <0x80\"; 0 means unknown"`
 	// Mechanisms the row is about.
-	Mechanisms []string
-	Action     Action
+	Mechanisms []string `yaml:"mechanisms" write:"write a list of mechanisms" filled:"write a list of mechanisms"`
+	// NVIDIA is compared with the version of the NVIDIA driver.
+	NVIDIA KernelRange `yaml:"nvidia" write:"write comparisons such as \"=580\" or \">=590.48 <600\""`
+	// Models are words of the names of GPUs of NVIDIA; none for all.
+	Models []string `yaml:"model" write:"write a list of words of the GPU's name, such as [H100, H200]" filled:"write words of the GPU's name, such as [H100, H200]"`
+	Action Action   `yaml:"action" words:"deny,limit,allow,note" need:"write allow, limit or deny"`
 	// Why is one sentence. Issues are public reports, as OWNER/REPOSITORY#NUMBER.
-	Why    string
-	Issues []string
+	Why    string   `yaml:"why" need:"write the reason in a sentence; it is shown to users"`
+	Issues []string `yaml:"issues" write:"write a list of OWNER/REPOSITORY#NUMBER" filled:"write a list of OWNER/REPOSITORY#NUMBER"`
 	// Read names the functions of the driver and the versions of their source that were read.
-	Read string
+	Read string `yaml:"read"`
 	// Searched is the day of a search for public reports, its terms and its result, as
 	// "2026-11-28: ...".
-	Searched string
+	Searched string `yaml:"searched"`
 	// Remedy says what to do; "" for nothing.
-	Remedy string
+	Remedy string `yaml:"remedy"`
 }
 
 // Values of Row.Driver.
@@ -115,9 +118,9 @@ const GPUWithoutVM = "gpu-without-vm"
 
 // holds reports whether all conditions of the row hold for a GPU.
 func (r Row) holds(h Host, g GPU) bool {
-	if len(r.NVIDIA) > 0 && g.NVIDIA != "" {
+	if r.NVIDIA != "" && g.NVIDIA != "" {
 		named := func(word string) bool { return slices.Contains(r.Models, word) }
-		return r.NVIDIA.hasKernel(h.NVIDIA) && (len(r.Models) == 0 || slices.ContainsFunc(strings.Fields(g.NVIDIA), named))
+		return r.NVIDIA.Contains(h.NVIDIA) && (len(r.Models) == 0 || slices.ContainsFunc(strings.Fields(g.NVIDIA), named))
 	}
 	kernel, driver := h.Kernel, InTree
 	if h.Driver != "" {
@@ -126,33 +129,29 @@ func (r Row) holds(h Host, g GPU) bool {
 	return g.NVIDIA == "" && slices.ContainsFunc(r.GFX, func(x GFXRange) bool { return x.Contains(g.GFX) }) &&
 		(r.APU == nil || *r.APU == g.APU) &&
 		(r.Driver == "" || r.Driver == driver) &&
-		r.Kernel.hasKernel(kernel) &&
-		r.MES.hasFirmware(g.MES) && r.MESKIQ.hasFirmware(g.MESKIQ) && r.MEC.hasFirmware(g.MEC) && r.SDMA.hasFirmware(g.SDMA)
+		r.Kernel.Contains(kernel) &&
+		r.MES.Contains(g.MES) && r.MESKIQ.Contains(g.MESKIQ) && r.MEC.Contains(g.MEC) && r.SDMA.Contains(g.SDMA)
 }
 
 // Conditions returns the conditions as text, with the keys of the file.
 func (r Row) Conditions() string {
-	var gfx []string
-	for _, x := range r.GFX {
-		gfx = append(gfx, x.String())
-	}
 	var parts []string
-	if len(gfx) > 0 {
-		parts = append(parts, "gfx ["+strings.Join(gfx, ", ")+"]")
+	if len(r.GFX) > 0 {
+		parts = append(parts, "gfx ["+strings.ReplaceAll(strings.Trim(fmt.Sprint(r.GFX), "[]"), " ", ", ")+"]")
 	}
 	if r.APU != nil {
 		parts = append(parts, fmt.Sprintf("apu %t", *r.APU))
 	}
 	for _, c := range []struct{ key, text string }{
-		{"nvidia", r.NVIDIA.String()},
+		{"nvidia", string(r.NVIDIA)},
 		{"model", strings.Join(r.Models, " or ")},
 		{"process", r.Process},
 		{"driver", r.Driver},
-		{"kernel", r.Kernel.String()},
-		{"mes", r.MES.String()},
-		{"mes_kiq", r.MESKIQ.String()},
-		{"mec", r.MEC.String()},
-		{"sdma", r.SDMA.String()},
+		{"kernel", string(r.Kernel)},
+		{"mes", string(r.MES)},
+		{"mes_kiq", string(r.MESKIQ)},
+		{"mec", string(r.MEC)},
+		{"sdma", string(r.SDMA)},
 	} {
 		if c.text != "" {
 			parts = append(parts, c.key+" "+c.text)

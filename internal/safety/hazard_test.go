@@ -90,12 +90,8 @@ func TestReasonNamesTheMachineTheRowAndTheIssue(t *testing.T) {
 // Rows about a kind of process are not about others, and only a row about the kind allows it.
 func TestProcessWithoutAVMHasRowsOfItsOwn(t *testing.T) {
 	host, gpu := Host{Kernel: "6.12.117"}, GPU{GFX: 90402}
-	kernel, err := parseKernel("=6.12.117")
-	if err != nil {
-		t.Fatal(err)
-	}
 	row := func(process string) []Row {
-		return []Row{{ID: "site", GFX: []GFXRange{everyGFX}, Process: process, Kernel: kernel, Mechanisms: defaultMechanisms, Action: Allow}}
+		return []Row{{ID: "site", GFX: []GFXRange{"gfx*"}, Process: process, Kernel: "=6.12.117", Mechanisms: defaultMechanisms, Action: Allow}}
 	}
 	var got []string
 	for _, table := range []*Table{Default(), Default().With(row("")), Default().With(row(GPUWithoutVM))} {
@@ -182,21 +178,27 @@ func machines(table *Table) ([]Host, []GPU) {
 	kernels, firmware := []string{"6.5.0", "99.0"}, []uint32{0, 0xfff}
 	gfx := []uint32{0}
 	for _, row := range table.rows {
-		for _, b := range row.Kernel {
-			kernels = append(kernels, b.Version)
-		}
-		for _, r := range []Range{row.MES, row.MESKIQ, row.MEC, row.SDMA} {
-			for _, b := range r {
-				bound, err := strconv.ParseUint(b.Version, 0, 32)
+		_ = comparisons(string(row.Kernel), func(_, version string) error {
+			kernels = append(kernels, version)
+			return nil
+		})
+		for _, r := range []FirmwareRange{row.MES, row.MESKIQ, row.MEC, row.SDMA} {
+			_ = comparisons(string(r), func(_, version string) error {
+				bound, err := strconv.ParseUint(version, 0, 32)
 				if err != nil {
 					panic(err) // the table has been parsed
 				}
 				v := uint32(bound)
 				firmware = append(firmware, v, v-1, v+1)
-			}
+				return nil
+			})
 		}
 		for _, x := range row.GFX {
-			gfx = append(gfx, x.First, x.Last)
+			first, last, err := x.bounds()
+			if err != nil {
+				panic(err) // the table has been parsed
+			}
+			gfx = append(gfx, first, last)
 		}
 	}
 	slices.Sort(gfx)

@@ -52,7 +52,7 @@ func TestRowsOfOneVendorAreNotAboutGPUsOfTheOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Row{
-		ID: "ours", NVIDIA: Range{{">=", "590.48"}, {"<", "591"}}, Models: []string{"H200", "A100"},
+		ID: "ours", NVIDIA: ">=590.48 <591", Models: []string{"H200", "A100"},
 		Mechanisms: []string{"nvchannels"}, Action: Limit, Why: "W.", Remedy: "R.",
 	}
 	if diff := cmp.Diff(want, site[1]); diff != "" {

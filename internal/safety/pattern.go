@@ -12,10 +12,12 @@ import (
 type Pattern struct {
 	Name, Text, Source string
 	Issue              string // "" for none
-	Doubtful           struct{ Driver, Issue string }
+	Doubtful           struct {
+		Driver KernelRange // "" for none
+		Issue  string
+	}
 
-	re       *regexp.Regexp
-	doubtful Range
+	re *regexp.Regexp
 }
 
 //go:embed kernellog.yaml
@@ -28,12 +30,6 @@ var patterns = func() (ps []Pattern) {
 	}
 	for i := range ps {
 		ps[i].re = regexp.MustCompile("^(?:" + ps[i].Text + ")")
-		if versions := ps[i].Doubtful.Driver; versions != "" {
-			var err error
-			if ps[i].doubtful, err = parseKernel(versions); err != nil {
-				panic("safety: kernellog.yaml is invalid: " + err.Error())
-			}
-		}
 	}
 	return ps
 }()
@@ -41,7 +37,7 @@ var patterns = func() (ps []Pattern) {
 // doubt returns the report that a version of the driver prints lines of the pattern about GPUs
 // that work; "" for none. The kernel's own driver has no version, "".
 func (p *Pattern) doubt(driver string) string {
-	if driver == "" || p.doubtful == nil || !p.doubtful.hasKernel(driver) {
+	if driver == "" || p.Doubtful.Driver == "" || !p.Doubtful.Driver.Contains(driver) {
 		return ""
 	}
 	return p.Doubtful.Issue

@@ -12,155 +12,168 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// GFXRange is a range of gfx_target_version, both bounds included.
-type GFXRange struct{ First, Last uint32 }
+// GFXRange names GPUs by gfx_target_version: a name (gfx90a), a family (gfx11xx), a span of names
+// (gfx1100-gfx1103), or gfx* for all, also unknown ones.
+type GFXRange string
 
-// everyGFX also contains unknown GPUs.
-var everyGFX = GFXRange{0, math.MaxUint32}
+// UnmarshalText returns an error if the text is no such range.
+func (x *GFXRange) UnmarshalText(text []byte) error {
+	*x = GFXRange(text)
+	_, _, err := x.bounds()
+	return err
+}
 
 // Contains reports whether a GPU is in range.
-func (x GFXRange) Contains(gfx uint32) bool { return x.First <= gfx && gfx <= x.Last }
+func (x GFXRange) Contains(gfx uint32) bool {
+	first, last, err := x.bounds()
+	return err == nil && first <= gfx && gfx <= last
+}
 
-// String returns gfx942, gfx11xx, gfx1100-gfx1103 or gfx*.
-func (x GFXRange) String() string {
-	first, last := gpreempt.GFXName(x.First), gpreempt.GFXName(x.Last)
-	switch {
-	case x == everyGFX:
-		return "gfx*"
-	case x.First == x.Last:
-		return first
+func (x GFXRange) bounds() (first, last uint32, err error) {
+	from, to, span := strings.Cut(string(x), "-")
+	stem := strings.TrimRight(from, "x")
+	switch wild := len(from) - len(stem); {
+	case x == "gfx*":
+		return 0, math.MaxUint32, nil
+	case !span && (wild == 1 || wild == 2):
+		from, to = stem+strings.Repeat("0", wild), stem+strings.Repeat("f", wild)
+	case !span:
+		to = from
 	}
-	for _, wild := range []string{"xx", "x"} {
-		zeros, fs := strings.Repeat("0", len(wild)), strings.Repeat("f", len(wild))
-		if stem, ok := strings.CutSuffix(first, zeros); ok && stem+fs == last {
-			return stem + wild
+	first, err1 := gpreempt.ParseGFX(from)
+	last, err2 := gpreempt.ParseGFX(to)
+	if err1 != nil || err2 != nil || first > last {
+		return 0, 0, fmt.Errorf("%q is not the name of a GPU architecture, a family or a span", string(x))
+	}
+	return first, last, nil
+}
+
+// KernelRange is comparisons with a kernel release or the version of a driver that must all hold,
+// such as ">=6.5 <7.0"; "" is every release.
+type KernelRange string
+
+// UnmarshalText returns an error if the text is no such range.
+func (r *KernelRange) UnmarshalText(text []byte) error {
+	*r = KernelRange(text)
+	return comparisons(string(text), func(_, version string) error {
+		if version[0] < '0' || version[0] > '9' {
+			return fmt.Errorf("%q is not a kernel version", version)
 		}
-	}
-	return first + "-" + last
+		return nil
+	})
 }
 
-// parseGFX parses a name (gfx90a), a family (gfx11xx), a span of names
-// (gfx1100-gfx1103) or gfx*.
-func parseGFX(s string) (GFXRange, error) {
-	if s == "gfx*" {
-		return everyGFX, nil
-	}
-	from, to, span := strings.Cut(s, "-")
-	if span {
-		first, err1 := gpreempt.ParseGFX(from)
-		last, err2 := gpreempt.ParseGFX(to)
-		if err := errors.Join(err1, err2); err != nil || first > last {
-			return GFXRange{}, fmt.Errorf("%q is not a span of GPUs", s)
-		}
-		return GFXRange{first, last}, nil
-	}
-	stem := strings.TrimRight(s, "x")
-	if wild := len(s) - len(stem); wild > 0 && wild <= 2 {
-		first, err1 := gpreempt.ParseGFX(stem + strings.Repeat("0", wild))
-		last, err2 := gpreempt.ParseGFX(stem + strings.Repeat("f", wild))
-		if err := errors.Join(err1, err2); err != nil {
-			return GFXRange{}, fmt.Errorf("%q is not a family of GPUs", s)
-		}
-		return GFXRange{first, last}, nil
-	}
-	gfx, err := gpreempt.ParseGFX(s)
-	return GFXRange{gfx, gfx}, err
-}
-
-// Comparator is a comparison operator.
-type Comparator string
-
-// comparators has the longer ones first, because <= begins with <.
-var comparators = []Comparator{"<=", ">=", "<", ">", "="}
-
-// holds reports whether a comparison with the result c is in range.
-func (o Comparator) holds(c int) bool {
-	switch o {
-	case "<=":
-		return c <= 0
-	case ">=":
-		return c >= 0
-	case "<":
-		return c < 0
-	case ">":
-		return c > 0
-	default:
-		return c == 0
-	}
-}
-
-// Bound is one comparison with a version.
-type Bound struct {
-	Op Comparator
-	// Version is a kernel such as 7.0 or 6.8.0-137, or a firmware such as 0x83.
-	Version string
-}
-
-// Range is bounds that must all hold.
-type Range []Bound
-
-func (r Range) String() string {
-	parts := make([]string, len(r))
-	for i, b := range r {
-		parts[i] = string(b.Op) + b.Version
-	}
-	return strings.Join(parts, " ")
-}
-
-// hasKernel reports whether a release, such as 6.12.43+deb13-amd64, is in range. Only the
+// Contains reports whether a release, such as 6.12.43+deb13-amd64, is in range. Only the
 // parts that the bound has are compared: 6.12.43 is =6.12.
-func (r Range) hasKernel(release string) bool {
-	return !slices.ContainsFunc(r, func(b Bound) bool { return !b.Op.holds(compareToBound(release, b.Version)) })
+func (r KernelRange) Contains(release string) bool {
+	return r == "" || comparisons(string(r), func(op, version string) error {
+		return holds(op, compareToBound(release, version))
+	}) == nil
 }
 
-// hasFirmware reports whether a version is in range. Without bounds every version is,
-// also an unknown one (0), which is in no other range.
-func (r Range) hasFirmware(version uint32) bool {
-	return !slices.ContainsFunc(r, func(b Bound) bool {
-		bound, err := strconv.ParseUint(b.Version, 0, 32)
-		return err != nil || version == 0 || !b.Op.holds(cmp.Compare(uint64(version), bound))
+// FirmwareRange is comparisons with a firmware version that must all hold, such as ">=0x40 <0x80"; ""
+// is every version, also an unknown one (0), which is in no other range.
+type FirmwareRange string
+
+// UnmarshalText returns an error if the text is no such range.
+func (r *FirmwareRange) UnmarshalText(text []byte) error {
+	*r = FirmwareRange(text)
+	return comparisons(string(text), func(_, version string) error {
+		if v, err := strconv.ParseUint(version, 0, 32); err != nil || v == 0 {
+			return fmt.Errorf("%q is not a firmware version", version)
+		}
+		return nil
 	})
 }
 
-func parseFirmware(s string) (Range, error) {
-	return parseRange(s, func(value string) (string, error) {
-		version, err := strconv.ParseUint(value, 0, 32)
-		if err != nil || version == 0 {
-			return "", fmt.Errorf("%q is not a firmware version", value)
-		}
-		return fmt.Sprintf("%#x", version), nil
-	})
+// Contains reports whether a version is in range.
+func (r FirmwareRange) Contains(version uint32) bool {
+	return r == "" || version != 0 && comparisons(string(r), func(op, bound string) error {
+		b, err := strconv.ParseUint(bound, 0, 32)
+		return errors.Join(err, holds(op, cmp.Compare(uint64(version), b)))
+	}) == nil
 }
 
-func parseKernel(s string) (Range, error) {
-	return parseRange(s, func(value string) (string, error) {
-		if !isDigit(value[0]) {
-			return "", fmt.Errorf("%q is not a kernel version", value)
+// comparisons calls f with the parts of each comparison in a range, until it returns an error.
+func comparisons(s string, f func(op, version string) error) error {
+	parts := strings.Fields(s)
+	for _, part := range parts {
+		version := strings.TrimLeft(part, "<>=")
+		op := strings.TrimSuffix(part, version)
+		if version == "" || !slices.Contains([]string{"<=", ">=", "<", ">", "="}, op) {
+			return fmt.Errorf("%q is not a comparison", s)
 		}
-		return value, nil
-	})
-}
-
-// parseRange parses comparisons such as ">=6.5 <7.0".
-func parseRange(s string, parse func(value string) (string, error)) (r Range, err error) {
-	for part := range strings.FieldsSeq(s) {
-		var b Bound
-		for _, op := range comparators {
-			if value, ok := strings.CutPrefix(part, string(op)); ok {
-				b = Bound{op, value}
-				break
-			}
+		if err := f(op, version); err != nil {
+			return err
 		}
-		if b.Version == "" {
-			return nil, fmt.Errorf("%q is not a comparison", s)
-		}
-		if b.Version, err = parse(b.Version); err != nil {
-			return nil, err
-		}
-		r = append(r, b)
 	}
-	if len(r) == 0 {
-		return nil, errors.New("the range is empty")
+	if len(parts) == 0 {
+		return errors.New("the range is empty")
 	}
-	return r, nil
+	return nil
+}
+
+var errOutside = errors.New("outside of the range")
+
+// holds returns an error unless a comparison has the result c.
+func holds(op string, c int) error {
+	if c < 0 && op[0] == '<' || c > 0 && op[0] == '>' || c == 0 && strings.HasSuffix(op, "=") {
+		return nil
+	}
+	return errOutside
+}
+
+// release is a parsed kernel release: 7.0.0-rc3, 6.8.0-137-generic,
+// 5.14.0-503.11.1.el9_5.x86_64.
+type release struct {
+	// numbers are the dotted ones at the beginning.
+	numbers []uint64
+	// candidate is N of -rcN or ~rcN; final without one, which is later than any candidate.
+	candidate uint64
+	// build are the other numbers, those of the distribution.
+	build []uint64
+}
+
+const final = math.MaxUint64
+
+func parseRelease(s string) release {
+	main := s[:len(s)-len(strings.TrimLeft(s, "0123456789."))]
+	r := release{numbers: numbers(main), candidate: final}
+	rest := s[len(main):]
+	before, after, found := strings.Cut(rest, "rc")
+	if n := len(after) - len(strings.TrimLeft(after, "0123456789")); found && n > 0 {
+		r.candidate, rest = numbers(after[:n])[0], before+" "+after[n:]
+	}
+	r.build = numbers(rest)
+	return r
+}
+
+// numbers returns the runs of digits in s. One that is too large is the largest number.
+func numbers(s string) (all []uint64) {
+	for digits := range strings.FieldsFuncSeq(s, func(c rune) bool { return c < '0' || c > '9' }) {
+		n, err := strconv.ParseUint(digits, 10, 64)
+		if err != nil {
+			n = math.MaxUint64
+		}
+		all = append(all, n)
+	}
+	return all
+}
+
+// compareToBound compares the parts of a release that the bound has: the dotted numbers, of which a
+// missing one is 0, then candidates before the final release, then the distribution's numbers, which
+// mean something only against a bound of the same distribution.
+func compareToBound(s, bound string) int {
+	r, b := parseRelease(s), parseRelease(bound)
+	if n := len(b.numbers); len(r.numbers) > n {
+		if slices.ContainsFunc(r.numbers[n:], func(number uint64) bool { return number != 0 }) {
+			r.candidate = final // 7.0.5-rc1 comes after 7.0
+		}
+		r.numbers = r.numbers[:n]
+	}
+	for len(r.numbers) < len(b.numbers) {
+		r.numbers = append(r.numbers, 0)
+	}
+	r.build = r.build[:min(len(r.build), len(b.build))]
+	return cmp.Or(slices.Compare(r.numbers, b.numbers), cmp.Compare(r.candidate, b.candidate), slices.Compare(r.build, b.build))
 }

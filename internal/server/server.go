@@ -121,7 +121,7 @@ type Limits struct {
 	// RequestsPerUser is per second for all processes of a user, or all clients with a
 	// certificate's names, with a burst in proportion. It counts as RequestsPerSecond
 	// when that is more.
-	RequestsPerUser int
+	RequestsPerUser int `yaml:"requests_per_user" range:"0 1000000"`
 	// ConnectionsPerUser bounds the connections of the same, and ConnectionsTotal
 	// those of all.
 	ConnectionsPerUser, ConnectionsTotal int

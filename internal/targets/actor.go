@@ -43,18 +43,11 @@ type actor struct {
 	// What follows belongs to the goroutine.
 	held      *holding // nil before Attach
 	suspended bool
-	// offers takes what a search for a better mechanism has found, nil for none. It is
-	// nil while no search is under way.
-	offers chan *offer
-	// offer is a better session, used once the target runs.
-	offer    *offer
+	// found takes whether a search has found a better mechanism; nil while no search is under way.
+	found chan bool
+	// better: there is one, which is used once the target runs.
+	better   bool
 	searched time.Duration
-}
-
-// offer is a session of a better mechanism.
-type offer struct {
-	held   *holding
-	choice Choice
 }
 
 func newActor(s *Sessions, target gpreempt.ProcessKey) *actor {
@@ -72,8 +65,8 @@ func (a *actor) run() {
 		default:
 		}
 		var events <-chan struct{}
-		if a.held != nil && a.held.watcher != nil {
-			events = a.held.watcher.Events()
+		if a.held != nil {
+			events = a.held.session.Events()
 		}
 		select {
 		case c := <-a.commands:
@@ -82,9 +75,9 @@ func (a *actor) run() {
 			}
 		case <-events:
 			a.handleEvents()
-		case o := <-a.offers:
-			a.offers, a.offer = nil, o
-			a.takeOffer()
+		case a.better = <-a.found:
+			a.found = nil
+			a.replace()
 		case <-a.s.ctx.Done():
 			a.abandon()
 			return
@@ -108,9 +101,6 @@ func (a *actor) do(c command) (ended bool) {
 			a.resume(c.seq)
 		}
 	}
-	if w := a.held.watcher; w != nil && w.Changed() {
-		a.s.cfg.Look(a.target)
-	}
 	return false
 }
 
@@ -121,37 +111,28 @@ func (a *actor) attach() (ended bool) {
 		err = &NotSuspendable{choice.Rejected}
 	}
 	a.noteAttach(choice, err)
-	if held == nil {
+	switch {
+	case held == nil && a.held != nil: // it was replaced, and the scheduler orders a Detach now
+		a.s.lost(a.target, err)
+		return false
+	case held == nil:
 		result, gpus := a.s.outcome(a.target, err)
 		a.end()
 		a.s.cfg.Post(scheduler.Attached{Target: a.target, Result: result, FailedGPUs: gpus})
 		return true
 	}
-	a.searched = a.s.cfg.Now()
-	a.hold(held)
-	a.postAttached()
+	a.searched, a.held = a.s.cfg.Now(), held
+	a.s.mu.Lock()
+	a.batcher = held.batcher
+	a.s.mu.Unlock()
+	a.s.cfg.Post(scheduler.Attached{Target: a.target, ReportsBirths: held.reportsBirths})
 	if err != nil { // the session can only be closed, which the scheduler orders now
 		a.s.fail(held.name, a.target, err)
 		a.s.lost(a.target, err)
 		return false
 	}
-	a.reassess()
+	a.s.reassess(a.target) // it may have been ruled out meanwhile
 	return false
-}
-
-// hold uses a session from now on.
-func (a *actor) hold(h *holding) {
-	a.held = h
-	a.s.mu.Lock()
-	defer a.s.mu.Unlock()
-	a.batcher = h.batcher
-}
-
-// reassess ends the use of a mechanism that was ruled out while it was attached.
-func (a *actor) reassess() { a.s.reassess(a.target) }
-
-func (a *actor) postAttached() {
-	a.s.cfg.Post(scheduler.Attached{Target: a.target, ReportsBirths: a.held.reportsBirths})
 }
 
 // noteAttach records the result of an Attach. The log has the first failure of several.
@@ -186,10 +167,7 @@ func (a *actor) suspend(seq uint64) {
 		})
 	}
 	err := mechanism.Guard(func() error {
-		if w := a.held.watcher; w != nil {
-			return w.SuspendThen(a.s.ctx, func() { post(scheduler.OutcomeOK, nil) })
-		}
-		return a.held.session.Suspend(a.s.ctx)
+		return a.held.session.Suspend(a.s.ctx, func() { post(scheduler.OutcomeOK, nil) })
 	})
 	a.suspended = err == nil
 	a.noteAction(true, err)
@@ -213,7 +191,7 @@ func (a *actor) resume(seq uint64) {
 // afterResume looks for a better mechanism.
 func (a *actor) afterResume(err error) {
 	if err == nil {
-		a.takeOffer()
+		a.replace()
 		a.search()
 	}
 }
@@ -247,25 +225,23 @@ var causes = map[mechanism.Running]scheduler.Cause{
 
 // handleEvents has the session take in what the driver reports.
 func (a *actor) handleEvents() {
-	w := a.held.watcher
-	var running mechanism.Running
+	var r mechanism.Report
 	err := mechanism.Guard(func() (err error) {
-		running, err = w.Handle(a.s.ctx)
+		r, err = a.held.session.Handle(a.s.ctx)
 		return err
 	})
-	if cause := causes[running]; cause != "" {
+	if r.Born > 0 {
+		a.s.cfg.Post(scheduler.Running{Target: a.target, Cause: scheduler.CauseNewQueue, Suspended: r.Born})
+	}
+	if cause := causes[r.Running]; cause != "" {
 		a.s.cfg.Post(scheduler.Running{Target: a.target, Cause: cause})
 	}
-	changed := w.Changed()
-	switch {
-	case err == nil:
-	case errors.Is(err, mechanism.ErrGone):
-		changed = true
-	default:
+	gone := errors.Is(err, mechanism.ErrGone)
+	if err != nil && !gone {
 		a.s.fail(a.held.name, a.target, err)
 		a.s.lost(a.target, err)
 	}
-	if changed {
+	if r.Changed || gone {
 		a.s.cfg.Look(a.target)
 	}
 }
@@ -273,7 +249,7 @@ func (a *actor) handleEvents() {
 // detach releases the target.
 func (a *actor) detach() (ended bool) {
 	begin := a.s.cfg.Now()
-	err := errors.Join(a.close(a.held), a.closeOffer())
+	err := a.close(a.held)
 	if err != nil {
 		a.s.cfg.Log.Error("target could not be released and may be suspended", log.Target(a.target),
 			log.Mechanism(a.held.name), log.Err(err))
@@ -301,7 +277,7 @@ func (a *actor) abandon() {
 	if a.held == nil {
 		return
 	}
-	if err := errors.Join(a.close(a.held), a.closeOffer()); err != nil {
+	if err := a.close(a.held); err != nil {
 		a.s.cfg.Log.Error("target could not be released and may be suspended", log.Target(a.target), log.Err(err))
 	}
 }
@@ -311,9 +287,6 @@ func (a *actor) end() {
 	a.s.mu.Lock()
 	defer a.s.mu.Unlock()
 	delete(a.s.actors, a.target)
-	if a.offers != nil {
-		go a.discard(a.offers)
-	}
 	st := a.s.state(a.target)
 	if a.held != nil && st.Err == nil {
 		st.Choice = Choice{}
@@ -327,65 +300,27 @@ func (a *actor) end() {
 // and not more often than scheduler.SearchInterval.
 func (a *actor) search() {
 	now := a.s.cfg.Now()
-	if a.held.index == 0 || a.offers != nil || a.offer != nil || now-a.searched < scheduler.SearchInterval {
+	if a.held.index == 0 || a.found != nil || now-a.searched < scheduler.SearchInterval {
 		return
 	}
 	a.searched = now
-	offers := make(chan *offer, 1)
-	a.offers = offers
-	n := a.held.index
-	go func() {
-		held, choice, err := a.s.attach(a.s.ctx, a.target, n)
-		switch {
-		case held == nil:
-			offers <- nil
-		case err != nil:
-			a.discardOne(held)
-			offers <- nil
-		default:
-			offers <- &offer{held, choice}
-		}
-	}()
+	found, n := make(chan bool, 1), a.held.index
+	a.found = found
+	go func() { found <- a.s.preview(a.s.ctx, a.target, n).Mechanism != "" }()
 }
 
-// takeOffer replaces the session of a target that runs by that of a better mechanism.
-func (a *actor) takeOffer() {
-	if a.offer == nil || a.suspended {
+// replace replaces the session of a target that runs, if there is a better mechanism. An Attach that fails
+// comes back to the old one.
+func (a *actor) replace() {
+	if !a.better || a.suspended {
 		return
 	}
+	a.better = false
 	if err := a.close(a.held); err != nil {
 		a.s.cfg.Log.Warn("mechanism of a running target could not be replaced by a better one", log.Target(a.target),
 			log.Mechanism(a.held.name), log.Err(err))
 		return
 	}
-	a.hold(a.offer.held)
-	a.noteAttach(a.offer.choice, nil)
-	a.offer = nil
-	a.postAttached()
-	a.reassess()
-}
-
-func (a *actor) closeOffer() error {
-	if a.offer == nil {
-		return nil
-	}
-	if err := a.close(a.offer.held); err != nil {
-		return err
-	}
-	a.offer = nil
-	return nil
-}
-
-// discard closes what a search finds after the actor has ended.
-func (a *actor) discard(offers chan *offer) {
-	if o := <-offers; o != nil {
-		a.discardOne(o.held)
-	}
-}
-
-// discardOne closes a session that was never used: it has suspended nothing.
-func (a *actor) discardOne(h *holding) {
-	if err := a.close(h); err != nil {
-		a.s.cfg.Log.Warn("unused session could not be closed", log.Target(a.target), log.Mechanism(h.name), log.Err(err))
-	}
+	a.held = &holding{session: a.held.session} // closed, until the next is attached
+	a.attach()
 }

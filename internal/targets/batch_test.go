@@ -47,13 +47,9 @@ func (b *batching) Attach(ctx context.Context, target gpreempt.ProcessKey) (mech
 	return &batched{&watched{session{b.machine}}, b, target}, nil
 }
 
-func (b *batched) Suspend(ctx context.Context) error {
-	return b.b.all(ctx, "suspend", []mechanism.Session{b})[0]
-}
-
-func (b *batched) SuspendThen(ctx context.Context, done func()) error {
-	err := b.Suspend(ctx)
-	if err == nil {
+func (b *batched) Suspend(ctx context.Context, done func()) error {
+	err := b.b.all(ctx, "suspend", []mechanism.Session{b})[0]
+	if err == nil && done != nil {
 		done()
 	}
 	return err
@@ -380,7 +376,7 @@ func tryBatch(t *testing.T, does [3]rune, steps string) {
 		a := newActor(r.Sessions, target)
 		a.batcher = b
 		w := &batched{&watched{session{b.machine}}, b, target}
-		a.held = &holding{session: w, watcher: w, batcher: b, name: b.name}
+		a.held = &holding{session: w, batcher: b, name: b.name}
 		if does[i] == switched {
 			a.held.batcher = nil
 		}

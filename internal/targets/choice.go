@@ -187,8 +187,6 @@ func (h *history) forget(target gpreempt.ProcessKey) {
 // holding is a session with what it occupies.
 type holding struct {
 	session mechanism.Session
-	// watcher is session, if it has events.
-	watcher mechanism.Watcher
 	// reportsBirths is that of the Capability.
 	reportsBirths bool
 	// batcher is the mechanism, if it is one.
@@ -229,7 +227,6 @@ func (s *Sessions) attach(ctx context.Context, target gpreempt.ProcessKey, n int
 		if h.session == nil {
 			return nil, Choice{}, err
 		}
-		h.watcher, _ = h.session.(mechanism.Watcher)
 		h.batcher, _ = m.(mechanism.Batcher)
 		choice.Mechanism, choice.Why = m.Name(), why
 		s.disturb(target, h, attachCycles)
@@ -274,8 +271,12 @@ func rejected(m mechanism.Mechanism, c mechanism.Capability) Rejection {
 // Preview returns which mechanism would be attached to a process, by what can be seen
 // without touching the process.
 func (s *Sessions) Preview(ctx context.Context, target gpreempt.ProcessKey) Choice {
-	var choice Choice
-	for _, m := range s.cfg.Mechanisms {
+	return s.preview(ctx, target, len(s.cfg.Mechanisms))
+}
+
+// preview is Preview of the first n mechanisms.
+func (s *Sessions) preview(ctx context.Context, target gpreempt.ProcessKey, n int) (choice Choice) {
+	for _, m := range s.cfg.Mechanisms[:n] {
 		assessment := s.cfg.Assess(m.Name(), target)
 		if assessment.Evidence == onlyNamed {
 			continue

@@ -280,9 +280,6 @@ func TestSuspendedTargetKeepsItsMechanism(t *testing.T) {
 		synctest.Wait()
 		close(gate)
 		synctest.Wait()
-		if open, _ := best.state(); open != 1 {
-			t.Fatal("the better mechanism was not attached")
-		}
 		r.Suspend(job, 4) // for a new queue, say
 		synctest.Wait()
 		if open, suspended := middle.state(); open != 1 || !suspended {
@@ -293,11 +290,14 @@ func TestSuspendedTargetKeepsItsMechanism(t *testing.T) {
 		if open, _ := middle.state(); open != 0 {
 			t.Error("the mechanism was not replaced after the resume")
 		}
+		if open, _ := best.state(); open != 1 {
+			t.Error("the better mechanism was not attached")
+		}
 		r.detachAll(job)
 	})
 }
 
-func TestWhatIsFoundAfterADetachIsClosed(t *testing.T) {
+func TestWhatIsFoundAfterADetachIsNotAttached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		best, middle, last := three()
 		best.blocked = "fog"
@@ -311,7 +311,30 @@ func TestWhatIsFoundAfterADetachIsClosed(t *testing.T) {
 		r.want(scheduler.Detached{Target: job})
 		close(gate)
 		synctest.Wait()
-		best.wantCalls(t, "attach", "close")
+		best.wantCalls(t)
 		r.detachAll()
+	})
+}
+
+func TestTargetWhoseMechanismCannotBeReplacedKeepsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		best, middle, last := three()
+		best.blocked = "fog"
+		r := newRig(t, nil, best, middle, last)
+		r.attach(job)
+		best.set(func(m *machine) { m.blocked, m.attachErr = "", errors.New("not after all") })
+		time.Sleep(scheduler.SearchInterval)
+		r.cycle()
+		middle.wantCalls(t, "attach", "suspend", "resume", "close", "attach")
+		middle.set(func(m *machine) { m.blocked = "fog" })
+		last.set(func(m *machine) { m.blocked = "fog" })
+		best.set(func(m *machine) { m.attachErr = errors.New("again") })
+		time.Sleep(time.Hour)
+		r.Suspend(job, 1)
+		synctest.Wait()
+		r.forgetPosted()
+		r.Resume(job, 2)
+		r.want(scheduler.Resumed{Target: job, Seq: 2}, scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed})
+		r.detachAll(job)
 	})
 }

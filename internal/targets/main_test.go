@@ -29,7 +29,7 @@ var (
 type machine struct {
 	name string
 	cost time.Duration // of a suspend and of a resume; virtual
-	// watched: its sessions are Watchers.
+	// watched: its sessions have events.
 	watched bool
 
 	mu        sync.Mutex
@@ -44,8 +44,7 @@ type machine struct {
 	suspended bool
 	calls     []string
 	events    chan struct{}
-	handled   func() (running mechanism.Running, err error)
-	changed   bool
+	handled   func() (mechanism.Report, error)
 }
 
 func (m *machine) Name() string { return m.name }
@@ -118,13 +117,21 @@ func (s *session) act(name string, suspended bool) error {
 	return s.m.actionErr
 }
 
-func (s *session) Suspend(ctx context.Context) error {
-	if err := s.act("suspend", true); err != nil || ctx.Err() == nil {
-		return err
+func (s *session) Suspend(ctx context.Context, done func()) error {
+	err := s.act("suspend", true)
+	if err == nil && ctx.Err() != nil {
+		s.m.set(func(m *machine) { m.suspended = false })
+		err = context.Cause(ctx)
 	}
-	s.m.set(func(m *machine) { m.suspended = false })
-	return context.Cause(ctx)
+	if err == nil && done != nil {
+		done()
+	}
+	return err
 }
+
+func (*session) Events() <-chan struct{} { return nil }
+
+func (*session) Handle(context.Context) (r mechanism.Report, err error) { return r, nil }
 
 func (s *session) Resume(context.Context) error { return s.act("resume", false) }
 
@@ -144,28 +151,12 @@ func (s *session) Close() error {
 // watched is a session with events.
 type watched struct{ session }
 
-func (w *watched) SuspendThen(ctx context.Context, done func()) error {
-	if err := w.Suspend(ctx); err != nil {
-		return err
-	}
-	done()
-	return nil
-}
-
 func (w *watched) Events() <-chan struct{} { return w.m.events }
 
-func (w *watched) Handle(context.Context) (running mechanism.Running, err error) {
+func (w *watched) Handle(context.Context) (mechanism.Report, error) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	return w.m.handled()
-}
-
-func (w *watched) Changed() bool {
-	w.m.mu.Lock()
-	defer w.m.mu.Unlock()
-	changed := w.m.changed
-	w.m.changed = false
-	return changed
 }
 
 // rig is sessions of some mechanisms, and what they posted.

@@ -267,8 +267,7 @@ func TestASuspendedTargetThatRunsGoesToTheSchedulerWithItsCauseAndToDiscovery(t 
 		event := func(running mechanism.Running, err error) {
 			t.Helper()
 			m.set(func(m *machine) {
-				m.changed = true
-				m.handled = func() (mechanism.Running, error) { return running, err }
+				m.handled = func() (mechanism.Report, error) { return mechanism.Report{Running: running, Changed: true}, err }
 			})
 			m.events <- struct{}{}
 			synctest.Wait()
@@ -281,6 +280,12 @@ func TestASuspendedTargetThatRunsGoesToTheSchedulerWithItsCauseAndToDiscovery(t 
 			event(running, nil)
 			r.want(scheduler.Running{Target: job, Cause: cause})
 		}
+		m.set(func(m *machine) {
+			m.handled = func() (mechanism.Report, error) { return mechanism.Report{Born: 3}, nil }
+		})
+		m.events <- struct{}{}
+		synctest.Wait()
+		r.want(scheduler.Running{Target: job, Cause: scheduler.CauseNewQueue, Suspended: 3})
 		if len(r.looked) != 4 || r.looked[0] != job {
 			t.Errorf("looked at %v", r.looked)
 		}
@@ -301,7 +306,7 @@ func TestTargetThatCausesEventsAllTheTimeIsSuspendedAtOnce(t *testing.T) {
 		r.attach(job)
 		handled := 0
 		m.set(func(m *machine) {
-			m.handled = func() (mechanism.Running, error) {
+			m.handled = func() (mechanism.Report, error) {
 				if handled++; handled%10 == 0 {
 					r.Suspend(job, uint64(handled))
 				}
@@ -309,7 +314,7 @@ func TestTargetThatCausesEventsAllTheTimeIsSuspendedAtOnce(t *testing.T) {
 					m.events <- struct{}{}
 				}
 				m.calls = append(m.calls, "handle")
-				return mechanism.NotRunning, nil
+				return mechanism.Report{}, nil
 			}
 		})
 		m.events <- struct{}{}

@@ -269,9 +269,9 @@ func TestProfilesAreParsedStrictly(t *testing.T) {
 		"":                    "it is empty",
 		"version: 1\nname: x": "limits: is missing",
 		"version: 2\nname: x\nlimits: {online_p99_ms: 1}":    "version 2 is not known",
-		"version: 1\nname: x\nlimits: {online_p98_ms: 1}":    "p.yaml:3:10: limits.online_p98_ms: unknown key: did you mean online_p95_ms?",
+		"version: 1\nname: x\nlimits: {online_p98_ms: 1}":    "p.yaml:3:25: limits.online_p98_ms: unknown key: did you mean online_p95_ms?",
 		"version: 1\nname: x\nlimits: {online_p99_ms: -1}":   "write a number above 0 in ms",
-		"version: 1\nname: x\nlimits: {online_p99_ms: .nan}": "write a number above 0",
+		"version: 1\nname: x\nlimits: {online_p99_ms: .nan}": "is not a decimal number",
 		"version: 1\nname: x\nlimits: {}":                    "write at least one of",
 		"version: 1\nlimits: {online_p99_ms: 1}":             "name: is missing",
 	} {

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
@@ -68,48 +67,38 @@ func LoadProfile(nameOrPath string) (Profile, error) {
 // yamlfile.Errors with every error in the file.
 func ParseProfile(name string, data []byte) (Profile, error) {
 	p := yamlfile.New(name)
-	profile := Profile{Limits: map[string]float64{}}
-	root := p.Document(data)
-	if root == nil {
+	var file struct {
+		Version int                `yaml:"version" need:"write version: 1"`
+		Name    string             `yaml:"name" need:"write a name"`
+		About   string             `yaml:"about"`
+		Limits  map[string]float64 `yaml:"limits" need:"write at least one limit"`
+	}
+	if root := p.Document(data); root != nil {
+		p.Decode(root, &file)
+	} else {
 		p.Fail(nil, "", "it is empty", "write version, name and limits")
-		return Profile{}, p.Err()
 	}
-	for _, e := range p.Mapping(root, "", []string{"version", "name", "about", "limits"}) {
-		switch e.Name {
-		case "version":
-			if v, ok := p.Unsigned(e.Value, e.Name, 1<<16); ok && v != profileVersion {
-				p.Fail(e.Value, e.Name, fmt.Sprintf("version %d is not known", v), fmt.Sprintf("this gplab reads version %d", profileVersion))
-			}
-		case "name":
-			p.Text(e.Value, e.Name, &profile.Name)
-		case "about":
-			p.Text(e.Value, e.Name, &profile.About)
-		case "limits":
-			for _, limit := range p.Mapping(e.Value, e.Name, slices.Sorted(maps.Keys(criteria))) {
-				key := yamlfile.Join(e.Name, limit.Name)
-				v, err := strconv.ParseFloat(limit.Value.Value, 64)
-				if !yamlfile.IsScalar(limit.Value, "!!int") && !yamlfile.IsScalar(limit.Value, "!!float") || err != nil || !finite(v) || v <= 0 {
-					p.Fail(limit.Value, key, "is "+yamlfile.Kind(limit.Value), "write a number above 0 in "+criteria[limit.Name].unit)
-					continue
-				}
-				profile.Limits[limit.Name] = v
-			}
+	fail := func(key, problem, remedy string) {
+		p.Place(&yamlfile.Error{Key: key, Problem: problem, Remedy: remedy})
+	}
+	if file.Version != profileVersion {
+		fail("version", fmt.Sprintf("version %d is not known", file.Version), fmt.Sprintf("this gplab reads version %d", profileVersion))
+	}
+	known := slices.Sorted(maps.Keys(criteria))
+	if len(file.Limits) == 0 {
+		fail("limits", "is empty", "write at least one of "+yamlfile.Or(known))
+	}
+	for limit, v := range file.Limits {
+		if c, ok := criteria[limit]; !ok {
+			fail("limits."+limit, "unknown key", yamlfile.Choose(limit, known))
+		} else if !finite(v) || v <= 0 {
+			fail("limits."+limit, fmt.Sprintf("is the number %v", v), "write a number above 0 in "+c.unit)
 		}
-	}
-	for key, remedy := range map[string]string{
-		"version": fmt.Sprintf("write version: %d", profileVersion), "name": "write a name", "limits": "write at least one limit",
-	} {
-		if !p.Given(key) {
-			p.Fail(root, key, "is missing", remedy)
-		}
-	}
-	if len(profile.Limits) == 0 && p.Err() == nil {
-		p.Fail(root, "limits", "is empty", "write at least one of "+yamlfile.Or(slices.Sorted(maps.Keys(criteria))))
 	}
 	if err := p.Err(); err != nil {
 		return Profile{}, err
 	}
-	return profile, nil
+	return Profile{file.Name, file.About, file.Limits}, nil
 }
 
 // CriterionHelp describes a criterion that a profile may have a limit for.

@@ -155,7 +155,7 @@ func TestErrorsNameThePlaceAndTheRemedy(t *testing.T) {
 		}},
 		{"no work", head, []string{"s.yaml: there is no work: add a service under online: or a job under offline:"}},
 		{"no value", head + service + "{kind: poisson, rate: }\n", []string{
-			"s.yaml:7:37: online[0].arrivals.rate: has no value: give one, or remove the key",
+			"s.yaml:7:37: online[0].arrivals.rate: has no value: give one, or remove the key to use the default",
 		}},
 		{"not a list", head + "online: {name: a}\n", []string{
 			"s.yaml:4:9: online: is a mapping: write a list, such as [0, 1] or lines that begin with a dash",

@@ -34,10 +34,10 @@ func Parse(name string, data []byte) (Scenario, error) {
 	root := p.Document(data)
 	switch {
 	case p.Err() != nil: // no YAML
-	case root == nil || yamlfile.IsNull(root):
+	case root == nil || root.ShortTag() == "!!null":
 		p.Fail(nil, "", "the file is empty", "begin with `version: 1` and `name: ...`; docs/reference/scenarios.md has the format")
 	default:
-		if decode(p, root, "", &s); p.Err() != nil {
+		if p.Decode(root, &s); p.Err() != nil {
 			break // what is missing because of that needs no error
 		}
 		s.Normalize()

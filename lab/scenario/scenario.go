@@ -46,7 +46,7 @@ type Service struct {
 	// first token.
 	SLO time.Duration `yaml:"slo,omitempty"`
 	// Priority of its leases, 0 to 15, 11 by default. They suspend jobs of lower priority.
-	Priority int `yaml:"priority"`
+	Priority int `yaml:"priority" default:"11"`
 }
 
 // ArrivalKind is the process by which requests arrive.
@@ -73,7 +73,7 @@ const (
 type Arrivals struct {
 	// Kind is constant, poisson, gamma (gaps of a gamma distribution), bursts, closed (clients that
 	// wait for the answer) or trace.
-	Kind ArrivalKind `yaml:"kind,omitempty"`
+	Kind ArrivalKind `yaml:"kind,omitempty" words:"constant,poisson,gamma,bursts,closed,trace"`
 	// Rate is in requests per second, 0.000001 to 1000000, those of bursts included; in all at most
 	// 10000000 requests.
 	Rate float64 `yaml:"rate,omitempty"`

@@ -25,63 +25,71 @@ const RequestByLine = "stdin"
 
 // Plan is what a trial does.
 type Plan struct {
-	Name  string
-	About string
+	Name  string `yaml:"name,omitempty"`
+	About string `yaml:"about,omitempty"`
 	// Online and Offline are the work.
-	Online  Online
-	Offline Offline
+	Online  Online  `yaml:"online,omitempty"`
+	Offline Offline `yaml:"offline,omitempty"`
 	// Arrivals say when requests begin; with Gaps, each begins a time between these two after the
 	// one before, evenly distributed.
-	Arrivals scenario.Arrivals
-	Gaps     [2]time.Duration
+	Arrivals scenario.Arrivals `yaml:"arrivals,omitempty"`
+	Gaps     Gaps              `yaml:"gaps,omitempty" write:"write two durations, such as [1s, 10s]"`
 	// Count ends a repeat after so many requests, and Duration after that time, whichever is
 	// first; 0 for no such bound.
-	Count    int
-	Duration time.Duration
-	Arms     []Arm
+	Count    int           `yaml:"count,omitempty"`
+	Duration time.Duration `yaml:"duration,omitempty"`
+	Arms     []Arm         `yaml:"arms,omitempty" write:"write a list of arms, such as [offline alone, shared, protected]"`
 	// Repeats of each arm, interleaved.
-	Repeats int
+	Repeats int `yaml:"repeats,omitempty"`
 	// WarmUp is how long the jobs run before a repeat is measured.
-	WarmUp time.Duration
+	WarmUp time.Duration `yaml:"warm_up,omitempty"`
 	// Profile is the name or the path of the profile for the verdict.
-	Profile string
+	Profile string `yaml:"profile,omitempty"`
 	// GPUs are the gpu_ids that requests are announced for; empty: those of the offline jobs.
-	GPUs []uint32
-	Seed uint64
+	GPUs []uint32 `yaml:"gpus,omitempty,flow" write:"write a list of gpu_ids, such as [34535]; gpctl gpu list shows them"`
+	Seed uint64   `yaml:"seed,omitempty"`
 	// NoKFDTrace omits the recording of the driver.
-	NoKFDTrace bool
+	NoKFDTrace bool `yaml:"no_kfd_trace,omitempty"`
 	// HIPLog is AMD_LOG_LEVEL of the commands; 0: that of this process, else errors and warnings.
-	HIPLog int
+	HIPLog int `yaml:"hip_log,omitempty"`
 }
+
+// Gaps are the least and the most time between two requests.
+type Gaps [2]time.Duration
+
+// IsZero reports whether requests come without gaps of their own.
+func (g Gaps) IsZero() bool { return g == Gaps{} }
 
 // Online is the latency-critical work.
 type Online struct {
 	// Command is started for each repeat. Without Request it makes the requests itself, and writes
 	// a line for each.
-	Command string
+	Command string `yaml:"command,omitempty"`
 	// Request is RequestByLine, a URL to GET, or a command that is run for each request.
-	Request string
+	Request string `yaml:"request,omitempty"`
 	// Ready matches the line after which Command can be used, and Answer the lines that are
 	// answers, with RequestByLine. Empty: Command can be used at once, and all are answers.
-	Ready, Answer string
-	// Announce says that Command announces its work itself.
-	AnnouncedByCommand bool
+	Ready  string `yaml:"ready,omitempty"`
+	Answer string `yaml:"answer,omitempty"`
+	// AnnouncedByCommand says that Command announces its work itself.
+	AnnouncedByCommand bool `yaml:"announced_by_command,omitempty"`
 	// Hold replaces command and request: each request is a lease that is held so long.
-	Hold time.Duration
+	Hold time.Duration `yaml:"hold,omitempty"`
 	// MaxWait is that of the announcements; 0: the policy's.
-	MaxWait time.Duration
+	MaxWait time.Duration `yaml:"max_wait,omitempty"`
 }
 
 // Offline is the work that may be suspended.
 type Offline struct {
 	// Commands are started for each repeat.
-	Commands []string
+	Commands []string `yaml:"commands,omitempty" write:"write a list of command lines"`
 	// PIDs and Containers have jobs that run already.
-	PIDs       []int32
-	Containers []string
+	PIDs       []int32  `yaml:"pids,omitempty,flow" range:"1 2147483647" write:"write a list of pids, such as [4242]; gpctl target list shows them"`
+	Containers []string `yaml:"containers,omitempty" write:"write a list of containers"`
 	// Progress matches the lines by which a job reports its progress. Its first group is a number
 	// that counts up, in Unit.
-	Progress, Unit string
+	Progress string `yaml:"progress,omitempty"`
+	Unit     string `yaml:"unit,omitempty"`
 }
 
 // running reports whether the jobs run before and after the trial.
@@ -132,6 +140,15 @@ func ParseArm(s string) (Arm, error) {
 		arm.Processes, _ = strconv.Atoi(m[5])
 	}
 	return arm, nil
+}
+
+// MarshalText returns the name of the arm.
+func (a Arm) MarshalText() ([]byte, error) { return []byte(a.Name()), nil }
+
+// UnmarshalText is ParseArm.
+func (a *Arm) UnmarshalText(text []byte) (err error) {
+	*a, err = ParseArm(string(text))
+	return err
 }
 
 // DefaultArms are the arms of a plan that names no others.

@@ -76,16 +76,15 @@ func TestShippedPlansAreComplete(t *testing.T) {
 
 func TestPlanErrorsNameThePlace(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                                     "it is empty",
-		"name: x":                              "version: is missing",
-		"version: 7":                           "version 7 is not known",
-		"version: 1\ncuont: 3":                 "p.yaml:2:1: cuont: unknown key: did you mean count?",
-		"version: 1\narms: [both]":             `arms[0]: "both" is not an arm`,
-		"version: 1\ngaps: [1s]":               "gaps: has 1 items",
-		"version: 1\nduration: 5":              "duration: is the number 5",
-		"version: 1\noffline: {pids: [0]}":     `"0" is not a pid`,
-		"version: 1\nonline: {announce: me}":   `online.announce: "me" is not known here`,
-		"version: 1\narrivals: {kind: closed}": `arrivals.kind: "closed" is not known here`,
+		"":                                    "it is empty",
+		"name: x":                             "version: is missing",
+		"version: 7":                          "version 7 is not known",
+		"version: 1\ncuont: 3":                "p.yaml:2:1: cuont: unknown key: did you mean count?",
+		"version: 1\narms: [both]":            `arms[0]: "both" is not an arm`,
+		"version: 1\ngaps: [1s]":              "gaps: has 1 items",
+		"version: 1\nduration: 5":             "duration: 5 has no unit",
+		"version: 1\noffline: {pids: [0]}":    "offline.pids[0]: 0 is outside 1 to 2147483647",
+		"version: 1\narrivals: {kind: cosed}": `arrivals.kind: "cosed" is not known here`,
 	} {
 		if _, err := Parse("p.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)

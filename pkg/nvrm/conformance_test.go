@@ -310,11 +310,10 @@ func TestFiguresOfTheDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	process, err := nvrm.Kernel().Open(keyOf(t, strconv.Itoa(os.Getpid())))
 	if err != nil {
 		t.Fatal(err)
 	}
-	process := nvrm.Kernel().Adopt(self, int32(os.Getpid()))
 	defer process.Close()
 	own, err := process.Copy(fd)
 	if err != nil {

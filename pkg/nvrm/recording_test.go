@@ -47,8 +47,6 @@ func (r *recording) Open(key gpreempt.ProcessKey) (nvrm.Process, error) {
 	return recordedProcess{p, r}, err
 }
 
-func (r *recording) Adopt(pidfd int, pid int32) nvrm.Process { return r.real.Adopt(pidfd, pid) }
-
 func (r *recording) NewestClient() (h nvrm.Handle, err error) {
 	if r.real != nil {
 		r.Newest, err = r.real.NewestClient()

@@ -33,8 +33,6 @@ type Process interface {
 	Files() ([]int, error)
 	// Copy returns a copy of one of them.
 	Copy(number int) (File, error)
-	// FD is a pidfd: it becomes readable when all threads of the process have ended.
-	FD() int
 	Exited() bool
 	Close()
 }
@@ -43,8 +41,6 @@ type Process interface {
 type Sys interface {
 	// Open returns a handle to a process; proc.ErrGone when it has exited.
 	Open(gpreempt.ProcessKey) (Process, error)
-	// Adopt returns the handle for a pidfd that another program has sent, and owns that.
-	Adopt(pidfd int, pid int32) Process
 	// NewestClient returns the handle of a client that was just created, and freed again.
 	// RM counts handles upwards (serverAllocClient).
 	NewestClient() (Handle, error)
@@ -67,8 +63,6 @@ func (kernel) Open(key gpreempt.ProcessKey) (Process, error) {
 	return process{key.PID, fd}, err
 }
 
-func (kernel) Adopt(pidfd int, pid int32) Process { return process{pid, pidfd} }
-
 func (kernel) NewestClient() (Handle, error) {
 	fd, err := unix.Open(ControlPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -87,7 +81,6 @@ type process struct {
 	pidfd int
 }
 
-func (p process) FD() int               { return p.pidfd }
 func (p process) Exited() bool          { return proc.Exited(p.pidfd) }
 func (p process) Close()                { _ = unix.Close(p.pidfd) } // nothing is lost
 func (p process) Files() ([]int, error) { return controlFiles(p.pid) }

@@ -14,7 +14,7 @@ type Limits struct {
 	// LeasesPerUser bounds the live leases of all clients of one user, so that more
 	// processes do not get more leases; admins are exempt. LeasesPerClient counts
 	// instead where that is more.
-	LeasesPerUser int
+	LeasesPerUser int `yaml:"leases_per_user" range:"1 100000"`
 	// LeasesTotal bounds the live leases of all clients together, and apart from them those
 	// of the admins: clients cannot keep an admin from a lease. The last tenth is for users
 	// who hold at most a sixteenth of what is left.

@@ -151,8 +151,12 @@ func (c *Core) apply(ev Event) {
 	case Lost:
 		c.sessionLost(ev)
 	case Running:
-		if t := c.targets[ev.Target]; t != nil {
+		switch t := c.targets[ev.Target]; {
+		case t == nil:
+		case ev.Suspended == 0:
 			c.runs(t, ev.Cause)
+		case t.state == TargetSuspended:
+			c.record(Record{Kind: RecordTarget, Target: t.Target, FromTarget: t.state, ToTarget: t.state, Class: t.Class, Cause: ev.Cause})
 		}
 	case Suspended:
 		c.done(ActSuspend, ev, false)

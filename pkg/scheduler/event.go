@@ -99,6 +99,9 @@ type (
 		Target gpreempt.ProcessKey `json:"target"`
 		// Cause is CauseNewQueue, CauseResumedByAnother or CauseLapsed.
 		Cause Cause `json:"cause"`
+		// Suspended is the number of new queues that the mechanism has suspended at once: none runs any
+		// more. 0 for one that runs.
+		Suspended int `json:"suspended,omitempty"`
 	}
 
 	// LeaseRequested is an announcement. Core.Admit has checked every range.

@@ -215,7 +215,7 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 	case t.state != r.FromTarget:
 		return fmt.Errorf("the last record says %v", t.state)
 	case r.Cause == scheduler.CauseClass && r.FromTarget == r.ToTarget: // reclassified
-	case r.Cause == scheduler.CauseKilled && r.FromTarget == r.ToTarget:
+	case (r.Cause == scheduler.CauseKilled || r.Cause == scheduler.CauseNewQueue) && r.FromTarget == r.ToTarget:
 		return nil
 	case r.Cause == scheduler.CauseStuck && r.FromTarget == r.ToTarget && (t.Flight != 0 || t.Detaching):
 		o.Counts["StuckRecords"]++

@@ -307,6 +307,8 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		t := o.Targets[ev.Target]
 		switch {
 		case t == nil:
+		case ev.Suspended > 0:
+			o.Counts["Births"]++
 		case t.state == scheduler.TargetSuspending || t.state == scheduler.TargetSuspended:
 			t.again = ev.Cause
 			o.Counts[map[bool]string{true: "Births", false: "Reruns"}[ev.Cause == scheduler.CauseNewQueue]]++

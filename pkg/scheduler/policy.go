@@ -9,30 +9,30 @@ import (
 // MaxSuspend, MaxWait and Shadow are the knobs; a preset sets the rest.
 type Policy struct {
 	// Preset is the name of the preset whose values these are, or "custom".
-	Preset string `json:"preset"`
+	Preset string `json:"preset" yaml:"preset"`
 	// Linger is how long a job stays suspended after the last lease, 0 to 1 s, or LingerLearned.
-	Linger time.Duration `json:"linger"`
+	Linger time.Duration `json:"linger" yaml:"linger" minus:"learned"`
 	// ShareFloor is the share of time an offline job runs at least, 0 to 0.95.
 	// Over any stretch of time T the time it is away is at most
 	// (1-floor)*T + floor*(1-floor)*ShareWindow + floor*late, where late is how
 	// long the last resume of the stretch took, and the suspend before it if that
 	// was still on its way when the resume was due. Pins of an admin do not count.
-	ShareFloor float64 `json:"share_floor"`
+	ShareFloor float64 `json:"share_floor" yaml:"share_floor"`
 	// ShareWindow is the stretch over which the floor may be borrowed against,
 	// 100 ms to 10 min.
 	ShareWindow time.Duration `json:"share_window"`
 	// MaxSuspend bounds one suspension, 10 ms to 10 min.
-	MaxSuspend time.Duration `json:"max_suspend"`
+	MaxSuspend time.Duration `json:"max_suspend" yaml:"max_suspend"`
 	// MinRun is how long a job runs at least after MaxSuspend or the floor
 	// resumed it, 1 ms to 1 min.
 	MinRun time.Duration `json:"min_run"`
 	// AttachAfter is how long a target has had queues before a mechanism is attached to
 	// it although no lease covers its GPUs, 0 to 1 h.
-	AttachAfter time.Duration `json:"attach_after"`
+	AttachAfter time.Duration `json:"attach_after" yaml:"attach_after"`
 	// Shadow decides and records, and suspends nothing.
 	Shadow bool `json:"shadow"`
 	// MaxWait is the longest wait of an announcement that sets none, 0 to 10 s.
-	MaxWait time.Duration `json:"max_wait"`
+	MaxWait time.Duration `json:"max_wait" yaml:"max_wait"`
 	// DefaultTTL is the time to live of a lease whose announcement sets none.
 	DefaultTTL time.Duration `json:"default_ttl"`
 	// MaxTTL is the longest a client may ask for, up to 10 min.

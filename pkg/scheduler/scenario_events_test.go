@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 
@@ -105,7 +106,8 @@ func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error)
 	case "gone":
 		return scheduler.TargetGone{Target: key}, nil
 	case "born":
-		return scheduler.Running{Target: key, Cause: scheduler.CauseNewQueue}, nil
+		ev := scheduler.Running{Target: key, Cause: scheduler.CauseNewQueue}
+		return ev, fill(a, "suspended", &ev.Suspended, strconv.Atoi)
 	case "runs":
 		ev := scheduler.Running{Target: key}
 		return ev, fill(a, "cause", &ev.Cause, func(s string) (scheduler.Cause, error) { return scheduler.Cause(s), nil })

@@ -193,7 +193,7 @@ var Ops = []op{
 	{"inspected", 1, (*World).inspected, false},
 	{"lost", 2, (*World).lost, true},
 	{"born", 6, func(w *World) error {
-		return w.Step(scheduler.Running{Target: w.anyKey(), Cause: scheduler.CauseNewQueue})
+		return w.Step(scheduler.Running{Target: w.anyKey(), Cause: scheduler.CauseNewQueue, Suspended: w.Roll(2)})
 	}, false},
 	{"ran", 4, func(w *World) error {
 		return w.Step(scheduler.Running{Target: w.anyKey(), Cause: []scheduler.Cause{scheduler.CauseResumedByAnother, scheduler.CauseLapsed}[w.Roll(2)]})
@@ -331,7 +331,7 @@ func (w *World) kin() []gpreempt.ProcessKey {
 }
 
 func (w *World) onResist() gpreempt.Resistance {
-	return []gpreempt.Resistance{{}, {}, {Stop: true}, {KillAfter: 1}, {KillAfter: 2}}[w.Roll(5)]
+	return []gpreempt.Resistance{{}, {Stop: true}, {KillAfter: 1}, {KillAfter: 2}}[w.Roll(4)]
 }
 
 // changed changes one thing of a target there is.

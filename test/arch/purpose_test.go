@@ -27,7 +27,7 @@ var purposes = map[string]string{
 	"api/gen": shared, "internal/api": shared, "internal/config/yamlfile": shared, "internal/regular": shared, "internal/stat": shared,
 	"pkg/discovery": shared, "pkg/gpreempt": shared, "pkg/scheduler": shared,
 
-	"internal/log": host, "internal/mechanism": host, "internal/proc": host, "internal/safedir": host, "internal/safety": host, "pkg/kfd": host,
+	"internal/child": host, "internal/log": host, "internal/mechanism": host, "internal/proc": host, "internal/safedir": host, "internal/safety": host, "pkg/kfd": host,
 
 	"internal/auth": daemon, "internal/classify": daemon, "internal/config": daemon, "internal/container": daemon, "internal/daemon": daemon,
 	"internal/events": daemon, "internal/hrtimer": daemon, "internal/inventory": daemon, "internal/server": daemon, "internal/targets": daemon,

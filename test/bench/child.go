@@ -164,9 +164,10 @@ func (m *modelledMechanism) Attach(_ context.Context, target gpreempt.ProcessKey
 }
 
 type modelledSession struct {
-	cost  time.Duration
-	gpu   *sync.Mutex
-	timer *hrtimer.Timer // nil without cost
+	mechanism.Notifier // nil: it has no events
+	cost               time.Duration
+	gpu                *sync.Mutex
+	timer              *hrtimer.Timer // nil without cost
 }
 
 // take takes the cost, by a timer whose lateness is part of what is measured.
@@ -182,8 +183,17 @@ func (s *modelledSession) take() error {
 	return s.timer.Wait()
 }
 
-func (s *modelledSession) Suspend(context.Context) error { return s.take() }
-func (s *modelledSession) Resume(context.Context) error  { return s.take() }
+func (s *modelledSession) Suspend(_ context.Context, done func()) error {
+	err := s.take()
+	if err == nil {
+		done()
+	}
+	return err
+}
+
+func (s *modelledSession) Resume(context.Context) error { return s.take() }
+
+func (*modelledSession) Handle(context.Context) (r mechanism.Report, err error) { return r, nil }
 
 func (s *modelledSession) Close() error {
 	if s.timer == nil {

@@ -171,7 +171,7 @@ func hold(m mechanism.Mechanism, key gpreempt.ProcessKey) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.Suspend(ctx), s.Resume(ctx), s.Close())
+	return errors.Join(s.Suspend(ctx, nil), s.Resume(ctx), s.Close())
 }
 
 func TestGuestSandboxLetsTheMechanismsWorkAndLittleElse(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 )
 
 func TestDoctorReportsThatASimulatedMachineIsNotTheHost(t *testing.T) {
-	d := start(t, "")
+	d := start(t, "# defaults\n")
 	var m gpreemptv1.DiagnoseResponse
 	d.ctlJSON(&m, "doctor")
 	if m.GetVerdict() != gpreemptv1.Verdict_VERDICT_SIMULATED || m.GetBackend() != "simulated mi300x" || !m.GetByDaemon() {

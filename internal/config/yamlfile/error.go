@@ -5,6 +5,8 @@ package yamlfile
 import (
 	"strconv"
 	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // Error is one error in a file.
@@ -99,4 +101,18 @@ func distance(a, b string) int {
 		before, row = row, next
 	}
 	return row[len(b)]
+}
+
+// Quoted returns a text of the file, short and in quotes.
+func Quoted(s string) string { return strconv.Quote(shorten(s)) }
+
+// Cut returns a text of the file, short and printable.
+func Cut(s string) string { return gpreempt.Printable(shorten(s)) }
+
+func shorten(s string) string {
+	const most = 60
+	if r := []rune(s); len(r) > most {
+		return string(r[:most]) + "..."
+	}
+	return s
 }

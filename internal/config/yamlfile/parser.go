@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -24,17 +25,20 @@ const (
 
 // Parser collects the errors of one file. Not safe for concurrent use.
 type Parser struct {
-	// Unknown returns the remedy for an unknown key, or "" for that of Mapping. It may be
-	// nil.
-	Unknown func(path, name string, known []string) string
+	// Custom reads the values of types with a form of their own; false for others. It may be nil.
+	Custom func(n *yaml.Node, key string, into any) bool
 
 	file  string
 	errs  Errors
 	nodes map[string]*yaml.Node // values by key
+	lines map[string]int        // of keys
+	root  reflect.Type          // of what is read
 }
 
 // New returns a parser. file is the name of the file in errors.
-func New(file string) *Parser { return &Parser{file: file, nodes: map[string]*yaml.Node{}} }
+func New(file string) *Parser {
+	return &Parser{file: file, nodes: map[string]*yaml.Node{}, lines: map[string]int{}}
+}
 
 // Fail adds an error at n, which may be nil.
 func (p *Parser) Fail(n *yaml.Node, key, problem, remedy string) {
@@ -45,17 +49,14 @@ func (p *Parser) Fail(n *yaml.Node, key, problem, remedy string) {
 	p.errs = append(p.errs, e)
 }
 
-// Set records the value of a key, for Place and Given.
-func (p *Parser) Set(key string, n *yaml.Node) { p.nodes[key] = n }
-
 // Given reports whether the file has a key.
 func (p *Parser) Given(key string) bool { return p.nodes[key] != nil }
 
 // Place adds an error that was found in a value later, at that value or at the section
 // that would contain it. It does nothing if the value could not be read, because that
-// has been reported.
+// has been reported, nor after MaxErrors: those are to be fixed first.
 func (p *Parser) Place(e *Error) {
-	if slices.ContainsFunc(p.errs, func(o *Error) bool { return within(o.Key, e.Key) || within(e.Key, o.Key) }) {
+	if len(p.errs) > MaxErrors || slices.ContainsFunc(p.errs, func(o *Error) bool { return within(o.Key, e.Key) || within(e.Key, o.Key) }) {
 		return
 	}
 	n := p.nodes[e.Key]
@@ -141,60 +142,95 @@ func (p *Parser) syntax(data []byte, err error) {
 	p.errs = append(p.errs, e)
 }
 
-// Entry is one key of a mapping with its value.
-type Entry struct {
-	Name  string
-	Value *yaml.Node
+// entry is one key of a mapping with its value.
+type entry struct {
+	name  string
+	value *yaml.Node
 }
 
-// Mapping returns the entries of n whose keys are among known, and adds an error for each
+// mapping returns the entries of n whose keys are among known, and adds an error for each
 // other key. An empty value counts as an empty mapping: a section whose lines are all
 // comments.
-func (p *Parser) Mapping(n *yaml.Node, path string, known []string) []Entry {
-	if IsNull(n) {
+func (p *Parser) mapping(n *yaml.Node, path string, known []string) (entries []entry) {
+	if isScalar(n, "!!null") {
 		return nil
 	}
 	if n.Kind != yaml.MappingNode {
 		p.Fail(n, path, "is "+Kind(n), "write keys and values, one `key: value` a line")
 		return nil
 	}
-	lines := map[string]int{}
-	var entries []Entry
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, v := n.Content[i], n.Content[i+1]
-		at := Join(path, k.Value)
-		switch {
-		case k.Kind != yaml.ScalarNode:
-			p.Fail(k, path, "a key is "+Kind(k), "write a plain word before the colon")
-		case !slices.Contains(known, k.Value):
-			p.unknown(k, path, known)
-		case lines[k.Value] > 0:
-			p.Fail(k, at, fmt.Sprintf("is given twice, first on line %d", lines[k.Value]), "keep one of them")
-		default:
-			lines[k.Value] = k.Line
-			p.nodes[at] = v
-			entries = append(entries, Entry{k.Value, v})
+		at := join(path, k.Value)
+		if k.Kind == yaml.ScalarNode && !slices.Contains(known, k.Value) {
+			p.Fail(k, join(path, Cut(k.Value)), "unknown key", p.belongs(path, k.Value, known))
+		} else if p.once(k, v, path, at) {
+			entries = append(entries, entry{k.Value, v})
 		}
 	}
 	return entries
 }
 
-func (p *Parser) unknown(k *yaml.Node, path string, known []string) {
-	remedy := ""
-	if p.Unknown != nil {
-		remedy = p.Unknown(path, k.Value, known)
+// once records the value of a key, and adds an error if the key is no text or has one already.
+func (p *Parser) once(k, v *yaml.Node, path, at string) bool {
+	switch first := p.lines[at]; {
+	case !isScalar(k, "!!str"):
+		p.Fail(k, path, "a key is "+Kind(k), "write a word before the colon, in quotes if it looks like something else")
+	case first > 0:
+		p.Fail(k, at, fmt.Sprintf("is given twice, first on line %d", first), "keep one of them")
+	default:
+		p.nodes[at], p.lines[at] = v, k.Line
+		return true
 	}
-	if remedy == "" {
-		remedy = "the keys here are " + strings.Join(known, ", ")
-		if near := Nearest(k.Value, known); near != "" {
-			remedy = "did you mean " + near + "?"
-		}
-	}
-	p.Fail(k, Join(path, Cut(k.Value)), "unknown key", remedy)
+	return false
 }
 
-// Join returns the key of an entry in the mapping at path.
-func Join(path, name string) string {
+// belongs returns what to do about an unknown key.
+func (p *Parser) belongs(path, name string, known []string) string {
+	if outer, inner, dotted := strings.Cut(name, "."); dotted && slices.Contains(known, outer) {
+		return fmt.Sprintf("write %s: and below it, indented, %s:", outer, Cut(inner))
+	}
+	if near := Nearest(name, known); near != "" {
+		return "did you mean " + near + "?"
+	}
+	top, _, _ := strings.Cut(path, ".")
+	top, _, _ = strings.Cut(top, "[")
+	places := owners(p.root, top, "", name)
+	if places == nil {
+		places = owners(p.root, "", "", name)
+	}
+	switch {
+	case places == nil:
+		return "the keys here are " + strings.Join(known, ", ")
+	case places[0] == "":
+		return "it belongs at the top of the file"
+	}
+	return "it belongs under " + Or(places)
+}
+
+// owners returns the keys, each with its colon, of the mappings in a type in which a name is a key:
+// "" for the top. With in, only those inside that key.
+func owners(t reflect.Type, in, at, name string) (found []string) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	for _, f := range fields(t) {
+		if in != "" && f.name != in {
+			continue
+		}
+		if in == "" && f.name == name {
+			found = append(found, at)
+		}
+		found = append(found, owners(f.Type, "", f.name+":", name)...)
+	}
+	return found
+}
+
+// join returns the key of an entry in the mapping at path.
+func join(path, name string) string {
 	if path == "" {
 		return name
 	}

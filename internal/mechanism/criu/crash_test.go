@@ -57,9 +57,9 @@ func (w *world) session(t *testing.T, p *kfdtest.Process) {
 		return
 	}
 	for range 2 {
-		_ = s.Suspend(t.Context())
+		_ = s.Suspend(t.Context(), nil)
 		_ = s.Resume(t.Context())
 	}
-	_ = s.Suspend(t.Context())
+	_ = s.Suspend(t.Context(), nil)
 	_ = s.Close()
 }

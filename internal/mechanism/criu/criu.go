@@ -162,7 +162,7 @@ type session struct {
 }
 
 // Suspend implements mechanism.Session.
-func (s *session) Suspend(ctx context.Context) error {
+func (s *session) Suspend(ctx context.Context, done func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -171,13 +171,27 @@ func (s *session) Suspend(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
+	fresh, err := true, error(nil)
 	if s.held {
-		if fresh, err := s.fresh(); err != nil || !fresh {
-			return s.settle(err)
-		}
+		fresh, err = s.fresh()
 	}
-	return s.settle(s.pause(ctx))
+	if err == nil && fresh {
+		err = s.pause(ctx)
+	}
+	if errors.Is(err, mechanism.ErrGone) && s.held { // which ends the pause
+		s.released()
+	}
+	if err == nil && done != nil {
+		done()
+	}
+	return err
 }
+
+// Events implements mechanism.Session: the driver reports nothing.
+func (*session) Events() <-chan struct{} { return nil }
+
+// Handle implements mechanism.Session.
+func (*session) Handle(context.Context) (r mechanism.Report, err error) { return r, nil }
 
 // fresh reports whether there may be a context that is not paused.
 func (s *session) fresh() (bool, error) {
@@ -188,14 +202,6 @@ func (s *session) fresh() (bool, error) {
 	defer p.Close()
 	numbers, err := p.Descriptors()
 	return len(s.seen) == 0 || slices.ContainsFunc(numbers, func(n int) bool { return !slices.Contains(s.seen, n) }), err
-}
-
-// settle ends the pause of a process that has exited.
-func (s *session) settle(err error) error {
-	if errors.Is(err, mechanism.ErrGone) && s.held {
-		s.released()
-	}
-	return err
 }
 
 func (s *session) released() {

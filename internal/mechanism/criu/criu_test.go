@@ -25,10 +25,10 @@ func TestSuspendTakesAllQueuesOffAndResumeRestoresThem(t *testing.T) {
 			p := w.spawn(t)
 			s := attach(t, w.mechanism(), p.Key())
 			for n := range 3 {
-				must(t, s.Suspend(t.Context()))
+				must(t, s.Suspend(t.Context(), nil))
 				w.mustBe(t, p, held)
 				w.mustNote(t, p.Key())
-				must(t, s.Suspend(t.Context())) // harmless
+				must(t, s.Suspend(t.Context(), nil)) // harmless
 				w.mustBe(t, p, held)
 				if got := w.pauses(); got != n+1 {
 					t.Fatalf("%d PROCESS_INFO calls in %d cycles", got, n+1)
@@ -38,12 +38,12 @@ func TestSuspendTakesAllQueuesOffAndResumeRestoresThem(t *testing.T) {
 				w.mustNote(t)
 				must(t, s.Resume(t.Context())) // harmless
 			}
-			must(t, s.Suspend(t.Context()))
+			must(t, s.Suspend(t.Context(), nil))
 			must(t, s.Close())
 			must(t, s.Close())
 			w.mustBe(t, p, runs)
 			w.mustNote(t)
-			for _, call := range []func(context.Context) error{s.Suspend, s.Resume} {
+			for _, call := range []func(context.Context) error{func(ctx context.Context) error { return s.Suspend(ctx, nil) }, s.Resume} {
 				if err := call(t.Context()); !errors.Is(err, errClosed) {
 					t.Errorf("after Close: error %v, want %v", err, errClosed)
 				}
@@ -56,7 +56,7 @@ func TestNothingOfTheTargetIsHeldBetweenCalls(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	if got := w.daemon.FDs(); len(got) != 0 {
 		t.Errorf("the daemon has descriptors %v", got)
 	}
@@ -70,11 +70,11 @@ func TestQueuesBornWhilePausedArePaused(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	fd, err := p.Main().OpenKFD() // the same context once more
 	must(t, err)
 	w.queues(t, p, fd)
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.mustBe(t, p, held)
 	must(t, s.Resume(t.Context()))
 	w.mustBe(t, p, runs)
@@ -88,7 +88,7 @@ func TestSeveralDescriptorsOfOneContextPauseItOnce(t *testing.T) {
 		must(t, err)
 	}
 	s := attach(t, w.mechanism(), p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.mustBe(t, p, held)
 	must(t, s.Resume(t.Context()))
 	w.mustBe(t, p, runs)
@@ -110,11 +110,11 @@ func TestEveryContextIsPaused(t *testing.T) {
 	p := w.spawn(t)
 	w.queues(t, p, newContext(t, p))
 	s := attach(t, w.mechanism(), p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.mustBe(t, p, held, held)
 	w.queues(t, p, newContext(t, p))
 	w.mustBe(t, p, held, held, runs)
-	must(t, s.Suspend(t.Context())) // the new one too
+	must(t, s.Suspend(t.Context(), nil)) // the new one too
 	w.mustBe(t, p, held, held, held)
 	must(t, s.Resume(t.Context()))
 	w.mustBe(t, p, runs, runs, runs)
@@ -133,7 +133,7 @@ func TestContextsOfOtherProcessesAreLeftAlone(t *testing.T) {
 	must(t, err)
 	w.queues(t, child, fd)
 	s := attach(t, m, child.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.mustBe(t, child, held)
 	w.mustBe(t, parent, runs)
 	must(t, s.Resume(t.Context()))
@@ -162,14 +162,14 @@ func TestFailedPauseIsUndone(t *testing.T) {
 			s := attach(t, w.mechanism(), p.Key())
 			c.fault.Always = errors.Is(c.want, errNoContext)
 			injection := w.Inject(c.fault)
-			err := s.Suspend(t.Context())
+			err := s.Suspend(t.Context(), nil)
 			if !errors.Is(err, c.want) || errors.As(err, hardware) != c.hardware {
 				t.Errorf("error %v, want %v, of the hardware %v", err, c.want, c.hardware)
 			}
 			injection.Remove()
 			w.mustBe(t, p, runs, runs)
 			w.mustNote(t)
-			must(t, s.Suspend(t.Context()))
+			must(t, s.Suspend(t.Context(), nil))
 			w.mustBe(t, p, held, held)
 			must(t, s.Close())
 			w.mustBe(t, p, runs, runs)
@@ -183,7 +183,7 @@ func TestFailedPauseThatCannotBeUndoneStaysInTheJournal(t *testing.T) {
 	s := attach(t, w.mechanism(), p.Key())
 	w.Inject(kfdtest.Fault{Op: opPause, Stage: kfdtest.After, Errno: unix.EFAULT})
 	fault := w.Inject(kfdtest.Fault{Op: opUnpause, Nth: 2, Always: true, Errno: unix.EIO}) // the first is before the pause
-	err := s.Suspend(t.Context())
+	err := s.Suspend(t.Context(), nil)
 	if !errors.Is(err, unix.EFAULT) || !errors.Is(err, unix.EIO) {
 		t.Errorf("error %v, want %v and %v", err, unix.EFAULT, unix.EIO)
 	}
@@ -199,7 +199,7 @@ func TestFailedUndoStaysInTheJournal(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	fault := w.Fail(opUnpause, nil, unix.EIO, true)
 	for name, call := range map[string]func() error{
 		"Resume": func() error { return s.Resume(t.Context()) },
@@ -222,7 +222,7 @@ func TestCloseIsRepeatedUntilNothingIsHeld(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	fault := w.Fail(opUnpause, nil, unix.EIO, true)
 	for range 2 {
 		if err := s.Close(); !errors.Is(err, unix.EIO) {
@@ -231,7 +231,7 @@ func TestCloseIsRepeatedUntilNothingIsHeld(t *testing.T) {
 		w.mustBe(t, p, held)
 		w.mustNote(t, p.Key())
 	}
-	if err := s.Suspend(t.Context()); !errors.Is(err, errClosed) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, errClosed) {
 		t.Errorf("Suspend: error %v, want %v", err, errClosed)
 	}
 	if err := s.Resume(t.Context()); !errors.Is(err, unix.EIO) {
@@ -249,12 +249,12 @@ func TestSuspendAfterAResumeInDoubtPausesAgain(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.Inject(kfdtest.Fault{Op: opUnpause, Stage: kfdtest.After, Errno: unix.EFAULT}) // it did resume
 	if err := s.Resume(t.Context()); !errors.Is(err, unix.EFAULT) {
 		t.Errorf("error %v, want %v", err, unix.EFAULT)
 	}
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.mustBe(t, p, held)
 }
 
@@ -263,7 +263,7 @@ func TestWithoutAnEntryInTheJournalNothingIsPaused(t *testing.T) {
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
 	w.beginErr = unix.ENOSPC
-	if err := s.Suspend(t.Context()); !errors.Is(err, unix.ENOSPC) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error %v, want %v", err, unix.ENOSPC)
 	}
 	if n := w.pauses(); n != 0 {
@@ -275,7 +275,7 @@ func TestWithoutAnEntryInTheJournalNothingIsPaused(t *testing.T) {
 func TestOrphansAreResumedAfterACrash(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
-	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context()))
+	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context(), nil))
 	w.daemon.Kill()
 	w.mustBe(t, p, held) // the kernel does not resume it
 	must(t, w.restart())
@@ -293,13 +293,13 @@ func TestOrphansAreResumedAfterACrash(t *testing.T) {
 func TestAttachEndsAPauseOfAnEarlierDaemon(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
-	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context()))
+	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context(), nil))
 	w.daemon.Kill()
 	w.daemon = w.Spawn() // which does not clean up
 	s := attach(t, w.mechanism(), p.Key())
 	w.mustBe(t, p, runs)
 	w.mustNote(t)
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.mustBe(t, p, held)
 }
 
@@ -307,7 +307,7 @@ func TestTargetThatClosesTheDriverIsUndoneWhenItOpensItAgain(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	for fd := range p.FDs() {
 		must(t, p.Main().Close(fd))
 	}
@@ -331,7 +331,7 @@ func TestTracedTargetIsRefused(t *testing.T) {
 	if _, err := w.mechanism().Attach(t.Context(), p.Key()); !errors.Is(err, unix.EPERM) {
 		t.Errorf("Attach: error %v, want %v", err, unix.EPERM)
 	}
-	if err := s.Suspend(t.Context()); !errors.Is(err, unix.EPERM) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, unix.EPERM) {
 		t.Errorf("Suspend: error %v, want %v", err, unix.EPERM)
 	}
 	w.mustBe(t, p, runs)
@@ -343,13 +343,13 @@ func TestTargetThatExitsIsGone(t *testing.T) {
 	p := w.spawn(t)
 	m := w.mechanism()
 	s := attach(t, m, p.Key())
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	p.Kill()
 	if err := s.Resume(t.Context()); !errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("Resume: error %v, want %v", err, mechanism.ErrGone)
 	}
 	w.mustNote(t)
-	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("Suspend: error %v, want %v", err, mechanism.ErrGone)
 	}
 	must(t, s.Close())
@@ -365,7 +365,7 @@ func TestTargetThatExitsDuringSuspendIsGone(t *testing.T) {
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
 	w.Inject(kfdtest.Fault{Op: kfdtest.OpPidfdGetfd, Do: p.Kill})
-	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("error %v, want %v", err, mechanism.ErrGone)
 	}
 	w.mustNote(t)
@@ -374,7 +374,7 @@ func TestTargetThatExitsDuringSuspendIsGone(t *testing.T) {
 func TestUndoTouchesNoOtherProcessThatHasThePid(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
-	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context()))
+	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context(), nil))
 	earlier := p.Key()
 	earlier.Start--
 	must(t, w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: earlier}))
@@ -388,7 +388,7 @@ func TestCloseWaitsForARunningSuspendAndUndoesIt(t *testing.T) {
 	s := attach(t, w.mechanism(), p.Key())
 	hang := w.Hang(opPause)
 	suspended, closed := make(chan error, 1), make(chan error, 1)
-	go func() { suspended <- s.Suspend(context.Background()) }()
+	go func() { suspended <- s.Suspend(context.Background(), nil) }()
 	testutil.Receive(t, hang.Reached(), "the call")
 	go func() { closed <- s.Close() }()
 	hang.Release()
@@ -405,7 +405,7 @@ func TestEndedContextSuspendsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("shutdown")
 	cancel(cause)
-	if err := s.Suspend(ctx); !errors.Is(err, cause) {
+	if err := s.Suspend(ctx, nil); !errors.Is(err, cause) {
 		t.Errorf("error %v, want %v", err, cause)
 	}
 	w.mustBe(t, p, runs)

@@ -137,7 +137,7 @@ func (s *schedule) suspend(t *rapid.T) {
 	if s.session == nil {
 		t.Skip("no session")
 	}
-	if err := s.session.Suspend(context.Background()); err == nil {
+	if err := s.session.Suspend(context.Background(), nil); err == nil {
 		s.paused, s.closed = true, s.closed && s.paused
 	} else {
 		s.paused = false
@@ -189,7 +189,7 @@ func (s *schedule) crash(t *rapid.T) {
 	if s.session != nil {
 		for range 2 {
 			if rapid.Bool().Draw(t, "suspend") {
-				_ = s.session.Suspend(context.Background())
+				_ = s.session.Suspend(context.Background(), nil)
 			} else {
 				_ = s.session.Resume(context.Background())
 			}

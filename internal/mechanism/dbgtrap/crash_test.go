@@ -60,12 +60,12 @@ func (f *fixture) session(j *job) {
 		return
 	}
 	defer func() { _ = s.Close() }()
-	if s.Suspend(f.t.Context()) == nil {
+	if s.Suspend(f.t.Context(), nil) == nil {
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
 		f.await("the new queue is suspended, or the daemon is dead", func() bool { return j.allSuspended() || f.machine.Self().Dead() })
 	}
 	_ = s.Resume(f.t.Context())
-	_ = s.Suspend(f.t.Context())
+	_ = s.Suspend(f.t.Context(), nil)
 	_ = s.Resume(f.t.Context())
-	_ = s.Suspend(f.t.Context())
+	_ = s.Suspend(f.t.Context(), nil)
 }

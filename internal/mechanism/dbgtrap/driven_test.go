@@ -14,7 +14,7 @@ import (
 // every call, has events handled, suspends again when a queue of a suspended target runs,
 // and closes what has failed until that works.
 type driven struct {
-	session mechanism.Watcher
+	session mechanism.Session
 	target  gpreempt.ProcessKey
 	births  chan<- gpreempt.ProcessKey
 	lost    chan<- error
@@ -32,7 +32,7 @@ func drive(ctx context.Context, m *Mechanism, target gpreempt.ProcessKey, births
 		return nil, err
 	}
 	d := &driven{
-		session: s.(mechanism.Watcher), target: target, births: births, lost: lost,
+		session: s, target: target, births: births, lost: lost,
 		calls: make(chan func()), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
 	go d.run()
@@ -52,9 +52,15 @@ func (d *driven) run() {
 		case call := <-d.calls:
 			call()
 		case <-d.session.Events():
-			running, err := d.session.Handle(context.Background())
-			if running == mechanism.NewQueue {
-				err = d.session.Suspend(context.Background())
+			r, err := d.session.Handle(context.Background())
+			if r.Changed {
+				select {
+				case d.births <- d.target:
+				default:
+				}
+			}
+			if r.Running == mechanism.NewQueue {
+				err = d.session.Suspend(context.Background(), nil)
 			}
 			if err != nil && !errors.Is(err, mechanism.ErrGone) {
 				d.lost <- err
@@ -66,12 +72,6 @@ func (d *driven) run() {
 				return
 			}
 			again = time.After(time.Millisecond)
-		}
-		if d.session.Changed() {
-			select {
-			case d.births <- d.target:
-			default:
-			}
 		}
 	}
 }
@@ -87,8 +87,8 @@ func (d *driven) do(call func() error) error {
 	}
 }
 
-func (d *driven) Suspend(ctx context.Context) error {
-	return d.do(func() error { return d.session.Suspend(ctx) })
+func (d *driven) Suspend(ctx context.Context, done func()) error {
+	return d.do(func() error { return d.session.Suspend(ctx, done) })
 }
 
 func (d *driven) Resume(ctx context.Context) error {

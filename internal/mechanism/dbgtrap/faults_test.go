@@ -37,10 +37,10 @@ func TestGPUThatFailsToSuspendIsNamedAndEverythingRuns(t *testing.T) {
 		j := f.start()
 		s := f.attach(j)
 		broken := f.machine.FailGPU(driver.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
-		wantHardware(t, "suspend", s.Suspend(t.Context()), gpuB)
+		wantHardware(t, "suspend", s.Suspend(t.Context(), nil), gpuB)
 		j.wantRunning()
 		broken.Remove()
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 		f.must("resume", s.Resume(t.Context()))
 		j.wantRunning()
@@ -51,7 +51,7 @@ func TestGPUThatFailsToResumeIsNamedAndTriedAgain(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		broken := f.machine.FailGPU(driver.TrapOp(kfd.TrapResumeQueues), gpuA, unix.EIO)
 		err := s.Resume(t.Context())
 		if f.machine.GPU(gpuA).Adds > 0 { // MES: nothing reports which of them it is
@@ -79,12 +79,12 @@ func TestGPUThatFailsForANewQueueEndsTheHold(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		f.machine.FailGPU(driver.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
 		j.create(gpuB, kfd.QueueTypeComputeAQL)
 		wantHardware(t, "lost", receive(f, "the loss", f.lost), gpuB)
 		f.await("all queues run", j.allRun)
-		if err := s.Suspend(t.Context()); err == nil {
+		if err := s.Suspend(t.Context(), nil); err == nil {
 			t.Error("a session that has ended suspends")
 		}
 		f.must("resume", s.Resume(t.Context()))
@@ -101,14 +101,14 @@ func TestSuspendWhoseCallerHasGivenUpIsUndone(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		enough := errors.New("that is enough")
 		suspended := make(chan error)
-		go func() { suspended <- s.Suspend(ctx) }()
+		go func() { suspended <- s.Suspend(ctx, nil) }()
 		receive(f, "the hang", hang.Reached())
 		cancel(enough)
 		hang.Remove()
 		wantErr(t, "suspend", receive(f, "the suspension", suspended), enough)
 		j.wantRunning()
-		wantErr(t, "suspend again", s.Suspend(ctx), enough)
-		f.must("suspend", s.Suspend(t.Context()))
+		wantErr(t, "suspend again", s.Suspend(ctx, nil), enough)
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -123,7 +123,7 @@ func TestSuspendIsReportedOnlyWhenAllQueuesAreSuspended(t *testing.T) {
 			j.wantSuspended()
 		}
 		suspend := func(ctx context.Context) error {
-			return s.do(func() error { return s.session.SuspendThen(ctx, then) })
+			return s.do(func() error { return s.session.Suspend(ctx, then) })
 		}
 		f.must("suspend", suspend(t.Context()))
 		f.must("resume", s.Resume(t.Context()))
@@ -148,9 +148,9 @@ func TestOtherTargetsAreNotHeldUpByAHang(t *testing.T) {
 		s, o := f.attach(stuck), f.attach(other)
 		hang := f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(kfd.TrapSuspendQueues), Hold: true})
 		failed := make(chan error)
-		go func() { failed <- s.Suspend(t.Context()) }()
+		go func() { failed <- s.Suspend(t.Context(), nil) }()
 		receive(f, "the hang", hang.Reached())
-		f.must("suspend", o.Suspend(t.Context()))
+		f.must("suspend", o.Suspend(t.Context(), nil))
 		other.wantSuspended()
 		f.must("resume", o.Resume(t.Context()))
 		other.exitCleanly()
@@ -177,7 +177,7 @@ func TestAttachGivenUpLeavesTheTargetFree(t *testing.T) {
 				wantErr(t, "attach", receive(f, "the attach", attached), context.Canceled)
 				j.wantFree()
 				s := f.attach(j)
-				f.must("suspend", s.Suspend(t.Context()))
+				f.must("suspend", s.Suspend(t.Context(), nil))
 				f.must("close", s.Close())
 				j.wantFree()
 			})
@@ -192,16 +192,16 @@ func (f *fixture) life(j *job) (errs []error) {
 	if err != nil {
 		return []error{err}
 	}
-	errs = append(errs, s.Suspend(f.t.Context()))
+	errs = append(errs, s.Suspend(f.t.Context(), nil))
 	if !j.Dead() {
 		_, _ = j.Main().CreateQueue(j.fd, gpuA, kfd.QueueTypeComputeAQL) // it may be dead
 	}
-	errs = append(errs, s.Suspend(f.t.Context()))
+	errs = append(errs, s.Suspend(f.t.Context(), nil))
 	errs = append(errs, s.Resume(f.t.Context()))
 	if !j.Dead() {
 		_ = j.Main().RuntimeDisable(j.fd)
 	}
-	if err := s.Suspend(f.t.Context()); !endedRuntime(err) {
+	if err := s.Suspend(f.t.Context(), nil); !endedRuntime(err) {
 		errs = append(errs, err)
 	}
 	return append(errs, s.Close())
@@ -221,7 +221,7 @@ func TestInterruptedCallsLoseNothing(t *testing.T) {
 					j := f.start()
 					i := f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(op), Stage: stage, Errno: unix.EINTR})
 					s := f.attach(j)
-					f.must("suspend", s.Suspend(t.Context()))
+					f.must("suspend", s.Suspend(t.Context(), nil))
 					j.wantSuspended()
 					j.create(gpuB, kfd.QueueTypeSDMA)
 					f.await("the new queue is suspended", j.allSuspended)
@@ -235,7 +235,7 @@ func TestInterruptedCallsLoseNothing(t *testing.T) {
 						j.enable()
 					}
 					j.create(gpuA, kfd.QueueTypeComputeAQL)
-					f.must("suspend", s.Suspend(t.Context()))
+					f.must("suspend", s.Suspend(t.Context(), nil))
 					j.wantSuspended()
 					f.must("close", s.Close())
 					j.wantFree()
@@ -292,7 +292,7 @@ func TestTargetThatReplacesItsProgramAtAnyPointIsReleased(t *testing.T) {
 					j.enable()
 					j.create(gpuA, kfd.QueueTypeComputeAQL)
 					s := f.attach(j)
-					f.must("suspend", s.Suspend(t.Context()))
+					f.must("suspend", s.Suspend(t.Context(), nil))
 					j.wantSuspended()
 				})
 			})
@@ -304,10 +304,10 @@ func TestReplacedProgramIsReported(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.exec()
 		wantErr(t, "lost", receive(f, "the loss", f.lost), mechanism.ErrReplaced)
-		wantErr(t, "suspend", s.Suspend(t.Context()), mechanism.ErrReplaced)
+		wantErr(t, "suspend", s.Suspend(t.Context(), nil), mechanism.ErrReplaced)
 		f.must("close", s.Close())
 	})
 }
@@ -325,7 +325,7 @@ func TestUnexpectedAnswersLeaveTheTargetFree(t *testing.T) {
 					j := f.start()
 					s, err := f.Attach(t.Context(), j.key())
 					f.must("attach", err)
-					f.must("suspend", s.Suspend(t.Context()))
+					f.must("suspend", s.Suspend(t.Context(), nil))
 					i := f.machine.Inject(fault)
 					j.create(gpuB, kfd.QueueTypeComputeAQL)
 					f.await("the new queue is suspended, or the session is lost", func() bool { return j.allSuspended() || len(f.lost) > 0 })
@@ -351,11 +351,11 @@ func TestPanicIsAnErrorAndEverythingRuns(t *testing.T) {
 		f.machine.Inject(kfdtest.Fault{
 			Op: driver.TrapOp(kfd.TrapSuspendQueues), Stage: kfdtest.After, Do: func() { panic("out of cheese") },
 		})
-		if err := s.Suspend(t.Context()); err == nil {
+		if err := s.Suspend(t.Context(), nil); err == nil {
 			t.Error("a suspension that panicked worked")
 		}
 		j.wantRunning()
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -365,11 +365,11 @@ func TestMainThreadThatEndsLeavesTheProcessHeld(t *testing.T) {
 		j := f.start()
 		other := j.NewThread()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.endMain(other)
 		f.must("resume", s.Resume(t.Context()))
 		j.wantRunning()
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 		f.must("close", s.Close())
 		j.wantFree()
@@ -386,7 +386,7 @@ func TestProcessThatIsAboutToVanishIsGone(t *testing.T) {
 		j.writeStatOf(filepath.Join(j.dir(), "task", strconv.Itoa(int(other.TID()))), other.TID(), 'R', 4, 2)
 		j.writeStat('Z', 4)
 		j.Kill()
-		wantErr(t, "suspend", s.Suspend(t.Context()), mechanism.ErrGone)
+		wantErr(t, "suspend", s.Suspend(t.Context(), nil), mechanism.ErrGone)
 		f.must("close", s.Close())
 		select {
 		case err := <-f.lost:
@@ -402,7 +402,7 @@ func TestMainThreadThatEndsCannotBeRegained(t *testing.T) {
 		other := j.NewThread()
 		s, err := f.Attach(t.Context(), j.key())
 		f.must("attach", err)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 		j.endMain(other)
 		if err := s.Resume(t.Context()); !final(err) {
@@ -419,7 +419,7 @@ func TestCloseResumesWhereResumeDoesNot(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		broken := f.machine.Fail(driver.TrapOp(kfd.TrapResumeQueues), f.machine.Self(), unix.EFAULT, true)
 		for range 3 {
 			wantErr(t, "resume", s.Resume(t.Context()), unix.EFAULT)

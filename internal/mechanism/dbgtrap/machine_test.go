@@ -493,4 +493,4 @@ func (j *job) endMain(other *kfdtest.Thread) {
 }
 
 // held counts the targets that have a session.
-func (m *Mechanism) held() int { return m.sessions.Len() }
+func (m *Mechanism) held() int { return len(m.sessions.All()) }

@@ -113,7 +113,7 @@ func (h *history) attachNow() {
 
 func (h *history) suspendNow() {
 	before := h.struck()
-	err := h.s.Suspend(h.t.Context())
+	err := h.s.Suspend(h.t.Context(), nil)
 	h.suspended = err == nil
 	switch {
 	case err == nil:

@@ -83,13 +83,13 @@ func TestRealDriverRuntimeEndsPromptlyWhenAttachedAfterItCame(t *testing.T) {
 	job.must("open")
 	job.must("enable")
 	s := f.attach(t, job)
-	mustDo(t, "suspend", s.Suspend(t.Context()))
+	mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 	mustDo(t, "resume", s.Resume(t.Context()))
 	job.must("disable")
 	<-f.births
 	job.tell("exit")
 	job.exits()
-	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("suspending a process that has exited returns %v, want ErrGone", err)
 	}
 }
@@ -103,9 +103,9 @@ func TestRealDriverRuntimeComesAndGoesPromptlyWhenAttachedBefore(t *testing.T) {
 	// show that they are answered.
 	for range 20 {
 		job.must("enable")
-		mustDo(t, "suspend", s.Suspend(t.Context()))
+		mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 		job.must("disable")
-		mustDo(t, "suspend", s.Suspend(t.Context()))
+		mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 	}
 	<-f.births
 	job.tell("exit")
@@ -116,7 +116,7 @@ func TestRealDriverNeedsNoDeviceOpenInTheTarget(t *testing.T) {
 	f := newReal(t)
 	job := startReal(t, roleJob)
 	s := f.attach(t, job)
-	mustDo(t, "suspend", s.Suspend(t.Context()))
+	mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 	job.must("open")
 	job.must("enable")
 	job.must("disable")
@@ -129,10 +129,10 @@ func TestRealDriverTargetRunsOnAfterClose(t *testing.T) {
 	for range 5 {
 		job.must("enable")
 		s := f.attach(t, job)
-		mustDo(t, "suspend", s.Suspend(t.Context()))
+		mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 		mustDo(t, "close", s.Close())
 		mustDo(t, "close again", s.Close())
-		if err := s.Suspend(t.Context()); !errors.Is(err, errClosed) {
+		if err := s.Suspend(t.Context(), nil); !errors.Is(err, errClosed) {
 			t.Errorf("suspend after close returns %v", err)
 		}
 		job.must("disable")
@@ -145,9 +145,9 @@ func TestRealDriverTargetIsKilled(t *testing.T) {
 	job.must("open")
 	job.must("enable")
 	s := f.attach(t, job)
-	mustDo(t, "suspend", s.Suspend(t.Context()))
+	mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 	job.kill()
-	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("suspend returns %v, want ErrGone", err)
 	}
 	if err := s.Resume(t.Context()); !errors.Is(err, mechanism.ErrGone) {
@@ -168,14 +168,14 @@ func TestRealDriverTargetReplacesItsProgram(t *testing.T) {
 	if err := <-f.lost; !errors.Is(err, mechanism.ErrReplaced) {
 		t.Errorf("lost gets %v, want mechanism.ErrReplaced", err)
 	}
-	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrReplaced) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, mechanism.ErrReplaced) {
 		t.Errorf("suspend returns %v, want mechanism.ErrReplaced", err)
 	}
 	mustDo(t, "close", s.Close())
 	job.must("open")
 	again := f.attach(t, job)
 	job.must("enable")
-	mustDo(t, "suspend", again.Suspend(t.Context()))
+	mustDo(t, "suspend", again.Suspend(t.Context(), nil))
 	job.must("disable")
 }
 
@@ -197,7 +197,7 @@ func TestRealDriverDeathOfTheDaemonLeavesTheTargetFree(t *testing.T) {
 		job.must("disable")
 		job.must("enable")
 		s := f.attach(t, job)
-		mustDo(t, "suspend", s.Suspend(t.Context()))
+		mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 		job.must("disable")
 		job.tell("exit")
 		job.exits()
@@ -224,7 +224,7 @@ func TestRealDriverSecondDebuggerIsRefusedAndTheFirstGetsItsRightBack(t *testing
 	daemon.must("suspend")
 	daemon.must("close")
 	s := f.attach(t, job)
-	mustDo(t, "suspend", s.Suspend(t.Context()))
+	mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 	job.must("disable")
 }
 
@@ -246,7 +246,7 @@ func TestRealDriverAttachReleasesATargetThatADeadDaemonLeftWaiting(t *testing.T)
 		if got := job.answer(); got != "ok" {
 			t.Errorf("%s: %s", change, got)
 		}
-		mustDo(t, "suspend", s.Suspend(t.Context()))
+		mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 		mustDo(t, "close", s.Close())
 	}
 }
@@ -260,10 +260,10 @@ func TestRealDriverMainThreadThatEndsLeavesTheProcessHeld(t *testing.T) {
 	if f.PermissionRule() != kfd.PermissionProcess {
 		t.Skip("this driver asks for the tracing thread, and a main thread that has ended cannot be traced anew")
 	}
-	mustDo(t, "suspend", s.Suspend(t.Context()))
+	mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 	job.must("end-main")
 	mustDo(t, "resume", s.Resume(t.Context()))
-	mustDo(t, "suspend", s.Suspend(t.Context()))
+	mustDo(t, "suspend", s.Suspend(t.Context(), nil))
 	job.must("disable")
 	job.must("enable")
 	mustDo(t, "close", s.Close())
@@ -282,12 +282,12 @@ func TestRealDriverTargetIsKilledWhileItsRuntimeComesAndGoes(t *testing.T) {
 		job.tell("come-and-go")
 		for range i {
 			<-f.births
-			if err := s.Suspend(t.Context()); err != nil {
+			if err := s.Suspend(t.Context(), nil); err != nil {
 				t.Errorf("suspend: %v", err)
 			}
 		}
 		job.kill()
-		if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
+		if err := s.Suspend(t.Context(), nil); !errors.Is(err, mechanism.ErrGone) {
 			t.Errorf("suspend returns %v, want ErrGone", err)
 		}
 		mustDo(t, "close", s.Close())

@@ -152,7 +152,7 @@ func (d *realDaemon) do(command string, args []string) (err error) {
 		<-d.notified
 		return nil
 	case "suspend":
-		return d.session.Suspend(ctx)
+		return d.session.Suspend(ctx, nil)
 	case "resume":
 		return d.session.Resume(ctx)
 	case "close":

@@ -64,7 +64,7 @@ func TestTargetOfAnotherDebuggerIsRefused(t *testing.T) {
 		undisturbed()
 		d.Kill()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -97,7 +97,7 @@ func TestTargetThatAnotherDebuggerTookToItsEndDoesNotCount(t *testing.T) {
 		foreign.kill()
 		s, err := f.Attach(t.Context(), own.key())
 		f.must("attach", err)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		f.machine.Self().Kill()
 		own.wantFree()
 		_ = s.Close() // the dead have no say
@@ -159,7 +159,7 @@ func TestTargetThatDebugsItselfIsLeftAlone(t *testing.T) {
 			diff(t, "the target in the driver", before, after)
 			f.must("disable", own.Disable(j.PID()))
 			s := f.attach(j)
-			f.must("suspend", s.Suspend(t.Context()))
+			f.must("suspend", s.Suspend(t.Context(), nil))
 			j.wantSuspended()
 		})
 	})
@@ -188,7 +188,7 @@ func TestRightThatAnotherDebuggerTookIsTakenBack(t *testing.T) {
 			j, d := f.start(), f.debugger()
 			s := f.attach(j)
 			if suspended {
-				f.must("suspend", s.Suspend(t.Context()))
+				f.must("suspend", s.Suspend(t.Context(), nil))
 			}
 			wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 			d.detach(j)
@@ -196,7 +196,7 @@ func TestRightThatAnotherDebuggerTookIsTakenBack(t *testing.T) {
 				f.must("resume", s.Resume(t.Context()))
 				j.wantRunning()
 			}
-			f.must("suspend", s.Suspend(t.Context()))
+			f.must("suspend", s.Suspend(t.Context(), nil))
 			j.wantSuspended()
 			// Our death has to end it again.
 			if state, _ := j.KFD(); state.Debugger != f.machine.Self().PID() {
@@ -212,7 +212,7 @@ func TestEventsAreServedAfterTheRightWasTaken(t *testing.T) {
 	onNewRule(t, func(t *testing.T, f *fixture) {
 		j, d := f.start(), f.debugger()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 		d.detach(j)
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
@@ -235,7 +235,7 @@ func TestTargetThatAnotherDebuggerKeepsIsLostAndResumedWhenItCan(t *testing.T) {
 		j, d := f.start(), f.debugger()
 		s, err := f.Attach(t.Context(), j.key())
 		f.must("attach", err)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 		wantErr(t, "resume", s.Resume(t.Context()), mechanism.ErrDebugged)
 		if err := s.Close(); err == nil {
@@ -261,11 +261,11 @@ func TestDebuggingThatSomebodyEndedIsEnabledAgainOnce(t *testing.T) {
 			}
 			f.must("the other's DISABLE", d.device.Disable(j.PID()))
 		}
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		before := len(f.suspendCalls())
 		end()
 		f.await("it is suspended again", func() bool { return len(f.suspendCalls()) > before && j.allSuspended() })
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.create(gpuB, kfd.QueueTypeComputeAQL)
 		f.await("a new queue is suspended", j.allSuspended)
 		end()
@@ -299,7 +299,7 @@ func TestLostTraceIsTakenUpAgain(t *testing.T) {
 			f := newFixture(t, profile, schedulers["HWS"])
 			j := f.start()
 			s := f.attach(j)
-			f.must("suspend", s.Suspend(t.Context()))
+			f.must("suspend", s.Suspend(t.Context(), nil))
 			f.mu.Lock()
 			thread := f.threads[j.PID()]
 			f.mu.Unlock()
@@ -343,7 +343,7 @@ func TestTargetThatIsTakenAfterAFailedResumeRunsWhenItCan(t *testing.T) {
 		j, d := f.start(), f.debugger()
 		s, err := f.Attach(t.Context(), j.key())
 		f.must("attach", err)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		broken := f.machine.Fail(driver.TrapOp(kfd.TrapResumeQueues), f.machine.Self(), unix.EFAULT, true)
 		wantErr(t, "resume", s.Resume(t.Context()), unix.EFAULT)
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
@@ -389,7 +389,7 @@ func TestRightThatWasTakenIsNoticedWithoutACall(t *testing.T) {
 				j, d := f.start(), f.debugger()
 				s := f.attach(j)
 				if suspended {
-					f.must("suspend", s.Suspend(t.Context()))
+					f.must("suspend", s.Suspend(t.Context(), nil))
 				}
 				// It does not trace the job at a beat, which would then end the session.
 				f.machine.Inject(kfdtest.Fault{

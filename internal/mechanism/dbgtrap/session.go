@@ -25,10 +25,9 @@ type session struct {
 	// the caller.
 	ctx context.Context //nolint:containedctx // Close has none
 
-	// events is filled when Handle is to be called.
-	events chan struct{}
-	// suspended: the queues are to be suspended; reported: that one of them runs was
-	// returned by Handle since the last Suspend.
+	mechanism.Notifier
+	// suspended: the queues are to be suspended; reported: that one of them runs, and could not be
+	// suspended, was returned by Handle since the last Suspend.
 	suspended, reported bool
 	// over is why the debugging has ended before Close, nil while it lasts; released
 	// says that everything runs since.
@@ -43,21 +42,19 @@ type session struct {
 	beat *time.Timer
 }
 
-var _ mechanism.Watcher = (*session)(nil)
+var _ mechanism.Session = (*session)(nil)
 
 func newSession(ctx context.Context, m *Mechanism, target gpreempt.ProcessKey) *session {
 	s := &session{
-		m: m, target: target, ctx: ctx,
-		events: make(chan struct{}, 1),
-		log:    m.cfg.Log.With(log.Target(target)),
+		m: m, target: target, ctx: ctx, Notifier: mechanism.NewNotifier(), log: m.cfg.Log.With(log.Target(target)),
 	}
-	s.debuggee = newDebuggee(m, target, s.notify)
+	s.debuggee = newDebuggee(m, target, s.Notify)
 	s.ending = time.AfterFunc(time.Hour, func() {
 		s.endingDue.Store(true)
-		s.notify()
+		s.Notify()
 	})
 	s.ending.Stop()
-	s.beat = time.AfterFunc(time.Hour, s.notify)
+	s.beat = time.AfterFunc(time.Hour, s.Notify)
 	s.beat.Stop()
 	return s
 }
@@ -75,30 +72,10 @@ func (s *session) watch() {
 	}
 }
 
-// notify has Handle called. It does not block.
-func (s *session) notify() {
-	select {
-	case s.events <- struct{}{}:
-	default: // it will be called already
-	}
-}
-
-// Events implements mechanism.Watcher.
-func (s *session) Events() <-chan struct{} { return s.events }
-
-// Changed implements mechanism.Watcher.
-func (s *session) Changed() bool {
-	changed := s.debuggee.changed
-	s.debuggee.changed = false
-	return changed
-}
-
 // Suspend implements mechanism.Session. Errors beyond the interface's: *RuntimeError,
 // mechanism.ErrDebugged, a *kfd.Error, the cause of ctx.
-func (s *session) Suspend(ctx context.Context) error { return s.SuspendThen(ctx, func() {}) }
-
-// SuspendThen implements mechanism.Watcher. Errors are those of Suspend.
-func (s *session) SuspendThen(ctx context.Context, done func()) error {
+func (s *session) Suspend(ctx context.Context, done func()) error {
+	defer s.noteChange()
 	switch {
 	case s.closed:
 		return errClosed
@@ -112,7 +89,9 @@ func (s *session) SuspendThen(ctx context.Context, done func()) error {
 	report := func() {
 		if ctx.Err() == nil { // else it is undone
 			reported = true
-			done()
+			if done != nil {
+				done()
+			}
 		}
 	}
 	err := mechanism.Guard(func() error { return s.debuggee.suspend(s.ctx, report) })
@@ -157,10 +136,18 @@ func (s *session) release() error {
 	return err
 }
 
-// Handle implements mechanism.Watcher.
-func (s *session) Handle(context.Context) (running mechanism.Running, err error) {
+// noteChange has Handle report that the target has changed.
+func (s *session) noteChange() {
+	if s.debuggee.changed {
+		s.Notify()
+	}
+}
+
+// Handle implements mechanism.Session. It suspends the queues that were born since.
+func (s *session) Handle(context.Context) (r mechanism.Report, err error) {
+	defer func() { r.Changed, s.debuggee.changed = s.debuggee.changed, false }()
 	if s.over != nil || s.closed {
-		return mechanism.NotRunning, nil // over has been reported, and is not an error of this call
+		return r, nil // over has been reported, and is not an error of this call
 	}
 	defer s.watch()
 	due := s.endingDue.Swap(false)
@@ -168,17 +155,22 @@ func (s *session) Handle(context.Context) (running mechanism.Running, err error)
 		if err := s.debuggee.serve(s.ctx); err != nil || !s.suspended {
 			return err
 		}
-		return s.checkRuntime(due)
+		if err := s.checkRuntime(due); err != nil || s.reported || !s.debuggee.running() {
+			return err
+		}
+		before := len(s.debuggee.suspended)
+		err := s.debuggee.suspend(s.ctx, func() {})
+		if err == nil {
+			r.Born = max(len(s.debuggee.suspended)-before, 0)
+		} else if !final(err) { // Suspend finds that too, and returns it
+			s.reported, r.Running, err = true, mechanism.NewQueue, nil
+		}
+		return err
 	})
 	if err != nil {
 		s.conclude(err)
-		return mechanism.NotRunning, err
 	}
-	if s.suspended && !s.reported && s.debuggee.running() {
-		s.reported = true
-		return mechanism.NewQueue, nil
-	}
-	return mechanism.NotRunning, nil
+	return r, err
 }
 
 // checkRuntime returns the error of a suspended target that has ended its runtime and

@@ -22,14 +22,14 @@ func TestSuspendTakesAllQueuesInOneCallAndResumePutsThemBack(t *testing.T) {
 		s := f.attach(j)
 		j.wantRunning()
 		for range 3 {
-			f.must("suspend", s.Suspend(t.Context()))
+			f.must("suspend", s.Suspend(t.Context(), nil))
 			j.wantSuspended()
 			for _, g := range []gpreempt.GPUID{gpuA, gpuB} {
 				if grace := f.machine.GPU(g).Grace; len(grace) > 0 && grace[len(grace)-1] != 1 {
 					t.Errorf("GPU %v saves waves with a grace period of %d in its register, want at once", g, int32(grace[len(grace)-1]))
 				}
 			}
-			f.must("suspend again", s.Suspend(t.Context()))
+			f.must("suspend again", s.Suspend(t.Context(), nil))
 			j.wantSuspended()
 			f.must("resume", s.Resume(t.Context()))
 			j.wantRunning()
@@ -41,11 +41,11 @@ func TestSuspendTakesAllQueuesInOneCallAndResumePutsThemBack(t *testing.T) {
 				t.Errorf("a grace period of %d: waves are to be saved at once", c.Grace)
 			}
 		}
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		f.must("close", s.Close())
 		f.must("close again", s.Close())
 		j.wantFree()
-		wantErr(t, "suspend after close", s.Suspend(t.Context()), errClosed)
+		wantErr(t, "suspend after close", s.Suspend(t.Context(), nil), errClosed)
 		wantErr(t, "resume after close", s.Resume(t.Context()), errClosed)
 	})
 }
@@ -55,7 +55,7 @@ func TestHotPathIsTwoCallsEachWay(t *testing.T) {
 		j := f.start()
 		s := f.attach(j)
 		before := len(f.machine.Ops(f.machine.Self()))
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		f.must("resume", s.Resume(t.Context()))
 		snapshot := driver.TrapOp(kfd.TrapGetQueueSnapshot)
 		want := []driver.Op{snapshot, driver.TrapOp(kfd.TrapSuspendQueues), driver.TrapOp(kfd.TrapResumeQueues), snapshot}
@@ -111,7 +111,7 @@ func TestQueueBornWhileSuspendedIsSuspendedByItself(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		for range 3 {
 			j.create(gpuB, kfd.QueueTypeComputeAQL)
 			f.await("the new queue is suspended", j.allSuspended)
@@ -119,7 +119,7 @@ func TestQueueBornWhileSuspendedIsSuspendedByItself(t *testing.T) {
 				t.Errorf("birth in %v, want %v", key, j.key())
 			}
 		}
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		diff(t, "suspended", [][]uint32{{3, 2, 1, 0}, {4}, {5}, {6}}, f.suspendCalls())
 		f.must("resume", s.Resume(t.Context()))
 		j.wantRunning()
@@ -158,7 +158,7 @@ func TestQueuesThatChangeBetweenSnapshotAndSuspension(t *testing.T) {
 				j := f.start()
 				s := f.attach(j)
 				f.between(func() { change(j) })
-				f.must("suspend", s.Suspend(t.Context()))
+				f.must("suspend", s.Suspend(t.Context(), nil))
 				f.await("all queues are suspended", j.allSuspended)
 				f.must("resume", s.Resume(t.Context()))
 				j.wantRunning()
@@ -181,7 +181,7 @@ func TestTargetThatReplacesQueuesForEverIsRefused(t *testing.T) {
 				}
 			},
 		})
-		if err := s.Suspend(t.Context()); err == nil {
+		if err := s.Suspend(t.Context(), nil); err == nil {
 			t.Fatal("the suspension worked")
 		}
 		if i.Hits() > 10 {
@@ -189,7 +189,7 @@ func TestTargetThatReplacesQueuesForEverIsRefused(t *testing.T) {
 		}
 		i.Remove()
 		f.await("all queues run", j.allRun)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -200,7 +200,7 @@ func TestQueueHalfDestroyedIsNotPassedOver(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		destroyer := j.NewThread()
 		destroyed := make(chan error)
 		go func() { destroyed <- destroyer.DestroyQueue(j.fd, 2) }()
@@ -210,7 +210,7 @@ func TestQueueHalfDestroyedIsNotPassedOver(t *testing.T) {
 			t.Fatal("the queue was destroyed")
 		}
 		f.must("resume", s.Resume(t.Context()))
-		err := s.Suspend(t.Context())
+		err := s.Suspend(t.Context(), nil)
 		if j.Queues()[2].Destroying {
 			if err == nil {
 				t.Error("a suspension that leaves a queue running works")
@@ -222,7 +222,7 @@ func TestQueueHalfDestroyedIsNotPassedOver(t *testing.T) {
 		}
 		f.must("resume", s.Resume(t.Context()))
 		j.destroy(2)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -231,14 +231,14 @@ func TestDestructionOfASuspendedQueueEndsWithResume(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		destroyer := j.NewThread()
 		destroyed := make(chan error)
 		go func() { destroyed <- destroyer.DestroyQueue(j.fd, 2) }()
 		f.await("the destruction waits", destroyer.Blocked)
 		f.must("resume", s.Resume(t.Context()))
 		f.must("destroy", receive(f, "the destruction", destroyed))
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -253,16 +253,16 @@ func TestCleanExitIsNotHeldUp(t *testing.T) {
 			j.enable()
 			receive(f, "the runtime came", f.births)
 			j.create(gpuA, kfd.QueueTypeComputeAQL)
-			f.must("suspend", s.Suspend(t.Context()))
+			f.must("suspend", s.Suspend(t.Context(), nil))
 			j.wantSuspended()
 			f.must("resume", s.Resume(t.Context()))
 			j.destroy(0)
 			j.disable()
-			f.must("suspend", s.Suspend(t.Context()))
+			f.must("suspend", s.Suspend(t.Context(), nil))
 			f.must("resume", s.Resume(t.Context()))
 		}
 		j.exitCleanly()
-		wantErr(t, "suspend", s.Suspend(t.Context()), mechanism.ErrGone)
+		wantErr(t, "suspend", s.Suspend(t.Context(), nil), mechanism.ErrGone)
 		wantErr(t, "resume", s.Resume(t.Context()), mechanism.ErrGone)
 		select {
 		case err := <-f.lost:
@@ -277,17 +277,17 @@ func TestCleanExitWhileSuspendedEndsWithTheRuntime(t *testing.T) {
 		f.runtimeEndTime = time.Hour // it may take its time
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.disable() // the driver resumes
 		j.wantRunning()
 		var runtime *RuntimeError
-		if err := s.Suspend(t.Context()); !errors.As(err, &runtime) || !runtime.Ended || runtime.Queues != 4 {
+		if err := s.Suspend(t.Context(), nil); !errors.As(err, &runtime) || !runtime.Ended || runtime.Queues != 4 {
 			t.Errorf("suspending queues whose runtime has ended returns %v", err)
 		}
 		for id := range j.Queues() {
 			j.destroy(id)
 		}
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.enable() // it may come back
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
 		f.await("what was born is suspended", j.allSuspended)
@@ -299,7 +299,7 @@ func TestTargetThatStaysWithoutItsRuntimeIsNotTakenForSuspended(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.disable() // the driver resumes
 		want := &RuntimeError{Target: j.key(), State: kfd.RuntimeDisabled, Queues: 4, Ended: true}
 		if diff := cmp.Diff(error(want), receive(f, "the loss", f.lost)); diff != "" {
@@ -356,7 +356,7 @@ func TestTargetWithoutQueuesIsHeldUntilItHasSome(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.spawn()
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.enable()
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
 		j.create(gpuB, kfd.QueueTypeSDMA)
@@ -375,7 +375,7 @@ func TestQueueMadeWithoutRuntimeEndsTheHold(t *testing.T) {
 			t.Errorf("lost gets %v", runtime)
 		}
 		f.await("the target is released", func() bool { s, _ := j.KFD(); return !s.Enabled })
-		if err := s.Suspend(t.Context()); !final(err) {
+		if err := s.Suspend(t.Context(), nil); !final(err) {
 			t.Errorf("suspend returns %v", err)
 		}
 		f.must("resume", s.Resume(t.Context()))
@@ -406,7 +406,7 @@ func TestSecondProcessOnASingleVMIDGPUIsRefusedAndReleased(t *testing.T) {
 				f.await("it is released", func() bool { s, _ := second.KFD(); return !s.Enabled })
 				second.create(gpuA, kfd.QueueTypeComputeAQL)
 				second.exitCleanly()
-				f.must("suspend", s.Suspend(t.Context()))
+				f.must("suspend", s.Suspend(t.Context(), nil))
 				first.wantSuspended()
 				f.must("resume", s.Resume(t.Context()))
 				first.wantRunning()
@@ -422,11 +422,11 @@ func TestProcessHasOneSessionAndAnotherAfterClose(t *testing.T) {
 		if _, err := f.Attach(t.Context(), j.key()); err == nil {
 			t.Error("a process has two sessions")
 		}
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		f.must("close", s.Close())
 		j.wantFree()
 		s = f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 		f.must("close", s.Close())
 		j.wantFree()
@@ -450,7 +450,7 @@ func TestOldSessionDoesNothingToTheNextProcessWithThePID(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		old := f.attach(j)
-		f.must("suspend", old.Suspend(t.Context()))
+		f.must("suspend", old.Suspend(t.Context(), nil))
 		j.kill()
 		next := &job{Process: f.machine.SpawnAt(j.PID()), f: f, vms: j.vms}
 		f.mu.Lock()
@@ -461,8 +461,8 @@ func TestOldSessionDoesNothingToTheNextProcessWithThePID(t *testing.T) {
 		next.enable()
 		next.create(gpuA, kfd.QueueTypeComputeAQL)
 		s := f.attach(next)
-		f.must("suspend", s.Suspend(t.Context()))
-		wantErr(t, "suspend", old.Suspend(t.Context()), mechanism.ErrGone)
+		f.must("suspend", s.Suspend(t.Context(), nil))
+		wantErr(t, "suspend", old.Suspend(t.Context(), nil), mechanism.ErrGone)
 		wantErr(t, "resume", old.Resume(t.Context()), mechanism.ErrGone)
 		f.must("close", old.Close())
 		next.wantSuspended()
@@ -475,7 +475,7 @@ func TestDeathOfTheDaemonResumes(t *testing.T) {
 		j := f.start()
 		s, err := f.Attach(t.Context(), j.key())
 		f.must("attach", err)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 		f.machine.Self().Kill()
 		j.wantFree()

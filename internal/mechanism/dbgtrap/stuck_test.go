@@ -20,7 +20,7 @@ func TestCallThatWaitsForTheTargetsLockIsRecognized(t *testing.T) {
 		}
 		release := j.HoldMutex()
 		suspended := make(chan error)
-		go func() { suspended <- s.Suspend(t.Context()) }()
+		go func() { suspended <- s.Suspend(t.Context(), nil) }()
 		f.await("the call waits for the lock", func() bool { return f.WaitsForTarget(j.key()) })
 		release()
 		f.must("suspend", receive(f, "the suspension", suspended))
@@ -28,7 +28,7 @@ func TestCallThatWaitsForTheTargetsLockIsRecognized(t *testing.T) {
 		f.must("resume", s.Resume(t.Context()))
 
 		hang := f.machine.Hang(driver.TrapOp(kfd.TrapSuspendQueues))
-		go func() { suspended <- s.Suspend(t.Context()) }()
+		go func() { suspended <- s.Suspend(t.Context(), nil) }()
 		receive(f, "the hang", hang.Reached())
 		if f.WaitsForTarget(j.key()) {
 			t.Error("a call that waits for the hardware waits for the target")
@@ -47,7 +47,7 @@ func TestAttachThatWaitsForTheTargetsLockIsRecognized(t *testing.T) {
 		go func() { attached <- f.attach(j) }()
 		f.await("the call waits for the lock", func() bool { return f.WaitsForTarget(j.key()) })
 		release()
-		f.must("suspend", receive(f, "the attach", attached).Suspend(t.Context()))
+		f.must("suspend", receive(f, "the attach", attached).Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -60,7 +60,7 @@ func TestHiddenWaitIsUnknown(t *testing.T) {
 	s := f.attach(j)
 	release := j.HoldMutex()
 	suspended := make(chan error)
-	go func() { suspended <- s.Suspend(t.Context()) }()
+	go func() { suspended <- s.Suspend(t.Context(), nil) }()
 	f.await("the call waits", func() bool { return s.session.(*session).debuggee.calling.Load() != 0 })
 	if f.WaitsForTarget(j.key()) {
 		t.Error("it waits for the target, by a kernel that does not say")

@@ -112,7 +112,7 @@ func TestProcessWithoutAnEarlierVMIsSuspended(t *testing.T) {
 		j.enable()
 		j.create(gpuB, kfd.QueueTypeComputeAQL)
 		s := f.attach(j)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -127,7 +127,7 @@ func TestQueueBeforeAMissingVMResumesTheTarget(t *testing.T) {
 			j.enable()
 			j.create(gpuC, kfd.QueueTypeComputeAQL)
 			s := f.attach(j)
-			f.must("suspend", s.Suspend(t.Context()))
+			f.must("suspend", s.Suspend(t.Context(), nil))
 			j.wantSuspended()
 			j.create(gpuA, kfd.QueueTypeComputeAQL)
 			err := receive(f, "the session ends", f.lost)
@@ -146,7 +146,7 @@ func TestVMThatIsAcquiredLaterAllowsSuspending(t *testing.T) {
 		s := f.attach(j) // it has no queue
 		j.acquire(gpuB)
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		j.wantSuspended()
 	})
 }
@@ -158,7 +158,7 @@ func TestFirstQueueBeforeAMissingVMEndsTheSession(t *testing.T) {
 		s := f.attach(j) // it has no queue
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
 		f.wantRefused(receive(f, "the session ends", f.lost))
-		f.wantRefused(s.Suspend(t.Context()))
+		f.wantRefused(s.Suspend(t.Context(), nil))
 		j.wantFree()
 	})
 }
@@ -170,7 +170,7 @@ func TestTableMayAllowAMissingVM(t *testing.T) {
 	j.enable()
 	j.create(gpuA, kfd.QueueTypeComputeAQL)
 	s := f.attach(j)
-	f.must("suspend", s.Suspend(t.Context()))
+	f.must("suspend", s.Suspend(t.Context(), nil))
 	j.wantSuspended()
 }
 

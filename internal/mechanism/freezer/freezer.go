@@ -151,13 +151,8 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if err != nil {
 		return nil, err
 	}
-	s := &session{m: m, target: target, process: p, events: make(chan struct{}, 1)}
-	s.check = time.AfterFunc(time.Hour, func() {
-		select {
-		case s.events <- struct{}{}:
-		default: // Handle will be called already
-		}
-	})
+	s := &session{m: m, target: target, process: p, Notifier: mechanism.NewNotifier()}
+	s.check = time.AfterFunc(time.Hour, s.Notify)
 	s.check.Stop()
 	return s, nil
 }
@@ -212,9 +207,9 @@ var errClosed = errors.New("the session with the process has been closed")
 type session struct {
 	m      *Mechanism
 	target gpreempt.ProcessKey
-	// events is filled by check when Handle is to look whether the process runs.
-	events chan struct{}
-	check  *time.Timer
+	mechanism.Notifier
+	// check fires when Handle is to look whether the process runs.
+	check *time.Timer
 
 	// mu guards what follows. A call holds it until it returns, within stopTimeout, so
 	// that Close finds no partial pause.
@@ -234,7 +229,7 @@ type session struct {
 	again   bool
 }
 
-var _ mechanism.Watcher = (*session)(nil)
+var _ mechanism.Session = (*session)(nil)
 
 // pause is a way to stop a process on the CPU.
 type pause interface {
@@ -252,55 +247,41 @@ type pause interface {
 }
 
 // Suspend implements mechanism.Session.
-func (s *session) Suspend(ctx context.Context) error {
+func (s *session) Suspend(ctx context.Context, done func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := s.suspend(ctx)
 	if s.suspended = err == nil; s.suspended {
 		s.check.Reset(s.m.checkTime)
+		if done != nil {
+			done()
+		}
 	}
 	return err
 }
 
-// SuspendThen implements mechanism.Watcher.
-func (s *session) SuspendThen(ctx context.Context, done func()) error {
-	err := s.Suspend(ctx)
-	if err == nil {
-		done()
-	}
-	return err
-}
-
-// Events implements mechanism.Watcher.
-func (s *session) Events() <-chan struct{} { return s.events }
-
-// Changed implements mechanism.Watcher.
-func (*session) Changed() bool { return false }
-
-// Handle implements mechanism.Watcher: it looks whether the process runs.
-func (s *session) Handle(context.Context) (mechanism.Running, error) {
+// Handle implements mechanism.Session: it looks whether the process runs.
+func (s *session) Handle(context.Context) (r mechanism.Report, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.suspended {
-		return mechanism.NotRunning, nil
+		return r, nil
 	}
 	s.check.Reset(s.m.checkTime)
 	running, err := s.runs()
-	switch {
-	case err != nil:
-		return mechanism.NotRunning, s.orGone(err)
-	case !running:
-		return mechanism.NotRunning, nil
-	case s.held == nil:
-		return mechanism.ResumedByAnother, nil
+	if err != nil || !running {
+		return r, s.orGone(err)
 	}
-	s.resumed++
-	s.again = true
-	if err := s.unkept(); err != nil {
-		return mechanism.NotRunning, err
+	if s.held != nil {
+		s.resumed++
+		s.again = true
+		if err := s.unkept(); err != nil {
+			return r, err
+		}
+		s.m.cfg.Log.Warn("another program has resumed a suspended process", log.Target(s.target))
 	}
-	s.m.cfg.Log.Warn("another program has resumed a suspended process", log.Target(s.target))
-	return mechanism.ResumedByAnother, nil
+	r.Running = mechanism.ResumedByAnother
+	return r, nil
 }
 
 // runs reports whether the process runs, which is suspended.
@@ -356,9 +337,9 @@ func (s *session) suspend(ctx context.Context) error {
 	return err
 }
 
-// orGone returns mechanism.ErrGone in place of err if the process has exited.
+// orGone returns mechanism.ErrGone in place of an error if the process has exited.
 func (s *session) orGone(err error) error {
-	if s.process.Exited() {
+	if err != nil && s.process.Exited() {
 		return mechanism.ErrGone
 	}
 	return err

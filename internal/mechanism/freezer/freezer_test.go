@@ -106,7 +106,7 @@ func TestProcessThatJoinsTheCgroupMeanwhileEndsThePause(t *testing.T) {
 		setControl(t, dir, "cgroup.procs", strconv.Itoa(int(other.key.PID)))
 		return nil
 	}}})
-	err := m.attach(t, v.key).Suspend(t.Context())
+	err := m.attach(t, v.key).Suspend(t.Context(), nil)
 	if want := fmt.Sprintf("process %d in its cgroup", other.key.PID); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want one that says %q", err, want)
 	}
@@ -137,7 +137,7 @@ func TestWithoutAnEntryInTheJournalNothingIsPaused(t *testing.T) {
 	full := errors.New("no space left on device")
 	m.Mechanism = New(Config{Root: "/", Log: zap.NewNop(), Journal: busyJournal{m.journal, func() error { return full }}})
 	s := m.attach(t, v.key)
-	if err := s.Suspend(t.Context()); !errors.Is(err, full) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, full) {
 		t.Errorf("error %v, want %v", err, full)
 	}
 	if got := v.states(t); strings.Contains(got, "T") {
@@ -218,7 +218,7 @@ func TestCloseResumes(t *testing.T) {
 	if diff := cmp.Diff(map[gpreempt.ProcessKey]string{}, m.noted(t)); diff != "" {
 		t.Errorf("journal (-want +got):\n%s", diff)
 	}
-	if err := s.Suspend(t.Context()); !errors.Is(err, errClosed) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, errClosed) {
 		t.Errorf("Suspend after Close: error %v, want %v", err, errClosed)
 	}
 	if err := s.Resume(t.Context()); !errors.Is(err, errClosed) {
@@ -235,7 +235,7 @@ func TestProcessThatExitsIsGone(t *testing.T) {
 			s := m.attach(t, v.key)
 			m.suspend(t, s)
 			v.kill()
-			for _, call := range []func(context.Context) error{s.Resume, s.Suspend, s.Resume} {
+			for _, call := range []func(context.Context) error{s.Resume, func(ctx context.Context) error { return s.Suspend(ctx, nil) }, s.Resume} {
 				if err := call(t.Context()); !errors.Is(err, mechanism.ErrGone) {
 					t.Errorf("error %v, want %v", err, mechanism.ErrGone)
 				}
@@ -408,7 +408,7 @@ func TestProcessStoppedByItsDebuggerIsRefused(t *testing.T) {
 		t.Fatalf("status %v, error %v", status, err)
 	}
 	m := newMachine(t)
-	err := m.attach(t, keyOf(t, cmd.Process.Pid)).Suspend(t.Context())
+	err := m.attach(t, keyOf(t, cmd.Process.Pid)).Suspend(t.Context(), nil)
 	if err == nil || !strings.Contains(err.Error(), "debugger") {
 		t.Errorf("error %v, want one about the debugger", err)
 	}

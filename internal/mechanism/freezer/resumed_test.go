@@ -23,7 +23,8 @@ func resumes(t *testing.T, s *session, resume func()) (mechanism.Running, error)
 	t.Helper()
 	resume()
 	testutil.Receive(t, s.Events(), "an event")
-	return s.Handle(t.Context())
+	r, err := s.Handle(t.Context())
+	return r.Running, err
 }
 
 func TestProcessThatAnotherProgramResumesIsStoppedAgainAFewTimes(t *testing.T) {
@@ -39,8 +40,8 @@ func TestProcessThatAnotherProgramResumesIsStoppedAgainAFewTimes(t *testing.T) {
 	}
 	m.suspend(t, s)
 	testutil.Receive(t, s.Events(), "an event")
-	if running, err := s.Handle(t.Context()); running != mechanism.NotRunning || err != nil {
-		t.Errorf("a process that is stopped runs: %v, error %v", running, err)
+	if r, err := s.Handle(t.Context()); r.Running != mechanism.NotRunning || err != nil {
+		t.Errorf("a process that is stopped runs: %v, error %v", r.Running, err)
 	}
 	for range maxResumed {
 		if running, err := resumes(t, s, goOn); running != mechanism.ResumedByAnother || err != nil {
@@ -131,7 +132,7 @@ func TestProcessThatIsResumedInShortSuspensionsIsNoticed(t *testing.T) {
 	p := &fakePause{}
 	suspend := func(s *session, resumed bool) error {
 		s.held = p // that of this process would be a real SIGSTOP
-		if err := s.Suspend(t.Context()); err != nil {
+		if err := s.Suspend(t.Context(), nil); err != nil {
 			return err
 		}
 		p.paused = !resumed
@@ -155,7 +156,7 @@ func TestProcessThatIsResumedInShortSuspensionsIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := m.attach(t, v.key).(*session)
 		s.held = p
-		if err := s.Suspend(t.Context()); err != nil {
+		if err := s.Suspend(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()
@@ -164,8 +165,8 @@ func TestProcessThatIsResumedInShortSuspensionsIsNoticed(t *testing.T) {
 			if got := time.Since(began); got != time.Duration(n+1)*time.Second {
 				t.Errorf("look %d is after %v", n+1, got)
 			}
-			if running, err := s.Handle(t.Context()); running != mechanism.NotRunning || err != nil {
-				t.Errorf("it runs: %v, error %v", running, err)
+			if r, err := s.Handle(t.Context()); r.Running != mechanism.NotRunning || err != nil {
+				t.Errorf("it runs: %v, error %v", r.Running, err)
 			}
 		}
 		if err := s.Close(); err != nil {

@@ -100,7 +100,7 @@ func playDaemon(dir string, targets []string) error {
 		ready.Add(1)
 		go func() {
 			for n := 0; ; n++ {
-				if err := s.Suspend(context.Background()); err != nil {
+				if err := s.Suspend(context.Background(), nil); err != nil {
 					failed <- err
 				}
 				if err := s.Resume(context.Background()); err != nil {
@@ -267,7 +267,7 @@ func (m machine) attach(t *testing.T, target gpreempt.ProcessKey) mechanism.Sess
 
 func (m machine) suspend(t *testing.T, s mechanism.Session) {
 	t.Helper()
-	if err := s.Suspend(t.Context()); err != nil {
+	if err := s.Suspend(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 }

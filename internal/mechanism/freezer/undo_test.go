@@ -101,7 +101,7 @@ func TestFreezeThatFailsAndCannotBeUndoneStaysHeld(t *testing.T) {
 			write(t, filepath.Join(dir, "cgroup.events"), "populated 1\nfrozen 0\n")
 			s := m.attach(t, v.key)
 			var unblock func()
-			err := s.Suspend(&interrupted{t.Context(), t, freeze, func() { unblock = block(t, freeze) }})
+			err := s.Suspend(&interrupted{t.Context(), t, freeze, func() { unblock = block(t, freeze) }}, nil)
 			if !errors.Is(err, context.Canceled) || !errors.Is(err, unix.EISDIR) {
 				t.Fatalf("error %v, want %v and %v", err, context.Canceled, unix.EISDIR)
 			}
@@ -147,7 +147,7 @@ func TestCloseIsRepeatedUntilNothingIsHeld(t *testing.T) {
 			t.Errorf("Close: error %v, want %v", err, unix.EISDIR)
 		}
 	}
-	if err := s.Suspend(t.Context()); !errors.Is(err, errClosed) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, errClosed) {
 		t.Errorf("Suspend: error %v, want %v", err, errClosed)
 	}
 	if err := s.Resume(t.Context()); !errors.Is(err, unix.EISDIR) {
@@ -165,13 +165,13 @@ func TestExitIsNotReportedWhileTheChildrenAreFrozen(t *testing.T) {
 	m.suspend(t, s)
 	unblock := block(t, freeze)
 	v.kill()
-	for _, call := range []func(context.Context) error{s.Suspend, s.Resume} {
+	for _, call := range []func(context.Context) error{func(ctx context.Context) error { return s.Suspend(ctx, nil) }, s.Resume} {
 		if err := call(t.Context()); !errors.Is(err, unix.EISDIR) || errors.Is(err, mechanism.ErrGone) {
 			t.Errorf("error %v, want %v and not %v", err, unix.EISDIR, mechanism.ErrGone)
 		}
 	}
 	unblock()
-	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("error %v, want %v", err, mechanism.ErrGone)
 	}
 	if got := read(t, freeze); got != "0" {
@@ -196,7 +196,7 @@ func TestProcessWhoseCgroupWasRemovedIsStopped(t *testing.T) {
 	if err := remove(); err != nil {
 		t.Fatal(err)
 	}
-	check(s.Suspend(t.Context()))
+	check(s.Suspend(t.Context(), nil))
 	m.suspend(t, s) // by SIGSTOP
 	if got := v.states(t); got != "T" {
 		t.Errorf("suspended, its threads are in state %s, want T", got)
@@ -206,7 +206,7 @@ func TestProcessWhoseCgroupWasRemovedIsStopped(t *testing.T) {
 
 	m, v, dir = newFake(t)
 	m.pauses.Store = busyJournal{m.journal, remove}
-	check(m.attach(t, v.key).Suspend(t.Context()))
+	check(m.attach(t, v.key).Suspend(t.Context(), nil))
 	v.mustRun(t)
 }
 
@@ -233,7 +233,7 @@ func TestProcessThatMovesOutOfAFrozenCgroupThatIsRemovedLives(t *testing.T) {
 	if err := os.Remove(old); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Suspend(t.Context()); !errors.Is(err, errRemoved) || errors.Is(err, mechanism.ErrGone) {
+	if err := s.Suspend(t.Context(), nil); !errors.Is(err, errRemoved) || errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("error %v, want %v and not %v", err, errRemoved, mechanism.ErrGone)
 	}
 	m.suspend(t, s)

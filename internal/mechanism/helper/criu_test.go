@@ -96,7 +96,7 @@ func TestTargetIsPausedAndUnpausedByAHelper(t *testing.T) {
 		s, err := f.criu(j).Attach(t.Context(), job.Key())
 		f.must("attach", err)
 		for range 3 {
-			f.must("suspend", s.Suspend(t.Context()))
+			f.must("suspend", s.Suspend(t.Context(), nil))
 			f.wantEvicted(job, true)
 			if len(j) != 1 || f.Pool.serving[job.Key()] != nil {
 				t.Errorf("journal %v, serving %v", j, f.Pool.serving)
@@ -136,14 +136,14 @@ func TestHelperIsAProcessOfTheDriverOnceItHasAttached(t *testing.T) {
 		all := maps.Clone(f.all)
 		f.Pool.mu.Unlock()
 		for c := range all {
-			c.kill()
-			<-c.ended
+			c.Kill()
+			<-c.Ended
 		}
 	}
 
 	s, err := f.criu(journal{}).Attach(t.Context(), job.Key())
 	f.must("attach criu", err)
-	f.must("suspend", s.Suspend(t.Context()))
+	f.must("suspend", s.Suspend(t.Context(), nil))
 	f.must("resume", s.Resume(t.Context()))
 	f.must("close", s.Close())
 	if n := inDriver(); n != 0 {
@@ -171,10 +171,10 @@ func TestTargetThatHoldsItsLockKeepsItsHelperOfCRIUOnly(t *testing.T) {
 		f.must("attach", err)
 		o, err := m.Attach(t.Context(), other.Key())
 		f.must("attach the other", err)
-		f.must("suspend the other", o.Suspend(t.Context()))
+		f.must("suspend the other", o.Suspend(t.Context(), nil))
 		release := job.HoldMutex()
 		f.callTime = 3 * time.Second // the helper must reach the lock, also on a busy machine
-		err = s.Suspend(t.Context())
+		err = s.Suspend(t.Context(), nil)
 		f.callTime = callTime
 		if err == nil {
 			t.Fatal("a target that holds its lock is suspended")
@@ -190,7 +190,7 @@ func TestTargetThatHoldsItsLockKeepsItsHelperOfCRIUOnly(t *testing.T) {
 		f.must("close", f.Close())
 		for c := range all {
 			if c != stuck {
-				<-c.ended
+				<-c.Ended
 			}
 		}
 		next := f.next()
@@ -203,7 +203,7 @@ func TestTargetThatHoldsItsLockKeepsItsHelperOfCRIUOnly(t *testing.T) {
 			t.Error("a target is resumed while a helper of the dead daemon waits in a call for it")
 		}
 		release()
-		<-stuck.ended
+		<-stuck.Ended
 		f.must("resume the target", m.Undo(t.Context(), j[job.Key()]))
 		f.wantEvicted(job, false)
 		if len(j) != 0 {
@@ -228,7 +228,7 @@ func TestDeathOfAHelperOfCRIUAtEveryCallIsUndone(t *testing.T) {
 				s, err = m.Attach(t.Context(), job.Key())
 			}
 			for range 2 {
-				for err := s.Suspend(t.Context()); err != nil; err = s.Suspend(t.Context()) {
+				for err := s.Suspend(t.Context(), nil); err != nil; err = s.Suspend(t.Context(), nil) {
 					failed++
 					if len(j) == 0 {
 						f.wantEvicted(job, false)
@@ -268,22 +268,27 @@ func TestDeathOfAHelperAtEveryCallReleasesItsTarget(t *testing.T) {
 			for nth, died := 1, true; died; nth++ {
 				f := newFixture(t, profile)
 				job := f.job()
+				queues := 1
 				death := f.machine.Inject(kfdtest.Fault{Stage: stage, Nth: nth, Do: func() { f.killServing(job.Key()) }})
 				held, err := f.Attach(t.Context(), job.Key())
 				for _, call := range []func(mechanism.Session) error{
-					func(s mechanism.Session) error { return s.Suspend(t.Context()) },
+					func(s mechanism.Session) error { return s.Suspend(t.Context(), nil) },
 					func(s mechanism.Session) error { return s.Resume(t.Context()) },
-					func(s mechanism.Session) error { return s.Suspend(t.Context()) },
+					func(s mechanism.Session) error { return s.Suspend(t.Context(), nil) },
 					func(s mechanism.Session) error {
 						before := death.Hits()
-						_, err := s.(mechanism.Watcher).Handle(t.Context())
-						if death.Hits() > before {
-							handling++
-							if err == nil {
-								t.Error("no error of a helper that died while it handled an event")
+						queues++
+						f.bear(job)
+						for {
+							testutil.Receive(t, s.Events(), "an event")
+							r, err := s.Handle(t.Context())
+							if err != nil && death.Hits() > before {
+								handling++
+							}
+							if err != nil || r.Born == 1 {
+								return err
 							}
 						}
-						return err
 					},
 					func(s mechanism.Session) error { return s.Close() },
 				} {
@@ -305,15 +310,15 @@ func TestDeathOfAHelperAtEveryCallReleasesItsTarget(t *testing.T) {
 				}
 				f.await("the target runs", func() bool { s, _ := job.KFD(); return !s.Enabled && len(job.Suspended()) == 0 })
 				if f.killed != nil {
-					<-f.killed.ended
+					<-f.killed.Ended
 				}
 				again, err := f.Attach(t.Context(), job.Key())
 				for tries := 1; err != nil && tries < 5; tries++ { // by a helper that has died and waits
 					again, err = f.Attach(t.Context(), job.Key())
 				}
 				f.must("attach again", err)
-				f.must("suspend again", again.Suspend(t.Context()))
-				f.wantSuspended(job, 1)
+				f.must("suspend again", again.Suspend(t.Context(), nil))
+				f.wantSuspended(job, queues)
 				f.must("close", again.Close())
 				f.wantSuspended(job, 0)
 			}

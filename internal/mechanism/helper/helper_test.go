@@ -29,13 +29,13 @@ func TestTargetIsSuspendedAndResumedByItsHelper(t *testing.T) {
 		job := f.job()
 		s := f.attach(job)
 		done := false
-		f.must("suspend", s.SuspendThen(t.Context(), func() { done = true; f.wantSuspended(job, 1) }))
+		f.must("suspend", s.Suspend(t.Context(), func() { done = true; f.wantSuspended(job, 1) }))
 		if !done {
 			t.Error("the end of the suspension was not reported")
 		}
 		state, _ := job.KFD()
-		if debugger := state.Debugger; debugger == f.machine.Self().PID() || int(debugger) != s.child.pid {
-			t.Errorf("process %d debugs the target, want helper %d", debugger, s.child.pid)
+		if debugger := state.Debugger; debugger == f.machine.Self().PID() || int(debugger) != s.helper.PID {
+			t.Errorf("process %d debugs the target, want helper %d", debugger, s.helper.PID)
 		}
 		queues, held := f.Queues(job.Key())
 		if !held || len(queues) != 1 || queues[0].GPUID != uint32(gpu) {
@@ -69,7 +69,7 @@ func TestSuspensionWhoseCallerHasGivenUpIsUndone(t *testing.T) {
 		cancel(gaveUp)
 		hang.Remove()
 	}()
-	err := s.SuspendThen(ctx, func() { t.Error("it is reported") })
+	err := s.Suspend(ctx, func() { t.Error("it is reported") })
 	if !errors.Is(err, gaveUp) {
 		t.Errorf("suspend returns %v", err)
 	}
@@ -83,8 +83,8 @@ func TestHelperOfAReleasedTargetIsUsedAgain(t *testing.T) {
 	for range 10 {
 		job := f.job()
 		s := f.attach(job)
-		used[s.child.pid] = true
-		f.must("suspend", s.Suspend(t.Context()))
+		used[s.helper.PID] = true
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		f.must("close", s.Close())
 		state, _ := job.KFD()
 		if state.Enabled || len(job.Suspended()) > 0 {
@@ -121,11 +121,11 @@ func TestNumberOfHelpersIsBounded(t *testing.T) {
 		t.Error("a process that was refused is debugged")
 	}
 	for _, s := range sessions {
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 	}
 	f.must("close one", sessions[0].Close())
 	s := f.attach(job)
-	f.must("suspend", s.Suspend(t.Context()))
+	f.must("suspend", s.Suspend(t.Context(), nil))
 	for _, s := range append(sessions[1:], s) {
 		f.must("close", s.Close())
 	}
@@ -136,13 +136,13 @@ func TestSpareThatHasEndedIsNotUsed(t *testing.T) {
 	f := newFixture(t, "7.2")
 	dead, err := f.startOne()
 	f.must("start", err)
-	dead.kill()
-	testutil.Receive(t, dead.ended, "the end of the helper")
+	dead.Kill()
+	testutil.Receive(t, dead.Ended, "the end of the helper")
 	f.Pool.mu.Lock()
 	f.spares = append(f.spares, dead)
 	f.Pool.mu.Unlock()
 	s := f.attach(f.job())
-	if s.child == dead {
+	if s.helper == dead {
 		t.Error("a target has a helper that has ended")
 	}
 	f.must("close", s.Close())
@@ -153,9 +153,9 @@ func TestEndOfAHelperReleasesItsTargetOnly(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		job, other := f.job(), f.job()
 		s, o := f.attach(job), f.attach(other)
-		f.must("suspend", s.Suspend(t.Context()))
-		f.must("suspend the other", o.Suspend(t.Context()))
-		s.child.kill()
+		f.must("suspend", s.Suspend(t.Context(), nil))
+		f.must("suspend the other", o.Suspend(t.Context(), nil))
+		s.helper.Kill()
 		f.await("the target runs", func() bool { return len(job.Suspended()) == 0 })
 		testutil.Receive(t, s.Events(), "an event")
 		if _, err := s.Handle(t.Context()); err == nil || errors.Is(err, mechanism.ErrGone) {
@@ -164,15 +164,15 @@ func TestEndOfAHelperReleasesItsTargetOnly(t *testing.T) {
 		if _, err := s.Handle(t.Context()); err != nil {
 			t.Errorf("it is reported again: %v", err)
 		}
-		if err := s.Suspend(t.Context()); err == nil {
+		if err := s.Suspend(t.Context(), nil); err == nil {
 			t.Error("a target without a helper is suspended")
 		}
-		testutil.Receive(t, s.child.ended, "the end of the helper")
+		testutil.Receive(t, s.helper.Ended, "the end of the helper")
 		f.must("resume", s.Resume(t.Context()))
 		f.must("close", s.Close())
 		f.wantSuspended(other, 1)
 		again := f.attach(job)
-		f.must("suspend again", again.Suspend(t.Context()))
+		f.must("suspend again", again.Suspend(t.Context(), nil))
 		f.wantSuspended(job, 1)
 		f.must("close", again.Close())
 		f.must("close the other", o.Close())
@@ -184,10 +184,10 @@ func TestTargetThatHoldsItsLockKeepsItsHelperOnly(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		job, other := f.job(), f.job()
 		s, o := f.attach(job), f.attach(other)
-		f.must("suspend the other", o.Suspend(t.Context()))
+		f.must("suspend the other", o.Suspend(t.Context(), nil))
 		release := job.HoldMutex()
 		f.callTime = time.Millisecond
-		err := s.Suspend(t.Context())
+		err := s.Suspend(t.Context(), nil)
 		f.callTime = callTime
 		if err == nil {
 			t.Fatal("a target that holds its lock is suspended")
@@ -204,7 +204,7 @@ func TestTargetThatHoldsItsLockKeepsItsHelperOnly(t *testing.T) {
 		f.wantSuspended(other, 0)
 		f.must("close the other", o.Close())
 		release()
-		testutil.Receive(t, s.child.ended, "the end of the helper")
+		testutil.Receive(t, s.helper.Ended, "the end of the helper")
 		f.must("close", s.Close())
 		f.wantSuspended(job, 0)
 	})
@@ -216,24 +216,24 @@ func TestHelperThatStillTracesItsTargetHasNotEnded(t *testing.T) {
 	f := newFixture(t, "6.5")
 	job := f.job()
 	s := f.attach(job)
-	f.must("suspend", s.Suspend(t.Context()))
+	f.must("suspend", s.Suspend(t.Context(), nil))
 	dying := make(chan struct{})
 	die := sync.OnceFunc(func() { close(dying) })
 	t.Cleanup(die)
 	f.mu.Lock()
 	f.dying = dying
 	f.mu.Unlock()
-	s.child.kill()
+	s.helper.Kill()
 	f.await("the target runs", func() bool { return len(job.Suspended()) == 0 })
 	testutil.Receive(t, s.Events(), "an event") // it has closed its socket
 	if err := s.Close(); err == nil {
 		t.Fatal("a target is released that a helper traces")
 	}
 	die()
-	testutil.Receive(t, s.child.ended, "the end of the helper")
+	testutil.Receive(t, s.helper.Ended, "the end of the helper")
 	f.must("close", s.Close())
 	again := f.attach(job)
-	f.must("suspend again", again.Suspend(t.Context()))
+	f.must("suspend again", again.Suspend(t.Context(), nil))
 	f.must("close again", again.Close())
 }
 
@@ -252,7 +252,7 @@ func TestTargetThatWaitsForAResetKeepsItsHelper(t *testing.T) {
 			}
 			return 0
 		}
-		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend", s.Suspend(t.Context(), nil))
 		if asked < 3 {
 			t.Errorf("the reset was asked for %d times", asked)
 		}
@@ -288,28 +288,27 @@ func TestErrorsOfAHelperAreThoseOfTheMechanism(t *testing.T) {
 	}
 }
 
-func TestMessageOfAnySizeIsRead(t *testing.T) {
-	a, b, err := newPair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	from, to := newCodec(a), newCodec(b)
-	for _, n := range []int{0, 1, 100, 5000, 1} {
-		want := message{Kind: kindResult, Result: result{Listed: true, Err: &failure{Text: "text"}}}
-		for i := range n {
-			want.Result.Queues = append(want.Result.Queues, kfd.QueueSnapshotEntry{QueueID: uint32(i), RingBaseAddress: 1<<40 + uint64(i)})
+// Between the driver's notice and the scheduler a birth is handed over four times: by the driver's pipe
+// and the event of the session in the helper, by one message to the daemon, and by the event of the
+// daemon's session, whose owner calls Handle. Nobody asks the helper, which has suspended the queue by then.
+func TestBirthInASuspendedProcessIsSuspendedByItsHelperAndReportedOnce(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		job := f.job()
+		s := f.attach(job)
+		f.must("suspend", s.Suspend(t.Context(), nil))
+		f.heard()
+		f.bear(job)
+		testutil.Receive(t, s.Events(), "an event")
+		f.wantSuspended(job, 2)
+		r, err := s.Handle(t.Context())
+		f.must("handle", err)
+		diff(t, "report", mechanism.Report{Born: 1, Changed: true}, r)
+		diff(t, "messages: each request would have a result", []kind{kindHandled}, f.heard())
+		if queues, _ := f.Queues(job.Key()); len(queues) != 2 {
+			t.Errorf("%d queues are listed, want 2", len(queues))
 		}
-		sent := make(chan error, 1)
-		go func() { sent <- from.Encode(want) }()
-		var got message
-		if err := to.Decode(&got); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-sent; err != nil {
-			t.Fatal(err)
-		}
-		diff(t, "message", want, got)
-	}
+		f.must("resume", s.Resume(t.Context()))
+		f.wantSuspended(job, 0)
+		f.must("close", s.Close())
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/internal/child"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/proc"
@@ -42,7 +44,8 @@ type fixture struct {
 	mu        sync.Mutex // guards what follows
 	jobs      map[gpreempt.ProcessKey]*kfdtest.Process
 	processes map[int]*helperProcess // the helpers by pid
-	killed    *child                 // the last one of killServing
+	messages  []kind                 // of helpers, apart from the log
+	killed    *helper                // the last one of killServing
 	dying     <-chan struct{}        // if not nil, helpers end after their memory was released not before it is closed
 
 	ended chan struct{} // of the pool
@@ -93,8 +96,8 @@ func (f *fixture) must(what string, err error) {
 }
 
 // start starts a helper on the machine.
-func (f *fixture) start() (*child, error) {
-	ours, theirs, err := newPair()
+func (f *fixture) start() (*helper, error) {
+	ours, theirs, err := child.Pair()
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +126,24 @@ func (f *fixture) start() (*child, error) {
 	f.mu.Lock()
 	f.processes[int(p.PID())] = h
 	f.mu.Unlock()
-	return newChild(ours, int(p.PID()), exit, func() { <-h.over }, f.log), nil
+	c := &helper{log: f.log}
+	take := func(m message) {
+		f.mu.Lock()
+		f.messages = append(f.messages, m.Kind)
+		f.mu.Unlock()
+		c.take(m)
+	}
+	c.Process = child.New[request](ours, int(p.PID()), exit, func() { <-h.over }, take, f.log)
+	return c, nil
+}
+
+// heard returns the messages since the last call.
+func (f *fixture) heard() []kind {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	messages := slices.DeleteFunc(f.messages, func(k kind) bool { return k == kindLog })
+	f.messages = nil
+	return messages
 }
 
 // killServing kills the helper that serves a target, if one does, as SIGKILL does in a call.
@@ -135,11 +155,11 @@ func (f *fixture) killServing(target gpreempt.ProcessKey) {
 		return
 	}
 	f.mu.Lock()
-	h := f.processes[c.pid]
+	h := f.processes[c.PID]
 	f.killed = c
 	f.mu.Unlock()
 	h.die()
-	c.kill()
+	c.Kill()
 }
 
 // helperProcess is a helper on the machine.
@@ -265,6 +285,18 @@ func (f *fixture) job() *kfdtest.Process {
 	defer f.mu.Unlock()
 	f.jobs[p.Key()] = p
 	return p
+}
+
+// bear has a job create a queue.
+func (f *fixture) bear(p *kfdtest.Process) {
+	f.t.Helper()
+	for fd, name := range p.FDs() {
+		if name == kfd.DevicePath {
+			_, err := p.Main().CreateQueue(fd, gpu, kfd.QueueTypeComputeAQL)
+			f.must("create a queue", err)
+			return
+		}
+	}
 }
 
 func (f *fixture) attach(p *kfdtest.Process) *session {

@@ -57,19 +57,19 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	s := newSession(m, target)
+	s := &session{m: m, target: target, Notifier: mechanism.NewNotifier()}
 	if err := m.sessions.Add(target, s); err != nil {
 		return nil, err
 	}
 	var err error
-	if s.child, err = m.take(target); err != nil {
+	if s.helper, err = m.take(target); err != nil {
 		m.sessions.Remove(target, s)
 		return nil, err
 	}
-	s.child.session.Store(s)
+	s.helper.session.Store(s)
 	m.refill()
 	known := &m.cfg.Local.Foreign
-	r, err := s.call(request{Op: opAttach, Attach: attachment{Target: target, Safe: m.cfg.Safe(), DebuggedFor: known.Since(target)}})
+	r, err := s.call(request{Op: opAttach, Safe: m.cfg.Safe(), DebuggedFor: known.Since(target)})
 	if errors.Is(err, mechanism.ErrDebugged) {
 		known.Seen(target)
 	} else {
@@ -81,7 +81,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	switch {
 	case err == nil:
 		return s, nil
-	case !r.Held && !s.isLost():
+	case !r.Held && s.lost == nil:
 		s.leave()
 		return nil, err
 	}
@@ -91,12 +91,12 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	return nil, err
 }
 
-// noteResult takes over what all sessions have in common.
-func (m *Mechanism) noteResult(r *result, calls int64, took time.Duration) {
+// note takes over what all sessions have in common.
+func (m *Mechanism) note(rule kfd.PermissionRule, calls int64, took time.Duration) {
 	m.noting.Lock()
 	defer m.noting.Unlock()
-	if r.Rule != kfd.PermissionUnknown {
-		m.rule = r.Rule
+	if rule != kfd.PermissionUnknown {
+		m.rule = rule
 	}
 	m.calls, m.took = m.calls+calls, m.took+took
 }

@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/child"
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
@@ -30,8 +33,6 @@ const callTime = 30 * time.Second
 // and the memory of all helpers is limited together with that of the daemon (MemoryMax).
 const maxHelpers = 256
 
-var errClosed = errors.New("the helpers have been ended")
-
 // Pool starts helpers and keeps those that have nothing to do. Its methods may be called by
 // several goroutines at once.
 type Pool struct {
@@ -44,20 +45,22 @@ type Pool struct {
 	// calm returns for how long no GPU has been failing, negative while one is. The time of a call
 	// begins anew with it: when a GPU resets, the driver lets processes wait with their lock held.
 	calm func() time.Duration
-	// start starts a helper.
-	start   func() (*child, error)
-	starter *starter // nil in tests that set start
+	// start starts a helper, on the thread of starter: the kernel kills a helper when the thread ends
+	// that started it.
+	start   func() (*helper, error)
+	starter chan func()
+	stop    chan struct{} // ends starter
 
 	mu       sync.Mutex // guards what follows; not held across a call of anything
 	closed   bool
-	spares   []*child // which hold nothing
-	starting bool     // of a spare
-	begun    int      // helpers that are being started
-	all      map[*child]bool
+	spares   []*helper // which hold nothing
+	starting bool      // of a spare
+	begun    int       // helpers that are being started
+	all      map[*helper]bool
 	// serving are the helpers that make a call for criu, or have a session of dbgtrap.
-	serving map[gpreempt.ProcessKey]*child
+	serving map[gpreempt.ProcessKey]*helper
 	// abandoned are the helpers that were killed in a call and have not ended.
-	abandoned map[gpreempt.ProcessKey]*child
+	abandoned map[gpreempt.ProcessKey]*helper
 }
 
 var _ criu.Calls = (*Pool)(nil)
@@ -74,48 +77,82 @@ func NewPool(logger *zap.Logger, ended func(), calm func() time.Duration) *Pool 
 	if calm != nil {
 		p.calm = calm
 	}
-	p.starter = newStarter()
-	p.start = func() (*child, error) { return p.starter.start(p.log) }
+	go func() {
+		runtime.LockOSThread()
+		for {
+			select {
+			case f := <-p.starter:
+				f()
+			case <-p.stop:
+				return
+			}
+		}
+	}()
+	p.start = p.startProgram
 	return p
+}
+
+// startProgram starts this program as a helper. It does little, and there may be one for each job of
+// the host. The limits of its cgroup are not followed.
+func (p *Pool) startProgram() (h *helper, err error) {
+	done := make(chan struct{})
+	start := func() {
+		defer close(done)
+		socket, cmd, failed := child.Start(Argument, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}, "GOGC=20", "GODEBUG=containermaxprocs=0,updatemaxprocs=0")
+		if err = failed; err == nil {
+			h = &helper{log: p.log}
+			h.Process = child.Started[request](socket, cmd, h.take, p.log)
+		}
+	}
+	select {
+	case p.starter <- start:
+		<-done
+	case <-p.stop:
+		err = errors.New("the helpers have been ended")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start a helper process: %w", err)
+	}
+	return h, nil
 }
 
 func newPool(logger *zap.Logger) *Pool {
 	return &Pool{
 		log: logger, callTime: callTime, most: maxHelpers, ended: func() {},
-		calm: func() time.Duration { return math.MaxInt64 }, all: map[*child]bool{},
-		serving: map[gpreempt.ProcessKey]*child{}, abandoned: map[gpreempt.ProcessKey]*child{},
+		calm: func() time.Duration { return math.MaxInt64 }, all: map[*helper]bool{}, starter: make(chan func()), stop: make(chan struct{}),
+		serving: map[gpreempt.ProcessKey]*helper{}, abandoned: map[gpreempt.ProcessKey]*helper{},
 	}
 }
 
 // Close kills every helper, which releases what dbgtrap holds.
 func (p *Pool) Close() error {
 	p.mu.Lock()
+	if !p.closed {
+		close(p.stop)
+	}
 	p.closed = true
-	var all []*child
+	var all []*helper
 	for c := range p.all {
 		all = append(all, c)
 	}
 	p.mu.Unlock()
 	for _, c := range all {
-		c.kill()
-	}
-	if p.starter != nil {
-		p.starter.close()
+		c.Kill()
 	}
 	return nil
 }
 
 // take assigns a helper to a target: one that waits, or a new one.
-func (p *Pool) take(target gpreempt.ProcessKey) (*child, error) {
+func (p *Pool) take(target gpreempt.ProcessKey) (*helper, error) {
 	p.mu.Lock()
 	if c := p.abandoned[target]; c != nil {
 		p.mu.Unlock()
-		return nil, fmt.Errorf("process %d: %w: helper process %d, which was killed, waits for it: end the process", target.PID, mechanism.ErrWaiting, c.pid)
+		return nil, fmt.Errorf("process %d: %w: helper process %d, which was killed, waits for it: end the process", target.PID, mechanism.ErrWaiting, c.PID)
 	}
-	var c *child
+	var c *helper
 	for c == nil && len(p.spares) > 0 {
 		last := len(p.spares) - 1
-		if spare := p.spares[last]; !spare.hasEnded() { // remove may come later
+		if spare := p.spares[last]; !spare.HasEnded() { // remove may come later
 			c = spare
 		}
 		p.spares = p.spares[:last]
@@ -134,21 +171,21 @@ func (p *Pool) take(target gpreempt.ProcessKey) (*child, error) {
 }
 
 // leave takes back a helper that holds nothing. spent: it must end.
-func (p *Pool) leave(target gpreempt.ProcessKey, c *child, spent bool) {
+func (p *Pool) leave(target gpreempt.ProcessKey, c *helper, spent bool) {
 	p.mu.Lock()
 	if p.serving[target] == c {
 		delete(p.serving, target)
 	}
 	p.mu.Unlock()
 	if spent {
-		c.kill()
+		c.Kill()
 		return
 	}
 	p.put(c)
 }
 
 // startOne starts a helper.
-func (p *Pool) startOne() (*child, error) {
+func (p *Pool) startOne() (*helper, error) {
 	p.mu.Lock()
 	if n := len(p.all) + p.begun; n >= p.most {
 		p.mu.Unlock()
@@ -167,10 +204,14 @@ func (p *Pool) startOne() (*child, error) {
 	closed := p.closed
 	p.mu.Unlock()
 	if closed {
-		c.kill()
+		c.Kill()
 	}
 	go func() {
-		<-c.ended
+		<-c.Closed
+		if s := c.session.Load(); s != nil {
+			s.Notify()
+		}
+		<-c.Ended
 		if p.remove(c) {
 			p.ended()
 		}
@@ -180,11 +221,11 @@ func (p *Pool) startOne() (*child, error) {
 
 // remove takes a helper off the lists that has ended. It reports whether that was a process of
 // the driver, in a pool that is still in use.
-func (p *Pool) remove(c *child) bool {
+func (p *Pool) remove(c *helper) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.all, c)
-	p.spares = slices.DeleteFunc(p.spares, func(s *child) bool { return s == c })
+	p.spares = slices.DeleteFunc(p.spares, func(s *helper) bool { return s == c })
 	for target, a := range p.abandoned {
 		if a == c {
 			delete(p.abandoned, target)
@@ -218,7 +259,7 @@ func (p *Pool) refill() {
 const maxSpares = 8
 
 // put keeps a helper that holds nothing, or ends it.
-func (p *Pool) put(c *child) {
+func (p *Pool) put(c *helper) {
 	p.mu.Lock()
 	keep := !p.closed && len(p.spares) < maxSpares && p.all[c]
 	if keep {
@@ -226,58 +267,45 @@ func (p *Pool) put(c *child) {
 	}
 	p.mu.Unlock()
 	if !keep {
-		c.kill()
+		c.Kill()
 	}
 }
 
 // call makes one request about a target and returns its result. After an error, which the
 // request itself did not cause, the helper has ended, or is killed and ends when its call returns.
-func (p *Pool) call(target gpreempt.ProcessKey, c *child, req request) (result, error) {
+func (p *Pool) call(target gpreempt.ProcessKey, h *helper, req request) (result, error) {
+	req.Target = target
 	if req.Op == opAttach {
-		c.attached.Store(true)
+		h.attached.Store(true)
 	}
-	if err := c.Encode(req); err != nil {
-		c.kill()
-		return result{}, fmt.Errorf("process %d: its helper process %d has ended: %w", target.PID, c.pid, err)
-	}
-	timer := time.NewTimer(p.callTime)
-	defer timer.Stop()
-	for {
-		select {
-		case r := <-c.results:
-			return r, nil
-		case <-c.ended:
-			select {
-			case r := <-c.results: // it ended after that
-				return r, nil
-			default:
-			}
-			return result{}, fmt.Errorf("process %d: its helper process %d has ended", target.PID, c.pid)
-		case <-timer.C:
-			if calm := p.calm(); calm < p.callTime {
-				timer.Reset(p.callTime - calm)
-				continue
-			}
-			return result{}, p.abandon(target, c)
+	asked := false
+	m, err := h.Call(req, func() time.Duration {
+		if !asked {
+			asked = true
+			return p.callTime
 		}
+		return p.callTime - p.calm()
+	})
+	if errors.Is(err, child.ErrLate) {
+		p.mu.Lock()
+		if p.all[h] {
+			p.abandoned[target] = h
+		}
+		p.mu.Unlock()
+		err = fmt.Errorf("it has not come back from the driver for %v and is killed: it ends when the call returns", p.callTime)
 	}
-}
-
-// abandon kills a helper that has not come back from a call, and returns the error of the call.
-func (p *Pool) abandon(target gpreempt.ProcessKey, c *child) error {
-	p.mu.Lock()
-	if p.all[c] {
-		p.abandoned[target] = c
+	if err != nil {
+		err = fmt.Errorf("process %d: its helper process %d is lost: %w", target.PID, h.PID, err)
+		p.log.Warn("the helper of a target is lost", log.Target(target), log.Err(err))
+		return result{}, err
 	}
-	p.mu.Unlock()
-	c.kill()
-	return fmt.Errorf("process %d: helper process %d has not come back from the driver for %v and is killed: it ends when the call returns", target.PID, c.pid, p.callTime)
+	return m.Result, nil
 }
 
 // Pause implements criu.Calls. The kernel does not undo what a helper has done that is lost:
 // another one does.
 func (p *Pool) Pause(ctx context.Context, target gpreempt.ProcessKey, seen []int, doubtful bool) (numbers []int, paused bool, err error) {
-	r, lost, err := p.once(ctx, target, request{Op: opPause, Attach: attachment{Target: target}, Seen: seen, Doubtful: doubtful})
+	r, lost, err := p.once(ctx, target, request{Op: opPause, Seen: seen, Doubtful: doubtful})
 	if !lost {
 		return r.Numbers, r.Paused, err
 	}
@@ -289,7 +317,7 @@ func (p *Pool) Pause(ctx context.Context, target gpreempt.ProcessKey, seen []int
 
 // Unpause implements criu.Calls.
 func (p *Pool) Unpause(ctx context.Context, target gpreempt.ProcessKey) error {
-	_, _, err := p.once(ctx, target, request{Op: opUnpause, Attach: attachment{Target: target}})
+	_, _, err := p.once(ctx, target, request{Op: opUnpause})
 	return err
 }
 
@@ -306,7 +334,6 @@ func (p *Pool) once(ctx context.Context, target gpreempt.ProcessKey, req request
 	answer, err := p.call(target, c, req)
 	p.leave(target, c, err != nil || answer.Spent)
 	if err != nil {
-		p.log.Warn("the helper of a target is lost", log.Target(target), log.Err(err))
 		return r, true, err
 	}
 	return answer, false, answer.Err.error()
@@ -317,7 +344,7 @@ func (p *Pool) Owns(pid int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.all {
-		if c.pid == int(pid) {
+		if c.PID == int(pid) {
 			return true
 		}
 	}
@@ -333,13 +360,13 @@ func (p *Pool) WaitsForTarget(target gpreempt.ProcessKey) bool {
 	if c == nil {
 		return false
 	}
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.pid))
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.PID))
 	if err != nil {
 		return false
 	}
 	for _, thread := range threads {
 		tid, err := strconv.Atoi(thread.Name())
-		function, _, _ := strings.Cut(proc.WaitsIn(c.pid, tid), ".") // the compiler's suffix of a copy
+		function, _, _ := strings.Cut(proc.WaitsIn(c.PID, tid), ".") // the compiler's suffix of a copy
 		if err == nil && (function == dbgtrap.TargetLock || slices.Contains(criu.TargetLocks, function)) {
 			return true
 		}

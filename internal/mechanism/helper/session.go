@@ -4,95 +4,104 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/child"
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
+// helper is a helper as the daemon knows it.
+type helper struct {
+	*child.Process[request, message]
+	log *zap.Logger
+	// attached: it was asked to attach to something.
+	attached atomic.Bool
+	// session is the one that its messages are for, nil for none.
+	session atomic.Pointer[session]
+	// calls and took are what its device has counted so far. They belong to the goroutine of take.
+	calls int64
+	took  time.Duration
+}
+
+// take takes each message of the helper, before the answer to a request is returned.
+func (h *helper) take(m message) {
+	if m.Kind == kindLog {
+		log.Replay(h.log, m.Log)
+		return
+	}
+	s := h.session.Load()
+	if s == nil {
+		return
+	}
+	if m.Kind == kindDone {
+		if done := s.done.Load(); done != nil {
+			(*done)()
+		}
+		return
+	}
+	r := &m.Result
+	if r.Listed {
+		s.queues.Store(&r.Queues)
+	}
+	s.m.note(r.Rule, r.Calls-h.calls, r.Took-h.took)
+	h.calls, h.took = r.Calls, r.Took
+	if m.Kind == kindHandled {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.handled = mechanism.Report{
+			Running: max(s.handled.Running, r.Report.Running), Born: s.handled.Born + r.Report.Born, Changed: s.handled.Changed || r.Report.Changed,
+		}
+		s.failed = errors.Join(s.failed, r.Err.error())
+		s.Notify()
+	}
+}
+
 // session is the daemon's end of the session in a helper.
 type session struct {
 	m      *Mechanism
 	target gpreempt.ProcessKey
-	child  *child // nil after the session has left it
+	helper *helper // nil after the session has left it
+	mechanism.Notifier
 
-	events chan struct{}
-	// done is called by the child's goroutine between a request and its result.
-	done atomic.Pointer[func()]
+	// done is called by the helper's goroutine between a request and its result.
+	done   atomic.Pointer[func()]
+	queues atomic.Pointer[[]kfd.QueueSnapshotEntry]
 	// lost is why the helper is of no use; nil while it is.
 	lost     error
 	reported bool // Handle has returned lost
 	closed   bool
 	spent    bool
-	changed  bool
-	queues   atomic.Pointer[[]kfd.QueueSnapshotEntry]
+
+	mu      sync.Mutex // guards what follows: what the helper has handled since the last call of Handle
+	handled mechanism.Report
+	failed  error
 }
 
-var _ mechanism.Watcher = (*session)(nil)
-
-func newSession(m *Mechanism, target gpreempt.ProcessKey) *session {
-	return &session{m: m, target: target, events: make(chan struct{}, 1)}
-}
-
-func (s *session) notify() {
-	select {
-	case s.events <- struct{}{}:
-	default:
-	}
-}
-
-// isLost reports whether the helper has ended, or was abandoned.
-func (s *session) isLost() bool { return s.lost != nil }
+var _ mechanism.Session = (*session)(nil)
 
 // call makes one request and returns its result.
 func (s *session) call(req request) (result, error) {
 	if s.lost != nil {
 		return result{}, s.lost
 	}
-	r, err := s.m.call(s.target, s.child, req)
+	r, err := s.m.call(s.target, s.helper, req)
 	if err != nil {
-		return result{}, s.lose(err)
+		s.lost = err
+		return r, err
 	}
-	return r, s.take(&r)
-}
-
-func (s *session) lose(err error) error {
-	s.lost = err
-	s.m.log.Warn("the helper of a target is lost", log.Target(s.target), log.Err(err))
-	return err
-}
-
-// take takes over what a result says besides its error, which it returns.
-func (s *session) take(r *result) error {
-	s.changed = s.changed || r.Changed
 	s.spent = r.Spent
-	if r.Listed {
-		s.queues.Store(&r.Queues)
-	}
-	s.m.noteResult(r, r.Calls-s.child.calls, r.Took-s.child.took)
-	s.child.calls, s.child.took = r.Calls, r.Took
-	return r.Err.error()
+	return r, r.Err.error()
 }
 
-// Events implements mechanism.Watcher.
-func (s *session) Events() <-chan struct{} { return s.events }
-
-// Changed implements mechanism.Watcher.
-func (s *session) Changed() bool {
-	changed := s.changed
-	s.changed = false
-	return changed
-}
-
-// Suspend implements mechanism.Session.
-func (s *session) Suspend(ctx context.Context) error { return s.SuspendThen(ctx, func() {}) }
-
-// SuspendThen implements mechanism.Watcher. done is called by the goroutine that reads from the
-// helper.
-func (s *session) SuspendThen(ctx context.Context, done func()) error {
+// Suspend implements mechanism.Session. done is called by the goroutine that reads from the helper.
+func (s *session) Suspend(ctx context.Context, done func()) error {
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
@@ -100,7 +109,9 @@ func (s *session) SuspendThen(ctx context.Context, done func()) error {
 	s.done.Store(new(func() {
 		if ctx.Err() == nil { // else it is undone
 			reported = true
-			done()
+			if done != nil {
+				done()
+			}
 		}
 	}))
 	_, err := s.call(request{Op: opSuspend})
@@ -112,7 +123,7 @@ func (s *session) SuspendThen(ctx context.Context, done func()) error {
 	return err
 }
 
-// usable returns the error of a call that must not be made.
+// usable returns why the session cannot be used, by a caller with ctx.
 func (s *session) usable(ctx context.Context) error {
 	switch {
 	case s.closed:
@@ -130,10 +141,8 @@ func (s *session) Resume(ctx context.Context) error {
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	if s.lost == nil {
-		if _, err := s.call(request{Op: opResume}); err == nil || s.lost == nil {
-			return err
-		}
+	if _, err := s.call(request{Op: opResume}); err == nil || s.lost == nil {
+		return err
 	}
 	if s.ends() {
 		return nil
@@ -150,41 +159,44 @@ func (s *session) ends() bool {
 	timer := time.NewTimer(endTime)
 	defer timer.Stop()
 	select {
-	case <-s.child.ended:
+	case <-s.helper.Ended:
 		return true
 	case <-timer.C:
 		return false
 	}
 }
 
-// Handle implements mechanism.Watcher.
-func (s *session) Handle(context.Context) (mechanism.Running, error) {
-	if s.closed || s.lost != nil && s.reported {
-		return mechanism.NotRunning, nil
+// Handle implements mechanism.Session. The helper has handled what there was.
+func (s *session) Handle(context.Context) (r mechanism.Report, err error) {
+	s.mu.Lock()
+	r, err = s.handled, s.failed
+	s.handled, s.failed = mechanism.Report{}, nil
+	s.mu.Unlock()
+	if s.helper != nil && s.lost == nil && s.helper.HasClosed() {
+		s.lost = fmt.Errorf("process %d: its helper process %d has ended", s.target.PID, s.helper.PID)
+		s.m.log.Warn("the helper of a target is lost", log.Target(s.target), log.Err(s.lost))
 	}
-	r, err := s.call(request{Op: opHandle})
-	s.reported = s.lost != nil
-	return r.Running, err
+	if err == nil && s.lost != nil && !s.closed && !s.reported {
+		s.reported, err = true, s.lost
+	}
+	return r, err
 }
 
 // Close implements mechanism.Session.
 func (s *session) Close() error {
 	s.closed = true
-	if s.child == nil {
+	if s.helper == nil {
 		return nil
 	}
-	if s.lost == nil {
-		if _, err := s.call(request{Op: opClose}); err != nil && s.lost == nil {
-			return err
-		}
-		if s.lost == nil {
-			s.leave()
-			return nil
-		}
+	if _, err := s.call(request{Op: opClose}); err == nil {
+		s.leave()
+		return nil
+	} else if s.lost == nil {
+		return err
 	}
-	s.child.kill()
+	s.helper.Kill()
 	if !s.ends() {
-		return fmt.Errorf("%w: process %d may be suspended until helper process %d has ended", s.lost, s.target.PID, s.child.pid)
+		return fmt.Errorf("%w: process %d may be suspended until helper process %d has ended", s.lost, s.target.PID, s.helper.PID)
 	}
 	s.spent = true
 	s.leave()
@@ -193,9 +205,9 @@ func (s *session) Close() error {
 
 // leave returns the helper, which holds nothing, to the mechanism.
 func (s *session) leave() {
-	c := s.child
-	c.session.Store(nil)
-	s.child, s.closed = nil, true
-	s.m.leave(s.target, c, s.spent)
+	h := s.helper
+	h.session.Store(nil)
+	s.helper, s.closed = nil, true
+	s.m.leave(s.target, h, s.spent)
 	s.m.sessions.Remove(s.target, s)
 }

@@ -1,13 +1,8 @@
 package helper
 
 import (
-	"encoding/gob"
 	"errors"
-	"io"
-	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
@@ -22,7 +17,6 @@ const (
 	opAttach op = iota
 	opSuspend
 	opResume
-	opHandle
 	opClose
 	// opPause and opUnpause are the methods of criu.Calls, without a session.
 	opPause
@@ -32,30 +26,26 @@ const (
 // request is a message to a helper, which answers each with a result.
 type request struct {
 	Op op
-	// Attach is set for opAttach; Target of it for opPause and opUnpause.
-	Attach attachment
-	// Seen and Doubtful are those of criu.Calls.
-	Seen     []int
-	Doubtful bool
-}
-
-// attachment is what a helper must know to attach to a target.
-type attachment struct {
+	// Target is set for opAttach, opPause and opUnpause; the next two for opAttach.
 	Target gpreempt.ProcessKey
 	// Safe are the GPUs for which dbgtrap.Config.Crashes returns false.
 	Safe []gpreempt.GPUID
 	// DebuggedFor is for how long somebody else is known to debug the target.
 	DebuggedFor time.Duration
+	// Seen and Doubtful are those of criu.Calls.
+	Seen     []int
+	Doubtful bool
 }
 
 type kind uint8
 
 const (
+	// kindResult: the answer to a request.
 	kindResult kind = iota
 	// kindDone: every queue is suspended, and the result of opSuspend follows.
 	kindDone
-	// kindEvent: opHandle is to be requested.
-	kindEvent
+	// kindHandled: the result of Handle, which the helper calls by itself.
+	kindHandled
 	kindLog
 )
 
@@ -66,16 +56,14 @@ type message struct {
 	Log    log.Forwarded
 }
 
-// result is the result of a request.
+// result is the result of a request, or of Handle.
 type result struct {
 	Err *failure
 	// Held: there is a session.
 	Held bool
 	// Spent: the helper must end before it is used for another target.
-	Spent bool
-	// Running and Changed are those of mechanism.Watcher.
-	Running mechanism.Running
-	Changed bool
+	Spent  bool
+	Report mechanism.Report
 	// Numbers and Paused are those of criu.Calls.
 	Numbers []int
 	Paused  bool
@@ -90,23 +78,27 @@ type result struct {
 
 // failure is an error of a helper, with what the daemon asks errors for.
 type failure struct {
-	Text                     string
-	Gone, Replaced, Debugged bool
-	Hardware                 bool
-	GPUs                     []gpreempt.GPUID
-	API                      *gpreempt.Error
+	Text string
+	// Known are the indexes in known of the errors that it is.
+	Known    []int
+	Hardware *mechanism.HardwareError
+	API      *gpreempt.Error
 }
+
+var known = []error{mechanism.ErrGone, mechanism.ErrReplaced, mechanism.ErrDebugged}
 
 func newFailure(err error) *failure {
 	if err == nil {
 		return nil
 	}
-	f := &failure{
-		Text: err.Error(), Gone: errors.Is(err, mechanism.ErrGone), Replaced: errors.Is(err, mechanism.ErrReplaced),
-		Debugged: errors.Is(err, mechanism.ErrDebugged),
+	f := &failure{Text: err.Error()}
+	for i, k := range known {
+		if errors.Is(err, k) {
+			f.Known = append(f.Known, i)
+		}
 	}
 	if e, ok := errors.AsType[*mechanism.HardwareError](err); ok {
-		f.Hardware, f.GPUs = true, e.GPUs
+		f.Hardware = &mechanism.HardwareError{GPUs: e.GPUs}
 	}
 	f.API, _ = errors.AsType[*gpreempt.Error](err)
 	return f
@@ -128,87 +120,14 @@ func (e *remoteError) Error() string { return e.Text }
 // Unwrap returns what the error is to the daemon.
 func (e *remoteError) Unwrap() []error {
 	var errs []error
-	for _, known := range []struct {
-		is  bool
-		err error
-	}{{e.Gone, mechanism.ErrGone}, {e.Replaced, mechanism.ErrReplaced}, {e.Debugged, mechanism.ErrDebugged}} {
-		if known.is {
-			errs = append(errs, known.err)
-		}
+	for _, i := range e.Known {
+		errs = append(errs, known[i])
 	}
-	if e.Hardware {
-		errs = append(errs, &mechanism.HardwareError{GPUs: e.GPUs, Err: errors.New(e.Text)})
+	if e.Hardware != nil {
+		errs = append(errs, &mechanism.HardwareError{GPUs: e.Hardware.GPUs, Err: errors.New(e.Text)})
 	}
 	if e.API != nil {
 		errs = append(errs, e.API)
 	}
 	return errs
 }
-
-// maxPacket is the most bytes of one packet: much less than a socket takes by default.
-const maxPacket = 32 << 10
-
-// packets is a stream of bytes over a socket that keeps packets apart.
-type packets struct {
-	file *os.File
-	buf  [maxPacket]byte
-	rest []byte // of buf, not read yet
-}
-
-// Read implements io.Reader. It returns io.EOF when the other side has closed the socket.
-func (p *packets) Read(to []byte) (int, error) {
-	if len(p.rest) == 0 {
-		n, err := p.file.Read(p.buf[:])
-		if err != nil {
-			return 0, err
-		}
-		p.rest = p.buf[:n]
-	}
-	n := copy(to, p.rest)
-	p.rest = p.rest[n:]
-	return n, nil
-}
-
-// ReadByte implements io.ByteReader: a decoder then reads no further than it must.
-func (p *packets) ReadByte() (byte, error) {
-	var b [1]byte
-	_, err := p.Read(b[:])
-	return b[0], err
-}
-
-// Write implements io.Writer.
-func (p *packets) Write(from []byte) (written int, err error) {
-	for len(from) > 0 {
-		n, err := p.file.Write(from[:min(len(from), maxPacket)])
-		written += n
-		if err != nil {
-			return written, err
-		}
-		from = from[n:]
-	}
-	return written, nil
-}
-
-// newPair returns the two ends of a connection, which no program inherits.
-func newPair() (daemon, helper *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, os.NewSyscallError("socketpair", err)
-	}
-	return os.NewFile(uintptr(fds[0]), "helper"), os.NewFile(uintptr(fds[1]), "daemon"), nil
-}
-
-// codec encodes and decodes the messages of one end. One goroutine at a time may encode, and
-// one may decode.
-type codec struct {
-	*gob.Encoder
-	*gob.Decoder
-	packets *packets
-}
-
-func newCodec(file *os.File) codec {
-	p := &packets{file: file}
-	return codec{gob.NewEncoder(p), gob.NewDecoder(p), p}
-}
-
-var _ io.ByteReader = (*packets)(nil)

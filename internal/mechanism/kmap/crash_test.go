@@ -90,7 +90,7 @@ func (w *world) life(jobs []*kfdtest.Process) {
 	w.SuspendAll(w.Context(), sessions)
 	w.beats(Lease / 2)
 	_ = sessions[0].Resume(w.Context())
-	_ = sessions[0].Suspend(w.Context())
+	_ = sessions[0].Suspend(w.Context(), nil)
 	time.Sleep(Lease + BeatEvery) // it hangs
 	w.beats(BeatEvery)
 	w.SuspendAll(w.Context(), sessions)

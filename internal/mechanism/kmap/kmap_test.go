@@ -42,7 +42,7 @@ func TestAllTargetsOfACallAreOneRunlistForEachGPU(t *testing.T) {
 			w.must(s.Close())
 			w.must(s.Close())
 		}
-		if n := w.sessions.Len(); n != 0 {
+		if n := len(w.sessions.All()); n != 0 {
 			t.Errorf("%d sessions are left", n)
 		}
 	})
@@ -52,11 +52,16 @@ func TestQueueBornWhileItsProcessIsSuspendedDoesNotRun(t *testing.T) {
 	inWorld(t, driver.KmapProfile, hws, func(w *world) {
 		p := w.job(gpuA)
 		s := w.attach(p)[0].(*session)
-		if !s.Changed() || s.Changed() {
-			t.Error("the queues of a process are not reported once as new")
+		changed := func() bool {
+			r, err := s.Handle(w.Context())
+			w.must(err)
+			return r.Changed
+		}
+		if changed() {
+			t.Error("the queues that were there before are reported as new")
 		}
 		done := false
-		w.must(s.SuspendThen(w.Context(), func() { done = true; w.wantHeld(true, p) }))
+		w.must(s.Suspend(w.Context(), func() { done = true; w.wantHeld(true, p) }))
 		if !done {
 			t.Error("the end of the suspension was not reported")
 		}
@@ -65,7 +70,7 @@ func TestQueueBornWhileItsProcessIsSuspendedDoesNotRun(t *testing.T) {
 		w.wantHeld(true, p)
 		w.must(s.Resume(w.Context()))
 		w.wantHeld(false, p)
-		if !s.Changed() {
+		if !changed() {
 			t.Error("the new queue is not reported")
 		}
 		w.must(s.Close())
@@ -89,22 +94,22 @@ func TestLeaseEndsWithTheBeats(t *testing.T) {
 			if len(s.Events()) > 0 != (want == mechanism.Lapsed) {
 				t.Errorf("session %d has %d events", i, len(s.Events()))
 			}
-			if running, err := s.Handle(w.Context()); running != want || err != nil {
-				t.Errorf("session %d: running %v, error %v", i, running, err)
+			if r, err := s.Handle(w.Context()); r.Running != want || err != nil {
+				t.Errorf("session %d: running %v, error %v", i, r.Running, err)
 			}
-			if running, err := s.Handle(w.Context()); running != mechanism.NotRunning || err != nil {
-				t.Errorf("session %d reports it twice: %v, %v", i, running, err)
+			if r, err := s.Handle(w.Context()); r.Running != mechanism.NotRunning || err != nil {
+				t.Errorf("session %d reports it twice: %v, %v", i, r.Running, err)
 			}
 		}
 		w.wantErrors(w.SuspendAll(w.Context(), sessions[:2]), nil, nil)
 		w.wantHeld(true, p, q)
 		time.Sleep(2 * Lease)
-		w.must(sessions[0].Suspend(w.Context())) // the first call after the lapse is about one of them
+		w.must(sessions[0].Suspend(w.Context(), nil)) // the first call after the lapse is about one of them
 		w.wantHeld(true, p)
 		w.wantHeld(false, q)
 		for i, want := range []mechanism.Running{mechanism.NotRunning, mechanism.Lapsed} {
-			if running, _ := sessions[i].(*session).Handle(w.Context()); running != want {
-				t.Errorf("session %d: running %v after a suspend of the first, want %v", i, running, want)
+			if r, _ := sessions[i].(*session).Handle(w.Context()); r.Running != want {
+				t.Errorf("session %d: running %v after a suspend of the first, want %v", i, r.Running, want)
 			}
 		}
 		for _, s := range sessions {
@@ -171,11 +176,11 @@ func TestProcessThatCannotBeReleased(t *testing.T) {
 		"after a failure": func(w *world, s mechanism.Session) {
 			hardware := w.machine.FailGPU("KMAP_SET", gpuB, unix.ETIME)
 			w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Nth: 2, Errno: unix.ENOMEM})
-			w.wantErrors([]error{s.Suspend(w.Context())}, unix.EIO)
+			w.wantErrors([]error{s.Suspend(w.Context(), nil)}, unix.EIO)
 			hardware.Remove()
 		},
 		"in a resume": func(w *world, s mechanism.Session) {
-			w.must(s.Suspend(w.Context()))
+			w.must(s.Suspend(w.Context(), nil))
 			w.machine.Inject(kfdtest.Fault{Op: "KMAP_SET", Errno: unix.ENOMEM})
 			w.wantErrors([]error{s.Resume(w.Context())}, unix.ENOMEM)
 		},
@@ -184,7 +189,7 @@ func TestProcessThatCannotBeReleased(t *testing.T) {
 			inWorld(t, driver.KmapProfile, hws, func(w *world) {
 				other, stuck := w.job(gpuA), w.job(gpuB)
 				sessions := w.attach(other, stuck)
-				w.must(sessions[0].Suspend(w.Context()))
+				w.must(sessions[0].Suspend(w.Context(), nil))
 				suspend(w, sessions[1])
 				other.Kill()
 				w.beats(2 * BeatEvery)
@@ -225,11 +230,11 @@ func TestTargetThatEndsOrReplacesItsProgramIsReported(t *testing.T) {
 				}
 				w.wantHeld(false, p)
 				w.beats(Lease)
-				if running, err := sessions[0].(*session).Handle(w.Context()); running != mechanism.NotRunning || !errors.Is(err, tc.want) {
-					t.Errorf("running %v, error %v, want %v", running, err, tc.want)
+				if r, err := sessions[0].(*session).Handle(w.Context()); r.Running != mechanism.NotRunning || !errors.Is(err, tc.want) {
+					t.Errorf("running %v, error %v, want %v", r.Running, err, tc.want)
 				}
-				if running, err := sessions[1].(*session).Handle(w.Context()); running != mechanism.NotRunning || err != nil {
-					t.Errorf("the other: running %v, error %v", running, err)
+				if r, err := sessions[1].(*session).Handle(w.Context()); r.Running != mechanism.NotRunning || err != nil {
+					t.Errorf("the other: running %v, error %v", r.Running, err)
 				}
 				w.wantHeld(true, other)
 				w.wantHeld(false, p)
@@ -288,7 +293,7 @@ func TestOnlyTheGPUThatFailedIsNamed(t *testing.T) {
 	inWorld(t, driver.KmapProfile, hws, func(w *world) {
 		s := w.attach(w.job(gpuA, gpuB))[0]
 		w.machine.FailGPU("KMAP_SET", gpuB, unix.ETIME)
-		err := s.Suspend(w.Context())
+		err := s.Suspend(w.Context(), nil)
 		hardware, is := errors.AsType[*mechanism.HardwareError](err)
 		if !is || !cmp.Equal(hardware.GPUs, []gpreempt.GPUID{gpuB}) {
 			t.Errorf("got %v, want GPU %v", err, gpuB)

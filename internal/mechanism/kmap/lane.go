@@ -175,7 +175,10 @@ func (l *lane) call(some []*session, limit uint32) ([]error, bool) {
 	for i, s := range some {
 		r := answer.Results[i]
 		errs[i] = s.failure(r, limit)
-		s.changed = s.changed || r.Err == nil && r.Total != s.total
+		if r.Err == nil && r.Total != s.total && s.total >= 0 {
+			s.changed = true
+			s.Notify()
+		}
 		s.total, s.ran, s.lost = r.Total, false, nil
 		if limit == 0 {
 			l.held[s] = errs[i] == nil
@@ -202,7 +205,7 @@ func (l *lane) noteLapses(lapses uint32, again []*session) {
 		delete(l.held, s)
 		if wanted {
 			s.ran = true
-			s.notify()
+			s.Notify()
 		}
 	}
 }
@@ -253,7 +256,7 @@ func (l *lane) beat() {
 	for _, s := range lost {
 		delete(l.held, s)
 		s.lost = s.gone()
-		s.notify()
+		s.Notify()
 	}
 }
 

@@ -185,7 +185,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if err != nil {
 		return nil, err
 	}
-	s := &session{m: m, lane: l, target: target, pidfd: pidfd, room: make([]kfd.KmapQueue, kfd.MaxQueues), events: make(chan struct{}, 1)}
+	s := &session{m: m, lane: l, target: target, pidfd: pidfd, total: -1, room: make([]kfd.KmapQueue, kfd.MaxQueues), Notifier: mechanism.NewNotifier()}
 	if err := m.sessions.Add(target, s); err != nil {
 		m.cfg.Host.ClosePidfd(pidfd)
 		return nil, err

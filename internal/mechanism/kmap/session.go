@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// session is a process that the handle may limit. It implements mechanism.Watcher.
+// session is a process that the handle may limit. It implements mechanism.Session.
 type session struct {
 	m      *Mechanism
 	lane   *lane
@@ -17,36 +17,31 @@ type session struct {
 	pidfd  int
 	// room takes the driver's report of the queues; lane.calls guards it.
 	room   []kfd.KmapQueue
-	events chan struct{}
 	closed bool
+	mechanism.Notifier
 
 	// lane.mu guards what follows.
 	// ran: the lease has ended, and the process runs. lost is why it can no longer be
 	// suspended.
 	ran  bool
 	lost error
-	// total is the number of queues by the last report; changed: it has changed.
+	// total is the number of queues by the last report, -1 before the first; changed: it has changed.
 	total   int
 	changed bool
 }
 
-var _ mechanism.Watcher = (*session)(nil)
+var _ mechanism.Session = (*session)(nil)
 
 // errClosed is returned by the methods of a closed session.
 var errClosed = errors.New("the session with the process has been closed")
 
 // Suspend implements mechanism.Session.
-func (s *session) Suspend(ctx context.Context) error {
+func (s *session) Suspend(ctx context.Context, done func()) error {
 	if s.closed {
 		return errClosed
 	}
-	return s.lane.suspend(ctx, []*session{s})[0]
-}
-
-// SuspendThen implements mechanism.Watcher.
-func (s *session) SuspendThen(ctx context.Context, done func()) error {
-	err := s.Suspend(ctx)
-	if err == nil {
+	err := s.lane.suspend(ctx, []*session{s})[0]
+	if err == nil && done != nil {
 		done()
 	}
 	return err
@@ -75,35 +70,15 @@ func (s *session) Close() error {
 	return nil
 }
 
-// notify has the owner call Handle.
-func (s *session) notify() {
-	select {
-	case s.events <- struct{}{}:
-	default:
-	}
-}
-
-// Events implements mechanism.Watcher.
-func (s *session) Events() <-chan struct{} { return s.events }
-
-// Handle implements mechanism.Watcher. Queues that are born while the process is suspended are
+// Handle implements mechanism.Session. Queues that are born while the process is suspended are
 // born held: it only runs when the lease has ended.
-func (s *session) Handle(context.Context) (running mechanism.Running, err error) {
+func (s *session) Handle(context.Context) (r mechanism.Report, err error) {
 	s.lane.mu.Lock()
 	defer s.lane.mu.Unlock()
 	if s.ran {
-		running = mechanism.Lapsed
+		r.Running = mechanism.Lapsed
 	}
-	err = s.lost
-	s.ran, s.lost = false, nil
-	return running, err
-}
-
-// Changed implements mechanism.Watcher.
-func (s *session) Changed() bool {
-	s.lane.mu.Lock()
-	defer s.lane.mu.Unlock()
-	changed := s.changed
-	s.changed = false
-	return changed
+	r.Changed, err = s.changed, s.lost
+	s.ran, s.changed, s.lost = false, false, nil
+	return r, err
 }

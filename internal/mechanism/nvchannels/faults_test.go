@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
+	"github.com/gpreempt/gpreempt/internal/child"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -65,7 +67,7 @@ func TestALookThatFailsForgetsNoClient(t *testing.T) {
 	w.machine.Start(target)
 	s := w.attach()
 	w.machine.Assign(100_000)
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	failed := w.examineWithAFailure(s)
 	if _, err := s.Handle(t.Context()); !failed || err != nil {
 		t.Errorf("failed %v, Handle: %v", failed, err)
@@ -87,7 +89,7 @@ func TestCloseDoesNotWaitForACallThatHangs(t *testing.T) {
 		return nil
 	})
 	ended := make(chan error, 1)
-	go func() { ended <- s.Suspend(t.Context()) }()
+	go func() { ended <- s.Suspend(t.Context(), nil) }()
 	testutil.Receive(t, hangs, "the call")
 	closed := make(chan error, 1)
 	go func() { closed <- w.m.Close() }()
@@ -101,7 +103,7 @@ func TestCloseReturnsWhenTheSupervisorHasResumedEverything(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.machine.Before(func(_ int, cmd nvrm.Command) error {
 		for range 1000 {
 			runtime.Gosched()
@@ -119,37 +121,32 @@ func TestCloseReturnsWhenTheSupervisorHasResumedEverything(t *testing.T) {
 
 func TestASupervisorThatHangsIsReplaced(t *testing.T) {
 	w := newWorld(t)
-	ends := make(chan int, 1)
-	w.m.cfg.Start = func(socket *os.File) (*os.Process, error) {
-		fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	w.m.cfg.Start = func() (*os.File, *exec.Cmd, error) {
+		daemon, socket, err := child.Pair()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		go func() { // it answers once
-			m, descriptors, err := receive(fd, make([]byte, maxPacket))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			_ = unix.Close(descriptors[0])
-			if err := send(fd, message{Kind: kindDone, Number: m.Number}, 0); err != nil {
-				t.Error(err)
-			}
-			ends <- fd
+		hung := child.Serve[order, answer](socket)
+		go func() { // it answers once, and reads no more than one packet then
+			hung.Answer(<-hung.Requests, answer{})
 		}()
-		return nil, nil //nolint:nilnil // it is a goroutine
+		t.Cleanup(func() {
+			for range hung.Requests { // those that it has read
+			}
+			_ = socket.Close()
+		})
+		return daemon, nil, nil
 	}
 	p := w.machine.Start(target)
 	s := w.attach()
-	defer unix.Close(testutil.Receive(t, ends, "the supervisor"))
 	first := w.m.guard.Load()
 	first.heard.Store(-int64(time.Hour))
 	for range 5000 {
-		w.m.Beat() // the socket is full
+		w.m.Beat() // until the socket is full
 	}
 	w.m.cfg.Start = w.start
-	must(t, s.Suspend(t.Context()))
-	testutil.Receive(t, first.ended, "the end of the supervisor")
+	must(t, s.Suspend(t.Context(), nil))
+	testutil.Receive(t, first.Closed, "the end of the supervisor")
 	if got := stateOf(p); got.Off != 8 || w.starts != 1 {
 		t.Errorf("%v with %d further supervisors", got, w.starts)
 	}
@@ -163,20 +160,20 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	broken.Store(true)
 	tried := make(chan struct{}, 1000)
 	ended := make(chan struct{})
-	w.m.cfg.Start = func(socket *os.File) (*os.Process, error) {
+	w.m.cfg.Start = func() (*os.File, *exec.Cmd, error) {
 		if w.dead {
-			return nil, errDead
+			return nil, nil, errDead
 		}
-		fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		daemon, socket, err := child.Pair()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		go func() {
 			defer close(ended)
-			defer unix.Close(fd)
-			_ = Supervise(fd, brokenSys{w.machine.Sys(), &broken, tried}, w.m.cfg.Profile, time.Hour)
+			defer socket.Close()
+			_ = Supervise(socket, brokenSys{w.machine.Sys(), &broken, tried}, w.m.cfg.Profile, time.Hour)
 		}()
-		return nil, nil //nolint:nilnil // it is a goroutine
+		return daemon, nil, nil
 	}
 	p := w.machine.Start(target)
 	w.machine.Start(other)
@@ -194,7 +191,7 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	for len(tried) > 0 {
 		testutil.Receive(t, tried, "a try")
 	}
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	for range 20 { // of its tries
 		testutil.Receive(t, tried, "a try")
 	}
@@ -215,12 +212,12 @@ type brokenSys struct {
 	tried  chan struct{}
 }
 
-func (b brokenSys) Adopt(fd int, pid int32) nvrm.Process {
-	p := b.Sys.Adopt(fd, pid)
-	if pid == other.PID {
-		return brokenProcess{p, b}
+func (b brokenSys) Open(key gpreempt.ProcessKey) (nvrm.Process, error) {
+	p, err := b.Sys.Open(key)
+	if key == other {
+		p = brokenProcess{p, b}
 	}
-	return p
+	return p, err
 }
 
 type brokenProcess struct {
@@ -241,13 +238,13 @@ func TestSuspendAfterASilenceLearnsFirstWhatTheSupervisorDid(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	inner := s.(*session)
 	must(t, restore(w.machine.Sys(), w.m.cfg.Profile, inner.process, inner.disabled, every)) // as the supervisor does
 	guard := w.m.guard.Load()
 	guard.heard.Store(-int64(time.Hour))
 	guard.lapses.Add(1) // its news comes before the answer
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	if got := stateOf(p); got.Off != 8 {
 		t.Errorf("after Suspend: %v", got)
 	}
@@ -258,17 +255,17 @@ func TestTheEndOfTheSupervisorDuringAnExaminationResumes(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	free := w.stand()
 	guard := w.m.guard.Load()
 	w.kill()
-	testutil.Receive(t, guard.ended, "the end of the supervisor")
+	testutil.Receive(t, guard.Closed, "the end of the supervisor")
 	s.(*session).full = time.Now()
 	s.(*session).examine()
 	off, known := stateOf(p).Off, len(s.(*session).disabled)
 	free()
-	if running, err := s.Handle(t.Context()); running != mechanism.Lapsed || err != nil || off != 0 || known != 0 {
-		t.Errorf("Handle: %v, %v; %d channels are off, %d as the session knows", running, err, off, known)
+	if r, err := s.Handle(t.Context()); r.Running != mechanism.Lapsed || err != nil || off != 0 || known != 0 {
+		t.Errorf("Handle: %v, %v; %d channels are off, %d as the session knows", r.Running, err, off, known)
 	}
 	w.nothingIsOff(s)
 }
@@ -277,12 +274,12 @@ func TestALapseCountsAlsoWhenTheSupervisorHasJustAnswered(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	inner, guard := s.(*session), w.m.guard.Load()
 	must(t, inner.restore(inner.disabled)) // as the supervisor does
 	guard.lapses.Add(1)
 	guard.heard.Store(int64(time.Since(guard.begin)))
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	if got := stateOf(p); got.Off != 8 {
 		t.Errorf("after Suspend: %v", got)
 	}
@@ -293,8 +290,8 @@ func TestAProcessWithTooManyChannelsDisturbsNoOther(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
-	w.machine.Start(other).Bear(2000)
+	must(t, s.Suspend(t.Context(), nil))
+	w.machine.Start(other).Bear(5000)
 	if _, err := w.m.Attach(t.Context(), other); err == nil {
 		t.Error("a process was attached to whose list is too long for the supervisor")
 	}
@@ -321,7 +318,7 @@ func TestASuspendDuringCloseLeavesNothingSuspended(t *testing.T) {
 		return nil
 	})
 	ended := make(chan error, 1)
-	go func() { ended <- s.Suspend(t.Context()) }()
+	go func() { ended <- s.Suspend(t.Context(), nil) }()
 	testutil.Receive(t, hangs, "the call")
 	must(t, w.m.Close())
 	if err := testutil.Receive(t, ended, "the end of the call"); !errors.Is(err, errClosed) {
@@ -339,7 +336,7 @@ func TestASuspendDuringCloseLeavesNothingSuspended(t *testing.T) {
 func TestACallThatHangsHoldsUpItsOwnProcessOnly(t *testing.T) {
 	for name, call := range map[string]func(w *world, s *session) error{
 		"an examination": func(w *world, s *session) error { w.examine(s); return nil },
-		"a suspend":      func(_ *world, s *session) error { return s.Suspend(t.Context()) },
+		"a suspend":      func(_ *world, s *session) error { return s.Suspend(t.Context(), nil) },
 		"a resume":       func(_ *world, s *session) error { return s.Resume(t.Context()) },
 		"the end":        func(_ *world, s *session) error { return s.Close() },
 	} {
@@ -403,9 +400,9 @@ func TestACallThatHangsHoldsUpItsOwnProcessOnly(t *testing.T) {
 			}
 			w.lapse()
 			for _, s := range others {
-				testutil.Receive(t, s.(mechanism.Watcher).Events(), "the news of the lapse")
-				if running, err := s.(mechanism.Watcher).Handle(t.Context()); running != mechanism.Lapsed || err != nil {
-					t.Errorf("after a lapse: %v, %v", running, err)
+				testutil.Receive(t, s.Events(), "the news of the lapse")
+				if r, err := s.Handle(t.Context()); r.Running != mechanism.Lapsed || err != nil {
+					t.Errorf("after a lapse: %v, %v", r.Running, err)
 				}
 			}
 			for _, s := range others {

@@ -17,7 +17,7 @@ func TestAProcessThatClosesOneOfItsFilesIsResumedWithTheOther(t *testing.T) {
 	p := w.machine.Start(target)
 	p.OpenFile()
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	if off, all := w.machine.Off(); off != 16 || all != 16 {
 		t.Errorf("%d of %d channels are off", off, all)
 	}
@@ -33,7 +33,7 @@ func TestAProcessThatClosesAllItsFilesIsReplaced(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	p.CloseFile(nvrmtest.FirstFile)
 	w.examine(s)
 	if _, err := s.Handle(t.Context()); !errors.Is(err, mechanism.ErrReplaced) {
@@ -66,7 +66,7 @@ func TestAChannelOfTwoDescriptorsIsDisabledOnce(t *testing.T) {
 	p := w.machine.Start(target)
 	number := p.Dup()
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	entries := w.journal.list()
 	p.CloseFile(number)
 	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
@@ -82,7 +82,7 @@ func TestUndoFindsAClientAlsoAfterTheHandlesBeganAgain(t *testing.T) {
 	w.machine.Assign(1<<20 - 1000)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.machine.Assign(2000)
 	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
 	must(t, later.Undo(t.Context(), w.journal.list()[0]))
@@ -112,7 +112,7 @@ func TestAllClientsOfAProcessAreSuspended(t *testing.T) {
 			if name != "two clients of a file, before" {
 				change(w, p, s)
 			}
-			must(t, s.Suspend(t.Context()))
+			must(t, s.Suspend(t.Context(), nil))
 			if off, all := w.machine.Off(); off != 16 || all != 16 {
 				t.Errorf("%d of %d channels are off", off, all)
 			}
@@ -133,7 +133,7 @@ func TestAProcessThatFreesAClientIsResumedWithTheOther(t *testing.T) {
 	p.AddClient(nvrmtest.FirstFile)
 	w.machine.Assign(100_000)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	p.FreeClient()
 	w.examine(s)
 	if off, all := w.machine.Off(); off != 8 || all != 8 {
@@ -169,7 +169,7 @@ func TestAChildThatOutlivesItsSuspendedParentIsResumed(t *testing.T) {
 	p.Kill()
 	w.examine(sessions[0])
 	testutil.Until(t, "the end of the parent resumes it", func() bool { return stateOf(child) == state{0, 8, 0} })
-	must(t, sessions[1].Suspend(t.Context()))
+	must(t, sessions[1].Suspend(t.Context(), nil))
 	w.nothingIsOff(sessions...)
 }
 
@@ -177,7 +177,7 @@ func TestChannelsOfANewClientAreDisabled(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	p.OpenFile()
 	testutil.Until(t, "the channels of both clients are off", func() bool { off, _ := w.machine.Off(); return off == 16 })
 	w.nothingIsOff(s)
@@ -188,7 +188,7 @@ func TestAFileThatIsClosedMeanwhileDoesNotResumeTheProcess(t *testing.T) {
 	p := w.machine.Start(target)
 	number := p.OpenFile()
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	p.CloseFile(number)
 	enables := countSets(w.machine, 0, nil)
 	free := w.stand()
@@ -196,10 +196,10 @@ func TestAFileThatIsClosedMeanwhileDoesNotResumeTheProcess(t *testing.T) {
 	s.(*session).examine()
 	free()
 	w.examine(s)
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.machine.Before(nil)
-	if running, err := s.Handle(t.Context()); *enables > 0 || running != mechanism.NotRunning || err != nil {
-		t.Errorf("%d calls set channels; Handle: %v, %v", *enables, running, err)
+	if r, err := s.Handle(t.Context()); *enables > 0 || r.Running != mechanism.NotRunning || err != nil {
+		t.Errorf("%d calls set channels; Handle: %v, %v", *enables, r.Running, err)
 	}
 	w.nothingIsOff(s)
 }
@@ -208,7 +208,7 @@ func TestAFileThatCannotBeScannedHidesNoOther(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	p.OpenFile()
 	failed := w.examineWithAFailure(s) // the first question is about the first file
 	if off, all := w.machine.Off(); !failed || off != 16 || all != 16 {

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -73,9 +74,9 @@ type Config struct {
 	// Log may be nil.
 	Log *zap.Logger
 
-	// Start starts a supervisor, which calls Supervise, with its end of a socket; nil starts this
-	// program as one.
-	Start func(socket *os.File) (*os.Process, error)
+	// Start starts a supervisor, which calls Supervise, and returns the daemon's end of the socket; nil
+	// starts this program as one.
+	Start func() (daemon *os.File, cmd *exec.Cmd, err error)
 }
 
 // Mechanism is a mechanism.Batcher. It holds no lock of several processes during a call of the
@@ -94,9 +95,6 @@ type Mechanism struct {
 	busyTime time.Duration
 
 	starting sync.Mutex // held while a supervisor is started
-
-	mu      sync.Mutex // guards members; held for no call
-	members []*session
 }
 
 var _ mechanism.Batcher = (*Mechanism)(nil)
@@ -127,13 +125,13 @@ func (*Mechanism) Name() string { return Name }
 // Owns reports whether a process is the supervisor.
 func (m *Mechanism) Owns(pid int32) bool {
 	g := m.guard.Load()
-	return g != nil && g.process != nil && int32(g.process.Pid) == pid
+	return g != nil && g.PID == int(pid)
 }
 
 // Beat shows that the daemon works. It is called at least every BeatEvery, and does not block.
 func (m *Mechanism) Beat() {
 	if g := m.guard.Load(); g != nil {
-		g.beat()
+		go g.Tell(order{})
 	}
 }
 
@@ -144,13 +142,14 @@ func (m *Mechanism) supervised() (*guard, error) {
 	if m.closed.Load() {
 		return nil, errClosed
 	}
-	if g := m.guard.Load(); g != nil && !g.hasEnded() {
+	if g := m.guard.Load(); g != nil && !g.HasClosed() {
 		return g, nil
 	}
-	g, err := newGuard(m.cfg.Start, m.lapsed)
+	socket, cmd, err := m.cfg.Start()
 	if err != nil {
 		return nil, fmt.Errorf("start the supervisor: %w", err)
 	}
+	g := newGuard(socket, cmd, m.lapsed, m.cfg.Log)
 	m.guard.Store(g)
 	if m.closed.Load() { // Close was called meanwhile
 		m.guard.Store(nil)
@@ -158,7 +157,7 @@ func (m *Mechanism) supervised() (*guard, error) {
 		return nil, errClosed
 	}
 	go func() {
-		<-g.ended
+		<-g.Closed
 		if !m.closed.Load() {
 			m.cfg.Log.Error("the supervisor of nvchannels has ended; what was suspended runs, and is suspended again with another one", log.Mechanism(Name))
 			m.alarm()
@@ -175,27 +174,12 @@ func (m *Mechanism) lapsed() {
 
 // alarm has every session catch up with the supervisor.
 func (m *Mechanism) alarm() {
-	for _, s := range m.all() {
+	for _, s := range m.sessions.All() {
 		select {
 		case s.alarm <- struct{}{}:
 		default:
 		}
 	}
-}
-
-// all returns the sessions.
-func (m *Mechanism) all() []*session {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.members)
-}
-
-// remove removes a session.
-func (m *Mechanism) remove(s *session) {
-	m.mu.Lock()
-	m.members = slices.DeleteFunc(m.members, func(other *session) bool { return other == s })
-	m.mu.Unlock()
-	m.sessions.Remove(s.target, s)
 }
 
 // Close ends the supervisor, which enables what may still be disabled. It does not wait for calls that
@@ -247,22 +231,21 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		return nil, err
 	}
 	s := &session{
-		m: m, target: target, process: p, events: make(chan struct{}, 1), calls: make(chan struct{}, 1),
+		m: m, target: target, process: p, Notifier: mechanism.NewNotifier(), calls: make(chan struct{}, 1),
 		soon: make(chan struct{}, 1), alarm: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
-	if s.view, err = search(func() error { return context.Cause(ctx) }, m.cfg.Sys, m.cfg.Profile, p); err == nil {
-		err = m.sessions.Add(target, s)
-	}
-	if err != nil {
+	if s.view, err = search(func() error { return context.Cause(ctx) }, m.cfg.Sys, m.cfg.Profile, p); err != nil {
 		p.Close()
 		return nil, err
 	}
 	s.publish()
 	s.begin()
 	defer s.end()
-	m.mu.Lock()
-	m.members = append(m.members, s) // before it arms: of two that share a file, one owns it
-	m.mu.Unlock()
+	// Before it arms: of two that share a file, one owns it.
+	if err = m.sessions.Add(target, s); err != nil {
+		p.Close()
+		return nil, err
+	}
 	if err = m.pauses.Begin(mechanism.JournalEntry{Target: target}); err == nil {
 		var g *guard
 		if g, err = m.supervised(); err == nil {
@@ -276,7 +259,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		}
 	}
 	if err != nil {
-		m.remove(s)
+		m.sessions.Remove(target, s)
 		p.Close()
 		return nil, err
 	}
@@ -287,7 +270,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 // SuspendEach implements mechanism.Batcher.
 func (m *Mechanism) SuspendEach(ctx context.Context, sessions []mechanism.Session, done func(int, error)) {
 	m.learn()
-	m.each(sessions, func(all []*session) []error { return m.suspend(ctx, all, func() {}) }, done)
+	m.each(sessions, func(all []*session) []error { return m.suspend(ctx, all, nil) }, done)
 }
 
 // ResumeEach implements mechanism.Batcher.
@@ -333,7 +316,7 @@ func (m *Mechanism) each(sessions []mechanism.Session, do func([]*session) []err
 // follows the report of a lapse, and supervised replaces one that does not answer.
 func (m *Mechanism) learn() {
 	if g := m.guard.Load(); g != nil && !g.fresh() {
-		_ = g.ask(message{Kind: kindBeat})
+		_ = g.ask(order{})
 	}
 }
 
@@ -360,7 +343,9 @@ func (m *Mechanism) suspend(ctx context.Context, all []*session, done func()) []
 		}
 		if errs[i] == nil {
 			s.suspended, s.ran = true, mechanism.NotRunning
-			done()
+			if done != nil {
+				done()
+			}
 		}
 		select {
 		case s.soon <- struct{}{}:

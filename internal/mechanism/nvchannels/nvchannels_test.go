@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -32,14 +33,14 @@ func TestSuspendDisablesComputeChannelsAndResumeEnablesThem(t *testing.T) {
 	s := w.attach()
 	got := []state{stateOf(p)}
 	for range 2 { // suspending what is suspended is harmless
-		must(t, s.Suspend(t.Context()))
+		must(t, s.Suspend(t.Context(), nil))
 		got = append(got, stateOf(p))
 	}
 	entries := len(w.journal.list()) // before anything is off, until Close
 	must(t, s.Resume(t.Context()))
 	must(t, s.Resume(t.Context()))
 	got = append(got, stateOf(p))
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	must(t, s.Close())
 	got = append(got, stateOf(p))
 	want := []state{{0, 8, 0}, {8, 8, 0}, {8, 8, 0}, {0, 8, 0}, {0, 8, 0}} // no copy engine is disabled
@@ -55,7 +56,7 @@ func TestChannelsCreatedWhileSuspendedAreDisabled(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	p.Bear(3)
 	testutil.Until(t, "the new channels are off", func() bool { return stateOf(p) == state{11, 11, 0} })
 	p.FreeChannel()
@@ -71,7 +72,7 @@ func TestAChannelFreedBetweenScanAndSuspendIsNoFailure(t *testing.T) {
 	p := w.machine.Start(target)
 	s := w.attach()
 	p.FreeChannel()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	if got := stateOf(p); got != (state{7, 7, 0}) {
 		t.Errorf("after Suspend: %v", got)
 	}
@@ -82,7 +83,7 @@ func TestAProcessKilledWhileSuspendedIsGoneAndLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	p.Kill()
 	var err error
 	for err == nil { // an examination that was under way has noticed only that it failed
@@ -101,13 +102,13 @@ func TestAProcessKilledWhileSuspendedIsGoneAndLeavesNothing(t *testing.T) {
 // The daemon dies before and after each of its calls; all that again until it died GPREEMPT_CRASHES
 // times.
 func TestDeathAtEveryCallLeavesEveryChannelEnabled(t *testing.T) {
-	during := func(w *world, s mechanism.Watcher) {
+	during := func(w *world, s mechanism.Session) {
 		for range 2 {
-			if s.Suspend(context.Background()) != nil || s.Resume(context.Background()) != nil {
+			if s.Suspend(context.Background(), nil) != nil || s.Resume(context.Background()) != nil {
 				return
 			}
 		}
-		if s.Suspend(context.Background()) == nil {
+		if s.Suspend(context.Background(), nil) == nil {
 			w.die()
 		}
 	}
@@ -156,7 +157,7 @@ func TestUndoResumesWhatTheJournalNames(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	entries := w.journal.list()
 	if len(entries) != 1 || entries[0].Target != target || entries[0].Mechanism != Name {
 		t.Fatalf("journal: %+v", entries)
@@ -178,12 +179,12 @@ func TestASilentDaemonIsResumedAndLearnsThat(t *testing.T) {
 	w.silence = 1 // nothing it does is fast enough
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	testutil.Until(t, "the supervisor resumes it", func() bool { return stateOf(p).Off == 0 })
 	w.m.Beat()
 	testutil.Receive(t, s.Events(), "an event")
-	if running, err := s.Handle(t.Context()); running != mechanism.Lapsed || err != nil {
-		t.Errorf("Handle = %v, %v; want that it runs", running, err)
+	if r, err := s.Handle(t.Context()); r.Running != mechanism.Lapsed || err != nil {
+		t.Errorf("Handle = %v, %v; want that it runs", r.Running, err)
 	}
 	must(t, s.Close())
 }
@@ -193,17 +194,17 @@ func TestTheEndOfTheSupervisorResumesAndTheNextSuspendHasAnother(t *testing.T) {
 	p := w.machine.Start(target)
 	s := w.attach()
 	first := w.ended
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.kill()
 	testutil.Receive(t, first, "the end of the supervisor") // it resumes everything, too
 	testutil.Receive(t, s.Events(), "an event")
-	if running, err := s.Handle(t.Context()); running != mechanism.Lapsed || err != nil {
-		t.Errorf("Handle = %v, %v; want that it runs", running, err)
+	if r, err := s.Handle(t.Context()); r.Running != mechanism.Lapsed || err != nil {
+		t.Errorf("Handle = %v, %v; want that it runs", r.Running, err)
 	}
 	if got := stateOf(p); got.Off != 0 {
 		t.Errorf("without a supervisor: %v", got)
 	}
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	if got := stateOf(p); got.Off != 8 || w.starts != 2 {
 		t.Errorf("after the next Suspend: %v with %d supervisors", got, w.starts)
 	}
@@ -270,7 +271,7 @@ func TestASuspendedProcessIsResumedAlsoWithoutFreeDescriptors(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.daemon.full.Store(true)
 	inner := s.(*session)
 	free := w.stand()
@@ -299,11 +300,11 @@ func TestDoneIsCalledOnlyForASuspension(t *testing.T) {
 		}
 		return nil
 	})
-	if err := s.SuspendThen(t.Context(), func() { called++ }); !errors.Is(err, nvrm.NotPermitted) || called != 0 {
+	if err := s.Suspend(t.Context(), func() { called++ }); !errors.Is(err, nvrm.NotPermitted) || called != 0 {
 		t.Errorf("refused: %v, done called %d times", err, called)
 	}
 	w.machine.Before(nil)
-	if err := s.SuspendThen(t.Context(), func() { called++ }); err != nil || called != 1 {
+	if err := s.Suspend(t.Context(), func() { called++ }); err != nil || called != 1 {
 		t.Errorf("%v, done called %d times", err, called)
 	}
 	must(t, s.Close())
@@ -319,7 +320,7 @@ func TestAGPUThatFailsIsNamed(t *testing.T) {
 		}
 		return nil
 	})
-	err := s.Suspend(t.Context())
+	err := s.Suspend(t.Context(), nil)
 	if hw, ok := errors.AsType[*mechanism.HardwareError](err); !ok || len(hw.GPUs) != 1 || !errors.Is(err, nvrm.GPUIsLost) {
 		t.Errorf("Suspend: %v", err)
 	}
@@ -330,7 +331,7 @@ func TestAGPUThatFailsIsNamed(t *testing.T) {
 func TestWithoutASupervisorOrAJournalNothingIsSuspended(t *testing.T) {
 	none := errors.New("no processes left")
 	for _, breakIt := range []func(*world){
-		func(w *world) { w.m.cfg.Start = func(*os.File) (*os.Process, error) { return nil, none } },
+		func(w *world) { w.m.cfg.Start = func() (*os.File, *exec.Cmd, error) { return nil, nil, none } },
 		func(w *world) { w.journal.err = none },
 	} {
 		w := newWorld(t)
@@ -341,10 +342,10 @@ func TestWithoutASupervisorOrAJournalNothingIsSuspended(t *testing.T) {
 		}
 		w.m.cfg.Start, w.journal.err = w.start, nil
 		s := w.attach()
-		w.m.cfg.Start = func(*os.File) (*os.Process, error) { return nil, none }
+		w.m.cfg.Start = func() (*os.File, *exec.Cmd, error) { return nil, nil, none }
 		w.kill()
-		testutil.Receive(t, w.m.guard.Load().ended, "the end of the supervisor")
-		if err := s.Suspend(t.Context()); !errors.Is(err, none) {
+		testutil.Receive(t, w.m.guard.Load().Closed, "the end of the supervisor")
+		if err := s.Suspend(t.Context(), nil); !errors.Is(err, none) {
 			t.Errorf("Suspend: %v", err)
 		}
 		if got := stateOf(p); got.Off != 0 {
@@ -442,9 +443,9 @@ func TestASuspensionThatIsRepeatedIsUndoneByOneResume(t *testing.T) {
 	w := newWorld(t)
 	p := w.machine.Start(target)
 	s := w.attach()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	w.lapse()
-	must(t, s.Suspend(t.Context()))
+	must(t, s.Suspend(t.Context(), nil))
 	if got := stateOf(p); got.Off != 8 {
 		t.Errorf("suspended again: %v", got)
 	}

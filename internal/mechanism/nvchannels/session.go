@@ -15,12 +15,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// session is a process whose channels may be disabled. It implements mechanism.Watcher.
+// session is a process whose channels may be disabled. It implements mechanism.Session.
 type session struct {
 	m       *Mechanism
 	target  gpreempt.ProcessKey
 	process nvrm.Process
-	events  chan struct{}
+	mechanism.Notifier
 	// soon asks watch for an examination, and alarm to catch up with the supervisor.
 	soon, alarm chan struct{}
 	ended       chan struct{} // closed when the session is
@@ -52,7 +52,7 @@ type session struct {
 	lost            error
 }
 
-var _ mechanism.Watcher = (*session)(nil)
+var _ mechanism.Session = (*session)(nil)
 
 // known are the clients and channels of a process, by its last examination.
 type known struct {
@@ -83,7 +83,7 @@ func (s *session) catchUp() bool {
 	}
 	lapses := g.lapses.Load()
 	switch {
-	case g.hasEnded():
+	case g.HasClosed():
 		s.guard, s.armed = nil, nil
 	case lapses != s.lapses:
 		s.lapses = lapses
@@ -141,8 +141,10 @@ var errClosed = errors.New("the mechanism, or the session with the process, has 
 // channels returns the channels to disable.
 func (s *session) channels() ([]nvrm.Channel, error) {
 	all, unknown := s.view.Channels()
-	s.changed = s.changed || len(all) != s.total
-	s.total = len(all)
+	if len(all) != s.total {
+		s.total, s.changed = len(all), true
+		s.Notify()
+	}
 	if unknown > 0 {
 		return nil, fmt.Errorf("process %d: the GPUs of %d channels are not known", s.target.PID, unknown)
 	}
@@ -161,7 +163,7 @@ func (s *session) owns(client nvrm.Handle) bool {
 	if owner := s.m.cfg.Owner(client); !owner.IsZero() {
 		return owner == s.target
 	}
-	return !slices.ContainsFunc(s.m.all(), func(o *session) bool {
+	return !slices.ContainsFunc(s.m.sessions.All(), func(o *session) bool {
 		return nvrm.Older(o.target, s.target) && slices.Contains(o.known.Load().clients, client)
 	})
 }
@@ -190,7 +192,7 @@ func (s *session) arm(g *guard) error {
 		return nil
 	}
 	lapses := g.lapses.Load()
-	if err := g.arm(s.target, s.process.FD(), all); err != nil {
+	if err := g.arm(s.target, all); err != nil {
 		return err
 	}
 	if s.guard == nil {
@@ -285,10 +287,7 @@ func (s *session) resume() error {
 }
 
 // Suspend implements mechanism.Session.
-func (s *session) Suspend(ctx context.Context) error { return s.SuspendThen(ctx, func() {}) }
-
-// SuspendThen implements mechanism.Watcher.
-func (s *session) SuspendThen(ctx context.Context, done func()) error {
+func (s *session) Suspend(ctx context.Context, done func()) error {
 	s.m.learn()
 	s.begin()
 	defer s.end()
@@ -315,7 +314,7 @@ func (s *session) Close() error {
 	s.release()
 	s.closed = true
 	close(s.ended)
-	s.m.remove(s)
+	s.m.sessions.Remove(s.target, s)
 	s.process.Close()
 	return nil
 }
@@ -323,8 +322,8 @@ func (s *session) Close() error {
 // release makes the supervisor and the journal forget a process that runs or has ended.
 func (s *session) release() {
 	s.suspended, s.unsure, s.disabled, s.armed = false, false, nil, nil
-	if g := s.guard; g != nil && !g.hasEnded() {
-		if err := g.disarm(s.target); err != nil {
+	if g := s.guard; g != nil && !g.HasClosed() {
+		if err := g.arm(s.target, nil); err != nil {
 			s.m.cfg.Log.Warn("the supervisor does not forget a process that runs", log.Target(s.target), log.Err(err))
 		}
 	}
@@ -369,7 +368,7 @@ func (s *session) examine() {
 	s.looked = time.Now()
 	if err := s.m.disable([]*session{s}, gap); err != nil { // the owner suspends the process again, and gets the error
 		s.ran = cmp.Or(s.ran, mechanism.NewQueue)
-		s.notify()
+		s.Notify()
 	}
 }
 
@@ -382,7 +381,7 @@ func (s *session) scan() error {
 // and channels.
 func (s *session) lose(why error) {
 	disabled := s.disabled
-	for _, o := range s.m.all() {
+	for _, o := range s.m.sessions.All() {
 		shared := slices.DeleteFunc(slices.Clone(o.known.Load().channels), func(c nvrm.Channel) bool { return !slices.ContainsFunc(disabled, c.Is) })
 		if o == s || len(shared) == 0 {
 			continue
@@ -399,7 +398,7 @@ func (s *session) lose(why error) {
 	}
 	s.lost = fmt.Errorf("process %d: %w", s.target.PID, why)
 	s.release()
-	s.notify()
+	s.Notify()
 }
 
 // takeOver enables the channels of a process that has exited and shared a file with this one. It ends
@@ -426,35 +425,15 @@ func (s *session) runAgain() bool {
 	if err := s.enable(); err != nil {
 		s.m.cfg.Log.Error("a process could not be resumed", log.Target(s.target), log.Err(err))
 	}
-	s.notify()
+	s.Notify()
 	return true
 }
 
-// notify makes the owner call Handle.
-func (s *session) notify() {
-	select {
-	case s.events <- struct{}{}:
-	default:
-	}
-}
-
-// Events implements mechanism.Watcher.
-func (s *session) Events() <-chan struct{} { return s.events }
-
-// Handle implements mechanism.Watcher.
-func (s *session) Handle(context.Context) (running mechanism.Running, err error) {
+// Handle implements mechanism.Session.
+func (s *session) Handle(context.Context) (mechanism.Report, error) {
 	s.begin()
 	defer s.end()
-	running, err = s.ran, s.lost
-	s.ran = mechanism.NotRunning
-	return running, err
-}
-
-// Changed implements mechanism.Watcher.
-func (s *session) Changed() bool {
-	s.begin()
-	defer s.end()
-	changed := s.changed
-	s.changed = false
-	return changed
+	r := mechanism.Report{Running: s.ran, Changed: s.changed}
+	s.ran, s.changed = mechanism.NotRunning, false
+	return r, s.lost
 }

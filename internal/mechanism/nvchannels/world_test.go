@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
+	"github.com/gpreempt/gpreempt/internal/child"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -148,7 +150,7 @@ func newWorld(t testing.TB) *world {
 	t.Cleanup(func() {
 		_ = w.m.Close()
 		w.supervisors.Wait()
-		for _, left := range w.m.all() { // the kernel does so when a daemon dies
+		for _, left := range w.m.sessions.All() { // the kernel does so when a daemon dies
 			left.process.Close()
 		}
 		w.machine.Close()
@@ -156,31 +158,31 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-func (w *world) start(socket *os.File) (*os.Process, error) {
+func (w *world) start() (*os.File, *exec.Cmd, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.dead {
-		return nil, errDead
+		return nil, nil, errDead
 	}
-	return w.startNext(socket)
+	return w.startNext()
 }
 
 // startNext is start for another daemon.
-func (w *world) startNext(socket *os.File) (*os.Process, error) {
-	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+func (w *world) startNext() (*os.File, *exec.Cmd, error) {
+	daemon, socket, err := child.Pair()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ended := make(chan struct{})
 	w.starts, w.ended = w.starts+1, ended
 	w.supervisors.Go(func() {
 		defer close(ended)
-		defer unix.Close(fd)
-		if err := Supervise(fd, w.machine.Sys(), w.m.cfg.Profile, w.silence); err != nil {
+		defer socket.Close()
+		if err := Supervise(socket, w.machine.Sys(), w.m.cfg.Profile, w.silence); err != nil {
 			w.t.Error(err)
 		}
 	})
-	return nil, nil //nolint:nilnil // it is a goroutine
+	return daemon, nil, nil
 }
 
 // lapse is the report that the supervisor has resumed everything.
@@ -192,7 +194,7 @@ func (w *world) lapse() {
 // kill ends the supervisors.
 func (w *world) kill() {
 	if g := w.m.guard.Load(); g != nil {
-		g.shutdown(unix.SHUT_RDWR)
+		g.Shutdown(unix.SHUT_RDWR)
 	}
 }
 
@@ -205,15 +207,15 @@ func (w *world) die() {
 }
 
 // attach returns a session with the target.
-func (w *world) attach() mechanism.Watcher { return w.attachTo(target) }
+func (w *world) attach() mechanism.Session { return w.attachTo(target) }
 
-func (w *world) attachTo(key gpreempt.ProcessKey) mechanism.Watcher {
+func (w *world) attachTo(key gpreempt.ProcessKey) mechanism.Session {
 	w.t.Helper()
 	s, err := w.m.Attach(w.t.Context(), key)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return s.(mechanism.Watcher)
+	return s
 }
 
 // state are the compute channels that are disabled, of how many, and the others that are disabled.
@@ -236,7 +238,7 @@ func (m *Mechanism) ResumeAll(ctx context.Context, sessions []mechanism.Session)
 
 // stand waits until no call is made for the sessions, and has none made until the result is called.
 func (w *world) stand() (free func()) {
-	all := w.m.all()
+	all := w.m.sessions.All()
 	for _, s := range all {
 		s.begin()
 	}
