@@ -43,7 +43,7 @@ func (s *Server) Warnings() []gpreempt.Warning {
 	return s.allTaken.Load().warnings(s.cfg.Scheduler.Now())
 }
 
-// warnings returns the warning about t; nil is none.
+// warnings returns the warning about t, nothing if t is nil.
 func (t *allTaken) warnings(now scheduler.Time) []gpreempt.Warning {
 	if t == nil || now-t.at >= allTakenFor {
 		return nil
