@@ -25,53 +25,46 @@ type Enum interface {
 //
 // The scheduler's enums have the API's numbers: convert them, as in
 // gpreemptv1.TargetState(info.State).
-func EnumName[E Enum](e E) string { return EnumNumberName(e.Descriptor(), e.Number()) }
-
-// EnumNumberName is EnumName for an enum of which only the descriptor is known.
-func EnumNumberName(d protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	v := d.Values().ByNumber(n)
+func EnumName[E Enum](e E) string {
+	v := e.Descriptor().Values().ByNumber(e.Number())
 	switch {
 	case v == nil:
-		return strconv.Itoa(int(n))
-	case n == 0:
+		return strconv.Itoa(int(e))
+	case e == 0:
 		return ""
 	}
 	return enumName(v)
 }
 
 // EnumNames returns the names of E in the API's order, without UNSPECIFIED.
-func EnumNames[E Enum]() []string {
-	var zero E
-	return enumNames(zero.Descriptor())
-}
-
-func enumNames(d protoreflect.EnumDescriptor) []string {
-	var names []string
-	for i := range d.Values().Len() {
-		if v := d.Values().Get(i); v.Number() != 0 {
-			names = append(names, enumName(v))
-		}
+func EnumNames[E Enum]() (names []string) {
+	for _, v := range values[E]() {
+		names = append(names, enumName(v))
 	}
 	return names
+}
+
+// values returns the values of E in the API's order, without UNSPECIFIED.
+func values[E Enum]() (all []protoreflect.EnumValueDescriptor) {
+	var zero E
+	d := zero.Descriptor().Values()
+	for i := range d.Len() {
+		if v := d.Get(i); v.Number() != 0 {
+			all = append(all, v)
+		}
+	}
+	return all
 }
 
 // ParseEnum returns the value with the name s, in any letter case; the API's own
 // name of a value is accepted as well. The error lists the names.
 func ParseEnum[E Enum](s string) (E, error) {
-	var zero E
-	n, err := ParseEnumNumber(zero.Descriptor(), s)
-	return E(n), err
-}
-
-// ParseEnumNumber is ParseEnum for an enum of which only the descriptor is known.
-func ParseEnumNumber(d protoreflect.EnumDescriptor, s string) (protoreflect.EnumNumber, error) {
-	for i := range d.Values().Len() {
-		v := d.Values().Get(i)
-		if v.Number() != 0 && (strings.EqualFold(s, enumName(v)) || s == string(v.Name())) {
-			return v.Number(), nil
+	for _, v := range values[E]() {
+		if strings.EqualFold(s, enumName(v)) || s == string(v.Name()) {
+			return E(v.Number()), nil
 		}
 	}
-	return 0, fmt.Errorf("invalid value %q: use one of %s", s, strings.Join(enumNames(d), ", "))
+	return 0, fmt.Errorf("invalid value %q: use one of %s", s, strings.Join(EnumNames[E](), ", "))
 }
 
 // enumName turns CLASS_OFFLINE of the enum Class into "offline".

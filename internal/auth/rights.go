@@ -2,7 +2,8 @@ package auth
 
 import (
 	"slices"
-	"strings"
+
+	"google.golang.org/grpc/health/grpc_health_v1"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/proc"
@@ -109,58 +110,56 @@ func (p Policy) ofCertificate(peer Certificate) Rights {
 	return 0
 }
 
-// The rights of the admin service's two kinds of calls.
-const (
-	reads   = Read
-	changes = Admin
-)
-
-// methods has every method of the services whose methods need different rights.
-var methods = map[string]Rights{
-	gpreemptv1.OnlineService_NotifyOnline_FullMethodName: Online,
-	gpreemptv1.OnlineService_Complete_FullMethodName:     Online,
-	gpreemptv1.OnlineService_Renew_FullMethodName:        Online,
-	gpreemptv1.OnlineService_Session_FullMethodName:      Online,
-
-	gpreemptv1.AdminService_GetStatus_FullMethodName:      reads,
-	gpreemptv1.AdminService_ListGpus_FullMethodName:       reads,
-	gpreemptv1.AdminService_ListTargets_FullMethodName:    reads,
-	gpreemptv1.AdminService_ListQueues_FullMethodName:     reads,
-	gpreemptv1.AdminService_ListHqds_FullMethodName:       changes,
-	gpreemptv1.AdminService_WatchQueues_FullMethodName:    reads,
-	gpreemptv1.AdminService_ListLeases_FullMethodName:     reads,
-	gpreemptv1.AdminService_CreateLease_FullMethodName:    changes,
-	gpreemptv1.AdminService_ReleaseLease_FullMethodName:   changes,
-	gpreemptv1.AdminService_SuspendTarget_FullMethodName:  changes,
-	gpreemptv1.AdminService_ResumeTarget_FullMethodName:   changes,
-	gpreemptv1.AdminService_ClassifyTarget_FullMethodName: changes,
-	gpreemptv1.AdminService_ExplainTarget_FullMethodName:  reads,
-	gpreemptv1.AdminService_GetPolicy_FullMethodName:      reads,
-	gpreemptv1.AdminService_SetPolicy_FullMethodName:      changes,
-	gpreemptv1.AdminService_WatchEvents_FullMethodName:    reads,
-	gpreemptv1.AdminService_GetStatistics_FullMethodName:  reads,
-	gpreemptv1.AdminService_SetDrain_FullMethodName:       changes,
-	gpreemptv1.AdminService_Diagnose_FullMethodName:       reads,
+// method is what a call of a method needs.
+type method struct {
+	need Rights // 0: an identity is enough
+	// cost is its price in requests of the rate: its processor time as a multiple of an
+	// announcement's, rounded up, by BenchmarkCosts of package server on a host with 24 processes
+	// and 192 queues. Each frame of a Session has it, too. What grows with the answer is charged
+	// by its bytes.
+	cost int
 }
 
-// services has the services whose methods all need the same right.
-var services = map[string]Rights{
-	"grpc.health.v1.Health":                    0,
-	"grpc.reflection.v1.ServerReflection":      reads,
-	"grpc.reflection.v1alpha.ServerReflection": reads,
+// methods has every method that is served.
+var methods = map[string]method{
+	gpreemptv1.OnlineService_NotifyOnline_FullMethodName: {Online, 1},
+	gpreemptv1.OnlineService_Complete_FullMethodName:     {Online, 1},
+	gpreemptv1.OnlineService_Renew_FullMethodName:        {Online, 1},
+	gpreemptv1.OnlineService_Session_FullMethodName:      {Online, 1},
+
+	gpreemptv1.AdminService_GetStatus_FullMethodName:      {Read, 2},
+	gpreemptv1.AdminService_ListGpus_FullMethodName:       {Read, 4},
+	gpreemptv1.AdminService_ListTargets_FullMethodName:    {Read, 4},
+	gpreemptv1.AdminService_ListQueues_FullMethodName:     {Read, 12},
+	gpreemptv1.AdminService_ListHqds_FullMethodName:       {Admin, 4},
+	gpreemptv1.AdminService_WatchQueues_FullMethodName:    {Read, 12},
+	gpreemptv1.AdminService_ListLeases_FullMethodName:     {Read, 2},
+	gpreemptv1.AdminService_CreateLease_FullMethodName:    {Admin, 2},
+	gpreemptv1.AdminService_ReleaseLease_FullMethodName:   {Admin, 2},
+	gpreemptv1.AdminService_SuspendTarget_FullMethodName:  {Admin, 2},
+	gpreemptv1.AdminService_ResumeTarget_FullMethodName:   {Admin, 2},
+	gpreemptv1.AdminService_ClassifyTarget_FullMethodName: {Admin, 2},
+	gpreemptv1.AdminService_ExplainTarget_FullMethodName:  {Read, 2},
+	gpreemptv1.AdminService_GetPolicy_FullMethodName:      {Read, 2},
+	gpreemptv1.AdminService_SetPolicy_FullMethodName:      {Admin, 2},
+	gpreemptv1.AdminService_WatchEvents_FullMethodName:    {Read, 4},
+	gpreemptv1.AdminService_GetStatistics_FullMethodName:  {Read, 4},
+	gpreemptv1.AdminService_SetDrain_FullMethodName:       {Admin, 1},
+	// Its own cost is that of the host's checks, which are shared for a second.
+	gpreemptv1.AdminService_Diagnose_FullMethodName: {Read, 8},
+
+	grpc_health_v1.Health_Check_FullMethodName: {0, 1},
+	grpc_health_v1.Health_List_FullMethodName:  {0, 1},
+	grpc_health_v1.Health_Watch_FullMethodName: {0, 1},
 }
 
 // Need returns the right that a call of fullMethod, "/package.Service/Method", needs;
 // 0 when an identity is enough. It returns false for an unknown method, which no
 // caller may call.
 func Need(fullMethod string) (Rights, bool) {
-	if need, ok := methods[fullMethod]; ok {
-		return need, true
-	}
-	service, method, ok := strings.Cut(strings.TrimPrefix(fullMethod, "/"), "/")
-	if !ok || method == "" {
-		return 0, false
-	}
-	need, ok := services[service]
-	return need, ok
+	m, known := methods[fullMethod]
+	return m.need, known
 }
+
+// Cost returns the price of a call of fullMethod in requests of the rate; 0 for an unknown method.
+func Cost(fullMethod string) int { return methods[fullMethod].cost }

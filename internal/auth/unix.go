@@ -241,8 +241,7 @@ func (l *unixListener) identify(socket *net.UnixConn) (*unixConn, error) {
 		_ = c.pidfd.Close()
 		return nil, refusal(p, fmt.Errorf("its pidfd cannot be polled: %w", err))
 	}
-	exit, err := c.pidfd.SyscallConn()
-	if err != nil {
+	if c.exit, err = c.pidfd.SyscallConn(); err != nil {
 		_ = c.pidfd.Close()
 		return nil, refusal(p, fmt.Errorf("its pidfd: %w", err))
 	}
@@ -255,7 +254,7 @@ func (l *unixListener) identify(socket *net.UnixConn) (*unixConn, error) {
 		return nil, refusal(p, ErrFull)
 	}
 	l.held.Add(1)
-	go c.watch(exit)
+	go c.watch()
 	return c, nil
 }
 
@@ -363,7 +362,8 @@ type unixConn struct {
 	net.Conn
 	peer  Process
 	pidfd *os.File
-	held  *atomic.Int64 // counts the connection until it is closed
+	exit  syscall.RawConn // of pidfd
+	held  *atomic.Int64   // counts the connection until it is closed
 
 	once     sync.Once
 	done     chan struct{}
@@ -413,19 +413,15 @@ func (c *unixConn) end(died bool) error {
 }
 
 // watch waits until the process exits or the pidfd is closed.
-func (c *unixConn) watch(exit syscall.RawConn) {
-	if err := exit.Read(func(pidfd uintptr) bool { return proc.Exited(int(pidfd)) }); err == nil {
+func (c *unixConn) watch() {
+	if err := c.exit.Read(func(pidfd uintptr) bool { return proc.Exited(int(pidfd)) }); err == nil {
 		_ = c.end(true)
 	}
 }
 
 // dead reports whether the process has exited.
 func (c *unixConn) dead() (dead bool) {
-	raw, err := c.pidfd.SyscallConn()
-	if err != nil {
-		return false
-	}
-	_ = raw.Control(func(pidfd uintptr) { dead = proc.Exited(int(pidfd)) })
+	_ = c.exit.Control(func(pidfd uintptr) { dead = proc.Exited(int(pidfd)) })
 	return dead
 }
 

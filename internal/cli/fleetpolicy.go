@@ -187,8 +187,7 @@ func (r *rollout) prepare(ctx context.Context) error {
 // inShadow returns the request for the same policy, without acting.
 func inShadow(req *gpreemptv1.SetPolicyRequest) *gpreemptv1.SetPolicyRequest {
 	req = proto.CloneOf(req)
-	req.Policy.Shadow = true
-	req.Fields = append(req.Fields, "shadow")
+	req.Policy.Shadow = new(true)
 	return req
 }
 
@@ -263,7 +262,7 @@ func (r *rollout) set(ctx context.Context, h fleet.Host, mode fleet.Mode) error 
 	case fleet.Shadow:
 		req = inShadow(r.req)
 	case fleet.Old:
-		req = &gpreemptv1.SetPolicyRequest{Policy: proto.CloneOf(r.policies[h.Name][fleet.Old]), Fields: term.KnobNames()}
+		req = &gpreemptv1.SetPolicyRequest{Policy: proto.CloneOf(r.policies[h.Name][fleet.Old])}
 		req.Policy.Preset = ""
 	case fleet.New, fleet.Unknown:
 	}

@@ -92,7 +92,7 @@ func policyRequest(cmd *cobra.Command, args, assignments []string) (*gpreemptv1.
 		if !ok {
 			return nil, term.Usage(cmd, "invalid --knob %q; use NAME=VALUE", s)
 		}
-		if err := term.SetKnob(req, name, value); err != nil {
+		if err := term.SetKnob(req.GetPolicy(), name, value); err != nil {
 			return nil, term.Usage(cmd, "--knob %s: %v", name, err)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 
 func TestQueueIsActiveOnlyWithASlot(t *testing.T) {
 	const live, stale = gpreemptv1.HqdState_HQD_STATE_LIVE, gpreemptv1.HqdState_HQD_STATE_STALE
-	queue := &gpreemptv1.Queue{TargetId: "1@1", QueueId: 3, GpuId: 7, Type: "compute", RingAddress: 0x1000}
+	queue := &gpreemptv1.Queue{TargetId: "1@1", QueueId: 3, GpuId: 7, Type: "compute", RingAddress: new(uint64(0x1000))}
 	blank := &gpreemptv1.Queue{TargetId: "1@1", QueueId: 3, GpuId: 7, Type: "compute"}
 	tests := []struct {
 		name   string
@@ -34,9 +34,9 @@ func TestQueueIsActiveOnlyWithASlot(t *testing.T) {
 		{"stale", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: stale, GpuId: 7, TargetId: "1@1", QueueId: 3}), new(false), 0, ""},
 		{"another's id", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, TargetId: "2@1", QueueId: 3}), new(false), 0, ""},
 		{"another GPU", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 8, TargetId: "1@1", QueueId: 3}), new(false), 0, ""},
-		{"nobody's with another ring", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: 0x2000}), new(false), 0, ""},
-		{"unknown owner, same ring", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: 0x1000, Match: "two have it"}), nil, 0, "a slot of its GPU contains a queue that could be this one: two have it"},
-		{"unknown owner, unknown ring", blank, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: 0x2000}), nil, 0, "a slot of its GPU contains a queue that could be this one: owner unknown"},
+		{"nobody's with another ring", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: new(uint64(0x2000))}), new(false), 0, ""},
+		{"unknown owner, same ring", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: new(uint64(0x1000)), Match: "two have it"}), nil, 0, "a slot of its GPU contains a queue that could be this one: two have it"},
+		{"unknown owner, unknown ring", blank, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: new(uint64(0x2000))}), nil, 0, "a slot of its GPU contains a queue that could be this one: owner unknown"},
 		{"the driver's own", blank, hqds(&gpreemptv1.Hqd{Kind: "hiq", State: live, GpuId: 7}), new(false), 0, ""},
 		{"of another kind", blank, hqds(&gpreemptv1.Hqd{Kind: "sdma", State: live, GpuId: 7}), new(false), 0, ""},
 		{"stopped", queue, &gpreemptv1.ListHqdsResponse{StoppedGpuIds: []uint32{7}}, nil, 0, "the scheduler of GPU 7 is stopped"},

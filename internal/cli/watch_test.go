@@ -87,9 +87,9 @@ func TestWatchPrintsEachChangeOnce(t *testing.T) {
 		want string
 	}{
 		{[]string{"lease", "list", "-w", "--jq", ".leases | length"}, "2\n1\n"},
-		{[]string{"lease", "list", "--watch"}, `LEASE  LABEL  STATE       PRIO  HIP  GPUS         OWNER       AGE  EXPIRES IN
-k3-1   llama  held          11  0    34535        pid 5001  1.5ms       998ms
-k3-2   -      quiescing  admin  0,1  34535,41235  admin      40µs          2s
+		{[]string{"lease", "list", "--watch"}, `LEASE  LABEL  STATE      PRIO  HIP  GPUS         OWNER       AGE  EXPIRES IN
+k3-1   llama  held         11  0    34535        pid 5001  1.5ms       998ms
+k3-2   -      quiescing    12  0,1  34535,41235  admin      40µs          2s
 --- 12:00:04
 LEASE  LABEL  STATE  PRIO  HIP  GPUS   OWNER     AGE  EXPIRES IN
 k3-1   llama  held     11  0    34535  pid 5001   4s         1ms

@@ -85,9 +85,9 @@ func limits() Limits {
 	return Limits{
 		// All leases together take a few megabytes.
 		Leases: scheduler.Limits{LeasesTotal: 4096},
-		// A process needs a session, and perhaps a watch. A connection needs two file descriptors,
-		// and the unit permits more than twice ConnectionsTotal of them.
-		Clients: server.Limits{StreamsPerClient: 16, ConnectionsPerUser: 256, ConnectionsTotal: 1024},
+		// A connection needs two file descriptors, and the unit permits more than twice
+		// ConnectionsTotal of them.
+		Clients: server.Limits{ConnectionsPerUser: 256, ConnectionsTotal: 1024},
 		// The largest request, a policy with all its fields, has less than a kilobyte.
 		MaxMessageBytes: 64 << 10,
 	}

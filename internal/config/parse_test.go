@@ -122,7 +122,7 @@ log: {level: debug}
 		Access:     auth.Names{OnlineGroups: []string{"serving", "1001"}, AdminUsers: []string{"0"}},
 		Limits: Limits{
 			Leases:          scheduler.Limits{LeasesPerClient: 1, LeasesPerUser: 2, LeasesTotal: 4096},
-			Clients:         server.Limits{StreamsPerClient: 16, RequestsPerUser: 6, ConnectionsPerUser: 256, ConnectionsTotal: 1024},
+			Clients:         server.Limits{RequestsPerUser: 6, ConnectionsPerUser: 256, ConnectionsTotal: 1024},
 			MaxMessageBytes: 64 << 10,
 		},
 		Policy: scheduler.Policy{

@@ -1,11 +1,15 @@
 package daemon
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
+	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -31,8 +35,17 @@ func TestCyclesAreCountedOnGPUsWithARunlistThatHasQueues(t *testing.T) {
 		t.Errorf("an attach to the job disturbs (-want +got), known %v:\n%s", known, diff)
 	}
 	d.helperEnded()
-	want := map[gpreempt.GPUID]uint64{used: 1, own: 1}
-	if diff := cmp.Diff(want, d.events.Totals(0).AttachCycles); diff != "" {
+	cycles := map[string]float64{}
+	metrics := make(chan prometheus.Metric, 1000)
+	events.NewCollector(func() events.MetricsSnapshot { return events.MetricsSnapshot{Log: d.events} }).Collect(metrics)
+	close(metrics)
+	for m := range metrics {
+		var v dto.Metric
+		if strings.Contains(m.Desc().String(), `"gpreempt_gpu_attach_cycles_total"`) && m.Write(&v) == nil {
+			cycles[v.GetLabel()[0].GetValue()] = v.GetCounter().GetValue()
+		}
+	}
+	if diff := cmp.Diff(map[string]float64{"1": 1, "2": 1}, cycles); diff != "" {
 		t.Errorf("the end of a helper costs (-want +got):\n%s", diff)
 	}
 }

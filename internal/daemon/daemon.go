@@ -305,7 +305,7 @@ func (d *daemon) build(cfg config.Config) error {
 		Diagnose:        d.diagnose,
 		Warnings:        d.listWarnings,
 	})
-	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.busy, wake: make(chan struct{}, 1)}
+	d.idle = &idleWatch{runner: d.runner, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.loads = &loadWatch{runner: d.runner, inventory: d.inventory, backlogs: d.backlogs, waves: d.hasWaves, wake: make(chan struct{}, 1)}
 	d.setHQDBudget(cfg.HQDBudget)
 	d.warnings.set("backend", d.backend.warnings...)

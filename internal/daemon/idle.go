@@ -16,7 +16,6 @@ const idleInterval = time.Millisecond
 // It sleeps while there are no such clients.
 type idleWatch struct {
 	runner *scheduler.Runner
-	client func(scheduler.ClientID) gpreempt.ProcessKey
 	busy   func(context.Context, gpreempt.ProcessKey) (busy, known bool)
 	wake   chan struct{}
 }
@@ -62,7 +61,7 @@ func (w *idleWatch) check(ctx context.Context) bool {
 	var watched []scheduler.ClientID
 	w.runner.View(func(c *scheduler.Core) { watched = c.IdleWatched() })
 	for _, id := range watched {
-		if busy, known := w.busy(ctx, w.client(id)); known {
+		if busy, known := w.busy(ctx, gpreempt.ProcessKey(id)); known {
 			w.runner.Post(scheduler.ClientBacklog{Client: id, Busy: busy})
 		}
 	}

@@ -48,7 +48,6 @@ func newIdleHost(t *testing.T) *idleHost {
 	runner.Post(scheduler.GPUAdded{GPU: 1})
 	d.watch = &idleWatch{
 		runner: runner,
-		client: func(id scheduler.ClientID) gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: int32(id)} },
 		busy: func(context.Context, gpreempt.ProcessKey) (bool, bool) {
 			d.checks.Add(1)
 			return d.busy.Load(), d.known.Load()
@@ -65,10 +64,10 @@ func newIdleHost(t *testing.T) *idleHost {
 }
 
 // announce creates a lease of ten seconds.
-func (d *idleHost) announce(t *testing.T, client scheduler.ClientID, onIdle bool) {
+func (d *idleHost) announce(t *testing.T, pid int32, onIdle bool) {
 	t.Helper()
 	_, _, err := d.Announce(scheduler.LeaseRequested{
-		Client: client, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: 10 * time.Second, OnIdle: onIdle,
+		Client: scheduler.ClientID{PID: pid}, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: 10 * time.Second, OnIdle: onIdle,
 	}, func(scheduler.LeaseID, scheduler.Answer) {})
 	if err != nil {
 		t.Fatal(err)

@@ -47,7 +47,7 @@ func (d *daemon) scrape() events.MetricsSnapshot {
 		targets, s.Leases, s.States = c.Targets(), c.Leases(), c.GPUs()
 		s.Jobs = c.Jobs()
 		s.Floor, s.FloorUse, s.Draining = c.Policy().ShareFloor, c.FloorUse(), c.Draining()
-		s.Totals = d.events.Totals(d.runner.Now())
+		s.Log, s.Now = d.events, d.runner.Now()
 	})
 	s.Used = d.inventory.Occupancy(scheduler.OffGPU(targets))
 	for _, t := range targets {

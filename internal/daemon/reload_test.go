@@ -83,7 +83,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 	if got := d.config.Load().Discovery.MQDsInterval; got != time.Second {
 		t.Errorf("interval %v, want 1s", got)
 	}
-	request := scheduler.LeaseRequested{Client: 7, Priority: gpreempt.PriorityHigh, TTL: time.Second}
+	request := scheduler.LeaseRequested{Client: scheduler.ClientID{PID: 7}, Priority: gpreempt.PriorityHigh, TTL: time.Second}
 	for _, want := range []gpreempt.Reason{"", gpreempt.ReasonLeasesPerClient} {
 		_, _, err := d.runner.Announce(request, func(scheduler.LeaseID, scheduler.Answer) {})
 		if got := gpreempt.ReasonOf(err); got != want {

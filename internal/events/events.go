@@ -1,7 +1,6 @@
 // Package events implements the daemon's log of state changes, which is bounded and has
-// revisions, the statistics counted from it, and the metrics that Prometheus scrapes. The
-// metrics count nothing: each scrape is made from a snapshot of the statistics and of the
-// present state.
+// revisions, the statistics counted from it, and the metrics that Prometheus scrapes: what the log counts, and
+// a snapshot of the present state.
 package events
 
 import (
@@ -142,16 +141,12 @@ func (l *Log) Answered(a scheduler.Answer, s Stages) {
 func (l *Log) Disturbed(gpu gpreempt.GPUID, cycles int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := &l.counters.totals.AttachCycles
-	if *c == nil {
-		*c = map[gpreempt.GPUID]uint64{}
-	}
-	(*c)[gpu] += uint64(cycles)
+	l.counters.cycles.of(gpu.String()).Add(float64(cycles))
 }
 
 // Refused counts a rejected request or connection. It costs as much as Append.
 func (l *Log) Refused(why gpreempt.Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.counters.refused(why)
+	l.counters.refused.of(string(why)).Inc()
 }

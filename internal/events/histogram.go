@@ -28,11 +28,13 @@ type histogram struct {
 	max time.Duration // guarded by Log.mu
 }
 
-func newHistogram(bounds []float64) histogram {
-	return histogram{Histogram: prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "duration_seconds", Buckets: bounds,
+// newHistogram returns the histogram of a metric for values of its labels.
+func newHistogram(m *metric, bounds []float64, labels ...string) histogram {
+	opts := prometheus.HistogramOpts{
+		Name: m.name, Help: m.help, Buckets: bounds,
 		NativeHistogramBucketFactor: 1.1, NativeHistogramZeroThreshold: time.Microsecond.Seconds(),
-	})}
+	}
+	return histogram{Histogram: prometheus.NewHistogramVec(opts, m.labels).WithLabelValues(labels...).(prometheus.Histogram)}
 }
 
 // add counts a duration; below 0 it counts as 0.
@@ -40,13 +42,6 @@ func (h *histogram) add(d time.Duration) {
 	d = max(d, 0)
 	h.max = max(h.max, d)
 	h.Observe(d.Seconds())
-}
-
-// snapshot returns what was counted until now.
-func (h *histogram) snapshot() *dto.Histogram {
-	var m dto.Metric
-	_ = h.Write(&m) // the client's histogram returns no error
-	return m.Histogram
 }
 
 // Latency summarises durations.
@@ -60,8 +55,10 @@ type Latency struct {
 	P50, P95, P99, Max time.Duration
 }
 
-func latency(h *dto.Histogram, longest time.Duration) Latency {
-	n := h.GetSampleCount()
+func (h *histogram) latency() Latency {
+	var m dto.Metric
+	_ = h.Write(&m) // the client's histogram returns no error
+	counts, n, longest := m.GetHistogram(), m.GetHistogram().GetSampleCount(), h.max
 	if n == 0 {
 		return Latency{}
 	}
@@ -72,8 +69,8 @@ func latency(h *dto.Histogram, longest time.Duration) Latency {
 		return longest
 	}
 	return Latency{
-		Count: n, Mean: bounded(h.GetSampleSum() / float64(n)), Max: longest,
-		P50: bounded(quantile(h, 0.50)), P95: bounded(quantile(h, 0.95)), P99: bounded(quantile(h, 0.99)),
+		Count: n, Mean: bounded(counts.GetSampleSum() / float64(n)), Max: longest,
+		P50: bounded(quantile(counts, 0.50)), P95: bounded(quantile(counts, 0.95)), P99: bounded(quantile(counts, 0.99)),
 	}
 }
 

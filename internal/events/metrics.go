@@ -1,13 +1,11 @@
 package events
 
 import (
-	"maps"
 	"runtime"
 	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -21,7 +19,9 @@ type MetricsSnapshot struct {
 	Backend string
 	// Mechanisms are the names of the enabled ones.
 	Mechanisms []string
-	Totals     *Totals
+	// Log is the log, and Now the scheduler's time.
+	Log *Log
+	Now scheduler.Time
 	// GPUs are those of the inventory, States their state in the scheduler.
 	GPUs    []gpreempt.GPU
 	States  []scheduler.GPUInfo
@@ -67,8 +67,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	s := c()
 	out := output(ch)
 	out.value(buildInfo, 1, s.Version, runtime.Version(), s.Backend)
-	out.announcements(s.Totals)
-	out.preemptions(s.Totals, s.Mechanisms)
+	out.log(s)
 	out.targets(s.Targets)
 	out.gpus(s)
 	out.leases(s)
@@ -83,10 +82,6 @@ func (o output) value(m *metric, v float64, labels ...string) {
 	o <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 }
 
-func (o output) histogram(m *metric, h *dto.Histogram, labels ...string) {
-	o <- exposedHistogram{m.desc, h, prometheus.MakeLabelPairs(m.desc, labels)}
-}
-
 func (o output) yes(m *metric, is bool, labels ...string) {
 	v := 0.0
 	if is {
@@ -95,65 +90,21 @@ func (o output) yes(m *metric, is bool, labels ...string) {
 	o.value(m, v, labels...)
 }
 
-func (o output) announcements(t *Totals) {
-	for reason := scheduler.QuiesceDone; int(reason) < len(t.Announcements); reason++ {
-		o.value(announcements, float64(t.Announcements[reason]), reason.String())
+// log sends what the log has counted.
+func (o output) log(s MetricsSnapshot) {
+	l, c := s.Log, &s.Log.counters
+	l.mu.Lock()
+	c.ofGPUs(s.States, s.Mechanisms)
+	o.value(away, c.awayUntil(s.Now).Seconds())
+	o.value(appended, float64(l.entries.Last()))
+	o.value(overwritten, float64(max(l.entries.Oldest(), 1)-1))
+	l.mu.Unlock()
+	for _, counted := range []prometheus.Collector{
+		c.announcements, c.preemptions, c.suspends, c.resumes, c.failures, c.quarantines, c.coalesced, c.ended, c.shadow, c.openings, c.resets, c.cycles, c.refused,
+		c.decide, c.wait, c.reply, c.quiesce, c.suspend, c.resume, c.lease,
+	} {
+		counted.Collect(o)
 	}
-	o.histogram(stage, t.Decide, "decide")
-	o.histogram(stage, t.Wait, "wait")
-	o.histogram(stage, t.Reply, "reply")
-	o.histogram(quiesce, t.Quiesce)
-}
-
-// Those that are there from the beginning: a rate over what appears with its first
-// event misses that event.
-var (
-	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue, scheduler.CauseResumedByAnother, scheduler.CauseLapsed, scheduler.CauseHQDBudget}
-	resumeCauses  = []scheduler.Cause{
-		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseBreaker,
-		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CausePinOver, scheduler.CauseReset,
-	}
-	failureKinds = []Failure{
-		{During: DuringSuspend, Cause: scheduler.CauseFailed},
-		{During: DuringSuspend, Cause: scheduler.CauseHardware},
-		{During: DuringSuspend, Cause: scheduler.CauseStuck},
-		{During: DuringSuspend, Cause: scheduler.CauseReset},
-		{During: DuringRun, Cause: scheduler.CauseReset},
-		{During: DuringResume, Cause: scheduler.CauseFailed},
-		{During: DuringResume, Cause: scheduler.CauseHardware},
-		{During: DuringResume, Cause: scheduler.CauseStuck},
-	}
-	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseHung, scheduler.CauseHardware, scheduler.CauseReset}
-)
-
-// keys returns those of a map and the ones that are always there.
-func keys[K comparable](always []K, counted map[K]uint64) map[K]uint64 {
-	all := make(map[K]uint64, len(always))
-	for _, k := range always {
-		all[k] = 0
-	}
-	maps.Copy(all, counted)
-	return all
-}
-
-func (o output) preemptions(t *Totals, mechanisms []string) {
-	for cause, n := range keys(suspendCauses, t.Ordered) {
-		o.value(preemptions, float64(n), string(cause))
-	}
-	for mechanism, n := range keys(mechanisms, t.By) {
-		o.value(suspends, float64(n), named(mechanism))
-	}
-	for cause, n := range keys(resumeCauses, t.Resuming) {
-		o.value(resumes, float64(n), string(cause))
-	}
-	for failure, n := range keys(failureKinds, t.Failures) {
-		o.value(failures, float64(n), failure.During.String(), string(failure.Cause))
-	}
-	o.histogram(suspend, t.Suspend)
-	o.histogram(resume, t.Resume)
-	o.value(quarantines, float64(t.Quarantined))
-	o.value(away, t.Away.Seconds())
-	o.value(shadow, float64(t.ShadowSuspends))
 }
 
 // named returns the name of a mechanism, and a word for none.
@@ -184,32 +135,12 @@ func (o output) gpus(s MetricsSnapshot) {
 			o.value(mapped, float64(used.Offline), gpu.ID.String(), "offline")
 		}
 	}
-	opened := map[Opening]uint64{}
 	for _, gpu := range s.States {
 		id := gpu.ID.String()
 		o.value(gpuSuspended, float64(gpu.Suspended), id)
 		o.value(gpuCannotSuspend, float64(gpu.CannotSuspend), id)
 		o.value(gpuLeases, float64(gpu.Leases), id)
-		o.value(attachCycles, float64(s.Totals.AttachCycles[gpu.ID]), id)
 		o.yes(breakerOpen, gpu.BreakerOpen, id)
-		for _, cause := range openingCauses {
-			opened[Opening{GPU: gpu.ID, Cause: cause}] = 0
-		}
-	}
-	maps.Copy(opened, s.Totals.Openings)
-	reset := map[QueueReset]uint64{}
-	for _, gpu := range s.GPUs {
-		reset[QueueReset{GPU: gpu.ID}] = 0
-		for class := gpreempt.Unmanaged; class <= gpreempt.Offline; class++ {
-			reset[QueueReset{gpu.ID, class, true}] = 0
-		}
-	}
-	maps.Copy(reset, s.Totals.Resets)
-	for r, n := range reset {
-		o.value(queueResets, float64(n), r.GPU.String(), r.class())
-	}
-	for opening, n := range opened {
-		o.value(openings, float64(n), opening.GPU.String(), string(opening.Cause))
 	}
 }
 
@@ -221,11 +152,6 @@ func (o output) leases(s MetricsSnapshot) {
 	for state := scheduler.LeaseWaiting; state < scheduler.LeaseEnded; state++ {
 		o.value(leases, float64(states[state]), state.String())
 	}
-	for end := scheduler.EndCompleted; int(end) < len(s.Totals.Ended); end++ {
-		o.value(leasesEnded, float64(s.Totals.Ended[end]), end.String())
-	}
-	o.histogram(lease, s.Totals.Lease)
-	o.value(coalesced, float64(s.Totals.Coalesced))
 	o.value(floor, s.Floor)
 	o.value(floorUse, s.FloorUse)
 	least, known := 1.0, false
@@ -252,9 +178,6 @@ func (o output) discovery(s MetricsSnapshot) {
 }
 
 func (o output) health(s MetricsSnapshot) {
-	for reason, n := range s.Totals.Refused {
-		o.value(refusals, float64(n), string(reason))
-	}
 	for _, kind := range gpreempt.WarningKinds() {
 		now := 0
 		for w := range slices.Values(s.Warnings) {
@@ -264,6 +187,4 @@ func (o output) health(s MetricsSnapshot) {
 		}
 		o.value(warnings, float64(now), kind.Code, kind.Severity)
 	}
-	o.value(appended, float64(s.Totals.Appended))
-	o.value(overwritten, float64(s.Totals.Overwritten))
 }

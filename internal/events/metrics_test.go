@@ -87,7 +87,7 @@ func (w *world) after(d time.Duration, ev scheduler.Event) {
 
 func (w *world) snapshot() MetricsSnapshot {
 	s := MetricsSnapshot{
-		Version: "v1.2.3", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap", "criu"}, Totals: w.log.Totals(w.now),
+		Version: "v1.2.3", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap", "criu"}, Log: w.log, Now: w.now,
 		GPUs:   []gpreempt.GPU{{ID: 1, Name: "gfx942", BDF: "0000:05:00.0"}, {ID: 2, Name: "gfx942", BDF: "0000:06:00.0"}},
 		States: w.core.GPUs(), Leases: w.core.Leases(), Floor: w.core.Policy().ShareFloor, FloorUse: w.core.FloorUse(), Jobs: w.core.Jobs(), Draining: w.core.Draining(),
 		Sources:     []inventory.Source{{Name: "sysfs", Available: true, Readings: 7, Spent: 3500 * time.Microsecond}, {Name: "mqds"}},
@@ -117,7 +117,7 @@ func history(t *testing.T) *world {
 	}
 	w.step(scheduler.TargetSeen{Target: job(9), Class: gpreempt.Online, Priority: 11, GPUs: []gpreempt.GPUID{1}, Queues: 1})
 	lease := func(id scheduler.LeaseID, gpus ...gpreempt.GPUID) scheduler.LeaseRequested {
-		return scheduler.LeaseRequested{Lease: id, Client: 1, GPUs: gpus, Priority: 11, TTL: time.Second, MaxWait: 100 * time.Millisecond}
+		return scheduler.LeaseRequested{Lease: id, Client: scheduler.ClientID{PID: 1}, GPUs: gpus, Priority: 11, TTL: time.Second, MaxWait: 100 * time.Millisecond}
 	}
 	w.after(time.Second, lease(1, 1))
 	w.after(40*time.Millisecond, scheduler.LeaseFinished{Lease: 1, End: scheduler.EndCompleted})
@@ -207,7 +207,7 @@ func TestNeitherClientsNorJobsNorTimeMakeSeries(t *testing.T) {
 	s := w.snapshot()
 	few := scrape(t, s)
 	for i := range 1000 {
-		s.Leases = append(s.Leases, scheduler.LeaseInfo{ID: scheduler.LeaseID(100 + i), Client: scheduler.ClientID(i), State: scheduler.LeaseHeld})
+		s.Leases = append(s.Leases, scheduler.LeaseInfo{ID: scheduler.LeaseID(100 + i), Client: scheduler.ClientID{PID: int32(i)}, State: scheduler.LeaseHeld})
 		s.Targets = append(s.Targets, s.Targets...)[:min(2*len(s.Targets), 5000)]
 		s.Warnings = append(s.Warnings, gpreempt.WarnOrphanedPause.Warn(fmt.Sprintf("process %d", i)))
 		s.Processes++
@@ -216,7 +216,7 @@ func TestNeitherClientsNorJobsNorTimeMakeSeries(t *testing.T) {
 		w.step(scheduler.TargetSeen{Target: job(1000 + i), Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1})
 		w.after(time.Second, scheduler.TargetGone{Target: job(1000 + i)})
 	}
-	s.Totals = w.log.Totals(w.now)
+	s.Now = w.now
 	if diff := cmp.Diff(series(few), series(scrape(t, s))); diff != "" {
 		t.Errorf("series, and those with a thousand clients, jobs and warnings more (-few +many):\n%s", diff)
 	}
@@ -243,9 +243,8 @@ func TestSeriesOfAHostAreBounded(t *testing.T) {
 		scheduler.CauseHardware, scheduler.CauseNotReady, scheduler.CauseNoLease, scheduler.CauseQuarantine,
 		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom,
 	}
-	s.Totals.Resuming = map[scheduler.Cause]uint64{}
 	for _, c := range causes {
-		s.Totals.Resuming[c] = 1
+		s.Log.counters.resumes.of(string(c))
 	}
 	const most = 500
 	if n := len(series(scrape(t, s))); n > most {

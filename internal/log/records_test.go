@@ -68,7 +68,7 @@ var (
 	offlineSeen = scheduler.TargetSeen{
 		Target: gpreempt.ProcessKey{PID: 4711, Start: 123456}, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{23256}, Queues: 1,
 	}
-	announced = scheduler.LeaseRequested{Lease: 1, Client: 1, GPUs: []gpreempt.GPUID{23256}, Priority: 11, TTL: time.Second, MaxWait: 100 * time.Millisecond}
+	announced = scheduler.LeaseRequested{Lease: 1, Client: scheduler.ClientID{PID: 1}, GPUs: []gpreempt.GPUID{23256}, Priority: 11, TTL: time.Second, MaxWait: 100 * time.Millisecond}
 )
 
 func TestOtherChangesAreALineEach(t *testing.T) {

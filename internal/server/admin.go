@@ -30,10 +30,9 @@ const (
 func (s *Server) adminEvent(ctx context.Context, r scheduler.Record, format string, args ...any) {
 	r.At = s.cfg.Scheduler.Now()
 	verb := fmt.Sprintf(format, args...)
-	s.cfg.Events.AppendAdmin(s.cfg.Now(), fmt.Sprintf("%v: %s", callerOf(ctx).peer, verb), r)
-	if entry, ok := ctx.Value(auditKey{}).(*auditEntry); ok {
-		*entry = auditEntry{verb: verb, record: r}
-	}
+	call := callOf(ctx)
+	s.cfg.Events.AppendAdmin(s.cfg.Now(), fmt.Sprintf("%v: %s", call.peer, verb), r)
+	call.audit = auditEntry{verb: verb, record: r}
 }
 
 // resolve returns the living process with a target ID, "PID" or "PID@START".
@@ -63,20 +62,18 @@ func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLea
 			"announce is missing",
 			"set it; an empty one means all GPUs and the defaults")
 	}
-	ann, err := s.prepare(req.GetAnnounce(), 0, caller)
+	ann, err := s.prepare(req.GetAnnounce(), s.admins, caller)
 	if err != nil {
 		return nil, err
 	}
-	g, err := s.announce(ctx, arrived, pendingAnnounce{
-		req: ann, client: s.admins, label: req.GetAnnounce().GetLabel(), admin: caller.peer,
-		accepted: func(id scheduler.LeaseID, ttl time.Duration) {
-			s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease create on GPUs %v for %v, priority %d", ann.GPUs, ttl, ann.Priority)
-		},
+	ann.Arrived, ann.note.admin = arrived, caller.peer
+	m, err := s.announce(ctx, ann, func() {
+		s.adminEvent(ctx, scheduler.Record{Lease: ann.id}, "lease create on GPUs %v for %v, priority %d", ann.GPUs, ann.ttl, ann.Priority)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &gpreemptv1.CreateLeaseResponse{Announced: s.answerMessage(g, ann.GPUs)}, nil
+	return &gpreemptv1.CreateLeaseResponse{Announced: m}, nil
 }
 
 // ReleaseLease ends any lease.
@@ -86,7 +83,7 @@ func (a adminService) ReleaseLease(ctx context.Context, req *gpreemptv1.ReleaseL
 	if err != nil {
 		return nil, err
 	}
-	end, _, err := s.cfg.Scheduler.Complete(0, id, scheduler.EndReleased)
+	end, _, err := s.cfg.Scheduler.Complete(scheduler.ClientID{}, id, scheduler.EndReleased)
 	if err != nil {
 		return nil, worded(err)
 	}
@@ -241,7 +238,7 @@ func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.Classi
 		}
 		s.adminEvent(ctx, r, "%s", what)
 	}
-	t := s.target(proc)
+	t := s.target(proc, func(*scheduler.Core) {})
 	return &gpreemptv1.ClassifyTargetResponse{Target: t.message(s.clocks(), true)}, nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -17,25 +16,41 @@ import (
 // maxLabel is the longest label of a lease in bytes.
 const maxLabel = 128
 
-// prepare returns a request of a client in the scheduler's types: it sets the defaults,
+// announcement is an announcement on its way through the server, from the request to the answer.
+type announcement struct {
+	// LeaseRequested is the request. Arrived and Trace are set by the call.
+	scheduler.LeaseRequested
+	client *client
+	note   leaseNote
+	// What the scheduler returns: the lease, its time to live, whether it was announced before, and
+	// the answer.
+	id     scheduler.LeaseID
+	ttl    time.Duration
+	known  bool
+	answer scheduler.Answer
+	// decided is when the scheduler had admitted it.
+	decided scheduler.Time
+}
+
+// prepare returns the announcement of a request of a client, or of the admins: it sets the defaults,
 // except those of the policy, and resolves the names of GPUs. The scheduler checks
 // the ranges; prepare refuses values that do not fit its types.
-func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.ClientID, caller *connection) (scheduler.LeaseRequested, error) {
-	a := scheduler.LeaseRequested{
-		Client: id, User: caller.client.user.id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
+func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, cl *client, caller *connection) (*announcement, error) {
+	a := &announcement{client: cl, note: leaseNote{label: req.GetLabel()}, LeaseRequested: scheduler.LeaseRequested{
+		Client: cl.id, User: caller.client.user.id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
 		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, OnIdle: req.GetCompleteOnIdle(),
+	}}
+	if cl != s.admins {
+		a.Owner = cl.announces(s)
 	}
-	if id != 0 {
-		a.Owner = caller.client.announces(s)
-	}
-	if a.OnIdle && ProcessOf(id).PID == 0 {
-		return a, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonIdleByHand,
+	if a.OnIdle && cl.id.PID == 0 {
+		return nil, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonIdleByHand,
 			"complete_on_idle is not available: the lease owner is not a process of this host, so its queues cannot be observed",
 			"leave complete_on_idle out, and set a ttl")
 	}
 	if req.Priority != nil {
 		if req.GetPriority() > uint32(gpreempt.MaxPriority) {
-			return a, priorityRange(req.GetPriority())
+			return nil, priorityRange(req.GetPriority())
 		}
 		a.Priority = gpreempt.Priority(req.GetPriority())
 	}
@@ -50,19 +65,19 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 		{"eta", &a.ETA, req.GetEta(), gpreempt.ReasonDurationRange},
 	} {
 		if err := setDuration(d.to, d.from, d.name, d.reason); err != nil {
-			return a, err
+			return nil, err
 		}
 	}
 	if n := len(req.GetLabel()); n > maxLabel {
-		return a, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonLabelTooLong,
+		return nil, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonLabelTooLong,
 			fmt.Sprintf("label has %d bytes", n),
 			fmt.Sprintf("use at most %d", maxLabel))
 	}
 	if len(req.GetGpus()) == 0 {
 		var own bool
 		a.GPUs, own = defaultGPUs(s.cfg.Inventory, caller.peer.Key())
-		if pid := ProcessOf(id).PID; !own && pid != 0 && len(a.GPUs) > 1 {
-			s.allTaken.note(pid, len(a.GPUs), s.cfg.Scheduler.Now())
+		if pid := cl.id.PID; !own && pid != 0 && len(a.GPUs) > 1 {
+			s.allTaken.Store(&allTaken{pid, len(a.GPUs), s.cfg.Scheduler.Now()})
 		}
 		return a, nil
 	}
@@ -92,94 +107,76 @@ func setDuration(to *time.Duration, d *durationpb.Duration, name string, reason 
 	return nil
 }
 
-// pendingAnnounce is an announcement and what its lease ends with.
-type pendingAnnounce struct {
-	req    scheduler.LeaseRequested
-	client *client
-	scope  *scope // nil for a lease of an admin
-	label  string
-	admin  auth.Peer // who creates a lease of an admin
-	// accepted, when set, is called with the lease and its time to live before the wait.
-	accepted func(scheduler.LeaseID, time.Duration)
-}
-
-// granted is the outcome of an announcement.
-type granted struct {
-	id     scheduler.LeaseID
-	ttl    time.Duration
-	answer scheduler.Answer
-	timing times
-}
-
-// times are the times behind a Timing.
-type times struct {
-	arrived, decided, answered scheduler.Time
-}
-
-// stages returns how long each stage of an answered announcement took.
-func (t times) stages(a scheduler.Answer) events.Stages {
-	return events.Stages{Decide: t.decided - t.arrived, Reply: t.answered - t.decided - a.Waited}
-}
-
-// announce passes an announcement to the scheduler and waits for the answer. When
-// ctx or the server ends first, the lease ends too, unless a retry has taken it over.
-func (s *Server) announce(ctx context.Context, arrived scheduler.Time, p pendingAnnounce) (granted, error) {
+// submit passes an announcement to the scheduler, which calls reply. alive is false if what the lease
+// ends with has ended meanwhile: then the lease has ended, too. The reply, which may be called before
+// submit returns, must not use id, ttl, known and decided.
+func (s *Server) submit(a *announcement, reply scheduler.Reply) (alive bool, err error) {
 	if s.closing.Err() != nil {
-		return granted{}, errShuttingDown
+		return false, errShuttingDown
 	}
+	if a.id, a.ttl, err = s.cfg.Scheduler.Announce(a.LeaseRequested, reply); err != nil {
+		return false, worded(err)
+	}
+	a.decided = s.cfg.Scheduler.Now()
+	if a.known, alive = a.client.addLease(s, a.id, a.note); !alive {
+		s.clients.releaseOrphan(a.client, a.id)
+	}
+	return alive, nil
+}
+
+// announce submits an announcement, calls accepted unless it is nil, and waits for the answer. When
+// ctx or the server ends first, the lease ends too, unless a retry has taken it over.
+func (s *Server) announce(ctx context.Context, a *announcement, accepted func()) (*gpreemptv1.NotifyOnlineResponse, error) {
 	answers := make(chan scheduler.Answer, 1) // one answer: the scheduler never waits
-	p.req.Arrived, p.req.Trace = arrived, traceContext(ctx)
-	id, ttl, err := s.cfg.Scheduler.Announce(p.req, func(_ scheduler.LeaseID, a scheduler.Answer) { answers <- a })
+	a.Trace, a.note.waiting = traceContext(ctx), 1
+	alive, err := s.submit(a, func(_ scheduler.LeaseID, answer scheduler.Answer) { answers <- answer })
 	if err != nil {
-		return granted{}, worded(err)
+		return nil, err
 	}
-	g := granted{id: id, ttl: ttl, timing: times{arrived: arrived, decided: s.cfg.Scheduler.Now()}}
-	known, alive := p.client.addLease(s, id, leaseNote{scope: p.scope, label: p.label, admin: p.admin, waiting: 1})
 	if !alive {
-		s.clients.releaseOrphan(p.client, id)
-		return granted{}, context.Canceled
+		return nil, context.Canceled
 	}
-	if p.accepted != nil {
-		p.accepted(id, ttl)
+	if accepted != nil {
+		accepted()
 	}
 	select {
-	case g.answer = <-answers:
+	case a.answer = <-answers:
 	case <-ctx.Done():
-		return granted{}, s.abandon(p, id, context.Cause(ctx))
+		return nil, s.abandon(a, context.Cause(ctx))
 	case <-s.closing.Done():
-		return granted{}, s.abandon(p, id, errShuttingDown)
+		return nil, s.abandon(a, errShuttingDown)
 	}
-	g.timing.answered = s.cfg.Scheduler.Now()
-	p.client.stopWaiting(id, p.scope)
-	if !known {
-		s.cfg.Events.Answered(g.answer, g.timing.stages(g.answer))
-	}
-	return g, nil
+	a.client.stopWaiting(a.id, a.note.scope)
+	return s.answered(a), nil
 }
 
 // abandon ends a lease that no call waits for any more, and returns why.
-func (s *Server) abandon(p pendingAnnounce, id scheduler.LeaseID, why error) error {
-	if !p.client.stopWaiting(id, p.scope) {
+func (s *Server) abandon(a *announcement, why error) error {
+	if !a.client.stopWaiting(a.id, a.note.scope) {
 		return why
 	}
 	end := scheduler.EndDisconnected
-	if p.scope == nil {
+	if a.note.scope == nil {
 		end = scheduler.EndReleased
 	}
 	// The only error is that the lease ended long ago and is unknown now.
-	_, _, _ = s.cfg.Scheduler.Complete(p.req.Client, id, end)
-	p.client.drop(id)
+	_, _, _ = s.cfg.Scheduler.Complete(a.Client, a.id, end)
+	a.client.drop(a.id)
 	return why
 }
 
-func (s *Server) answerMessage(g granted, gpus []gpreempt.GPUID) *gpreemptv1.NotifyOnlineResponse {
-	t := g.timing
-	timing := &gpreemptv1.Timing{Decide: durationpb.New(t.decided - t.arrived), Total: durationpb.New(t.answered - t.arrived)}
-	if g.answer.Quiesced && g.answer.Suspended > 0 && g.answer.Waited > 0 { // the answer waited for a suspend
-		timing.Quiesce = durationpb.New(g.answer.Waited)
+// answered counts an announcement that has its answer, and returns the answer's message.
+func (s *Server) answered(a *announcement) *gpreemptv1.NotifyOnlineResponse {
+	now := s.cfg.Scheduler.Now()
+	if !a.known {
+		s.cfg.Events.Answered(a.answer, events.Stages{Decide: a.decided - a.Arrived, Reply: now - a.decided - a.answer.Waited})
+	}
+	timing := &gpreemptv1.Timing{Decide: durationpb.New(a.decided - a.Arrived), Total: durationpb.New(now - a.Arrived)}
+	if a.answer.Quiesced && a.answer.Suspended > 0 && a.answer.Waited > 0 { // the answer waited for a suspend
+		timing.Quiesce = durationpb.New(a.answer.Waited)
 	}
 	return &gpreemptv1.NotifyOnlineResponse{
-		LeaseId: leaseID(s.leasePrefix, g.id), Quiesced: g.answer.Quiesced, OwnerOffline: g.answer.OwnerOffline, Reason: gpreemptv1.QuiesceReason(g.answer.Reason),
-		SuspendedTargets: uint32(g.answer.Suspended), CannotSuspendTargets: uint32(g.answer.CannotSuspend), GpuIds: gpuIDs(gpus), Ttl: durationpb.New(g.ttl), Timing: timing,
+		LeaseId: leaseID(s.leasePrefix, a.id), Quiesced: a.answer.Quiesced, OwnerOffline: a.answer.OwnerOffline, Reason: gpreemptv1.QuiesceReason(a.answer.Reason),
+		SuspendedTargets: uint32(a.answer.Suspended), CannotSuspendTargets: uint32(a.answer.CannotSuspend), GpuIds: gpuIDs(a.GPUs), Ttl: durationpb.New(a.ttl), Timing: timing,
 	}
 }

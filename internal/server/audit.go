@@ -63,17 +63,14 @@ type auditEntry struct {
 	record scheduler.Record
 }
 
-// auditKey is the key of an audited call's *auditEntry in its context.
-type auditKey struct{}
-
 // audited returns a handler that writes a line to the audit log for each call of
 // next, whatever its outcome.
 func (s *Server) audited(c *connection, method string, next grpc.UnaryHandler) grpc.UnaryHandler {
 	return func(ctx context.Context, req any) (resp any, err error) {
-		var entry auditEntry
+		entry := &callOf(ctx).audit
 		outcome := auditPanicked
 		defer func() { s.audit(c, outcome, method, req, err, entry.fields(s)...) }()
-		resp, err = next(context.WithValue(ctx, auditKey{}, &entry), req)
+		resp, err = next(ctx, req)
 		if outcome = auditDone; err != nil {
 			outcome = auditFailed
 		}
@@ -81,7 +78,7 @@ func (s *Server) audited(c *connection, method string, next grpc.UnaryHandler) g
 	}
 }
 
-func (e auditEntry) fields(s *Server) (fields []zap.Field) {
+func (e *auditEntry) fields(s *Server) (fields []zap.Field) {
 	if e.verb != "" {
 		fields = append(fields, log.Verb(e.verb))
 	}

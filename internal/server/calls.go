@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/log"
@@ -18,13 +17,9 @@ import (
 )
 
 const (
-	// apiPrefix begins the methods of the two services in this package, adminPrefix and
-	// onlinePrefix those of each.
-	apiPrefix    = "/gpreempt.v1."
-	adminPrefix  = apiPrefix + "AdminService/"
-	onlinePrefix = apiPrefix + "OnlineService/"
-	// reflectionPrefix begins the methods of the reflection services.
-	reflectionPrefix = "/grpc.reflection."
+	// adminPrefix and onlinePrefix begin the methods of the two services in this package.
+	adminPrefix  = "/gpreempt.v1.AdminService/"
+	onlinePrefix = "/gpreempt.v1.OnlineService/"
 )
 
 // registrar registers services so that each call passes one chain before its
@@ -50,9 +45,6 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	}
 	r.s.grpc.RegisterService(&chained, impl)
 }
-
-// GetServiceInfo is called by the reflection service.
-func (r registrar) GetServiceInfo() map[string]grpc.ServiceInfo { return r.s.grpc.GetServiceInfo() }
 
 // unary returns a handler that calls next, the handler of a method that is not a
 // stream, at the end of the chain.
@@ -80,16 +72,17 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.StreamHandle
 		defer s.finish(method, &err)
 		ctx := ss.Context()
 		c, err := s.enter(ctx, method)
-		if err == nil {
-			if err = c.client.user.beginCall(); err != nil {
-				c.client.charge(s.cfg.Limits(), refusalBytes)
-			}
+		if err == nil && !c.client.user.calls.take() {
+			c.client.charge(s.cfg.Limits(), refusalBytes)
+			err = refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited,
+				fmt.Sprintf("the clients of %s have %d calls in flight, their maximum", c.client.user.id, callsPerUser),
+				"wait for answers before the next calls, or use a Session stream")
 		}
 		if err != nil {
 			s.auditRefusal(c, method, nil, err)
 			return err
 		}
-		defer c.client.user.endCall()
+		defer c.client.user.calls.free()
 		readInTime := func(req any) error {
 			late := time.AfterFunc(messageTime, func() { s.closeSlow(c, method) })
 			defer late.Stop()
@@ -98,10 +91,10 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.StreamHandle
 			return err
 		}
 		if reads {
-			if err := c.client.user.beginRead(ctx); err != nil {
+			if err := c.client.user.reads.wait(ctx); err != nil {
 				return err
 			}
-			defer c.client.user.endRead()
+			defer c.client.user.reads.free()
 		}
 		free := func() {}
 		defer func() { free() }()
@@ -129,14 +122,16 @@ func (s *Server) streaming(method string, next grpc.StreamHandler) grpc.StreamHa
 		if err == nil {
 			_, err = s.allow(c, method)
 		}
-		if err == nil {
-			err = c.client.openStream(s.cfg.Limits())
+		if err == nil && !c.client.streams.take() {
+			err = refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonStreamsPerClient,
+				fmt.Sprintf("%v has %d streams open, its maximum", c.peer, streamsPerClient),
+				"use the open streams")
 		}
 		if err != nil {
 			s.auditRefusal(c, method, nil, err)
 			return err
 		}
-		defer c.client.closeStream()
+		defer c.client.streams.free()
 		if s.simulated != nil && strings.HasPrefix(method, adminPrefix) {
 			if err := ss.SetHeader(s.simulated); err != nil {
 				return err
@@ -146,12 +141,7 @@ func (s *Server) streaming(method string, next grpc.StreamHandler) grpc.StreamHa
 		defer cancel(nil)
 		stop := context.AfterFunc(s.closing, func() { cancel(context.Cause(s.closing)) })
 		defer stop()
-		st := &stream{
-			ServerStream: ss, s: s, c: c, ctx: ctx, method: method,
-			interrupt: !strings.HasPrefix(method, apiPrefix), computes: strings.HasPrefix(method, reflectionPrefix),
-		}
-		defer st.endRead()
-		return next(srv, st)
+		return next(srv, &stream{ServerStream: ss, c: c, ctx: ctx, method: method})
 	}
 }
 
@@ -206,15 +196,12 @@ func (s *Server) enter(ctx context.Context, method string) (*connection, error) 
 	if c == nil { // the connection has just ended
 		return nil, errNoIdentity
 	}
-	return c, c.client.takeRequest(s.cfg.Limits(), costs[method])
+	return c, c.client.takeRequest(s.cfg.Limits(), auth.Cost(method))
 }
 
 // allow returns the right that a method needs, and an error if a caller lacks it.
 func (s *Server) allow(c *connection, method string) (need auth.Rights, err error) {
 	need, known := auth.Need(method)
-	if _, remote := c.peer.(auth.Certificate); remote && strings.HasPrefix(method, reflectionPrefix) {
-		known = false // a client on another host has the protos
-	}
 	if !known || !s.cfg.Authz().Rights(c.peer).Allows(need) {
 		return need, forbidden(c.peer, method, need)
 	}
@@ -253,69 +240,26 @@ func forbidden(peer auth.Peer, method string, need auth.Rights) error {
 	return e
 }
 
-// stream is a gRPC stream with the context of the chain.
+// stream is a gRPC stream with the context of the chain. enter took the cost of its first message;
+// only a Session has more, and takes that of each frame itself, to answer a refusal by a frame.
 type stream struct {
 	grpc.ServerStream
-	s      *Server
 	c      *connection
 	method string
 	ctx    context.Context //nolint:containedctx // grpc.ServerStream returns its context
-	// interrupt says that the handler expects the context to live as long as the
-	// stream, so RecvMsg must return when the context ends first.
-	interrupt bool
-	received  bool // a message; used by the one goroutine that reads
-	// computes says that each answer costs as much as one that reads the state, so that it
-	// needs a place among the user's reads from the receipt of the request. One goroutine
-	// receives and answers.
-	computes, reading bool
-	free              func() // the seat, while reading
 }
 
 func (s *stream) Context() context.Context { return s.ctx }
 
 // RecvMsg reads a message.
 func (s *stream) RecvMsg(m any) error {
-	if err := s.recv(m); err != nil || !s.computes {
-		return err
-	}
-	s.endRead()
-	err := s.c.client.user.beginRead(s.ctx)
-	if err == nil {
-		if s.free, err = s.s.takeSeat(s.ctx, s.c, s.method); err != nil {
-			s.c.client.user.endRead()
-		}
-	}
-	s.reading = err == nil
+	err := s.ServerStream.RecvMsg(m)
+	s.c.s.countTooLarge(err)
 	return err
-}
-
-func (s *stream) endRead() {
-	if s.reading {
-		s.reading = false
-		s.free()
-		s.c.client.user.endRead()
-	}
-}
-
-// recv reads a message. The goroutine of an interrupted read ends with the
-// stream, right after the handler.
-func (s *stream) recv(m any) error {
-	if !s.interrupt {
-		return s.receive(m)
-	}
-	received := make(chan error, 1)
-	go func() { received <- s.receive(m) }()
-	select {
-	case err := <-received:
-		return err
-	case <-s.ctx.Done():
-		return context.Cause(s.ctx)
-	}
 }
 
 // SendMsg sends a message.
 func (s *stream) SendMsg(m any) error {
-	s.endRead() // a client that does not read must not keep the place
 	if strings.HasPrefix(s.method, adminPrefix) {
 		if err := s.c.pace(s.ctx); err != nil {
 			return err
@@ -324,27 +268,21 @@ func (s *stream) SendMsg(m any) error {
 	return s.c.sendAnswer(s.method, m, false, s.ServerStream)
 }
 
-func (s *stream) receive(m any) error {
-	err := s.ServerStream.RecvMsg(m)
-	s.s.countTooLarge(err)
-	if err == nil && s.received && s.method != gpreemptv1.OnlineService_Session_FullMethodName {
-		// enter took the cost of the first. A Session takes that of each frame itself, to
-		// answer a refusal by a frame.
-		err = s.c.client.takeRequest(s.s.cfg.Limits(), costs[s.method])
-	}
-	s.received = true
-	return err
+// call is one call behind the chain.
+type call struct {
+	*connection
+	audit auditEntry // set by the handler
 }
 
-// callerKey is the key of a call's *connection in its context.
-type callerKey struct{}
+// callKey is the key of a *call in its context.
+type callKey struct{}
 
 func withCaller(ctx context.Context, c *connection) context.Context {
-	return context.WithValue(ctx, callerKey{}, c)
+	return context.WithValue(ctx, callKey{}, &call{connection: c})
 }
 
-// callerOf returns the connection of a call. Every handler runs behind the chain,
-// so there always is one.
-func callerOf(ctx context.Context) *connection {
-	return ctx.Value(callerKey{}).(*connection)
-}
+// callOf returns the call of a context. Every handler runs behind the chain, so there always is one.
+func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
+
+// callerOf returns the connection of a call.
+func callerOf(ctx context.Context) *connection { return callOf(ctx).connection }

@@ -15,35 +15,15 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// A ClientID is a process written as a number: the pid in the high bits, its
-// start time in the low ones. So a process is the same client on each of its
-// connections and after it reconnects, and nothing has to be stored for that. The
-// kernel's pids have at most 22 bits; 42 bits of clock ticks are 1394 years.
-//
-// The owner of a certificate is the client with pid 0 and a digest of its names as
-// start time, and so the same client on each of its connections too. Two of n such
-// clients have the same id with a probability of n² in 2⁴³.
-const startBits = 42
-
-// clientOf returns the client ID of a peer.
+// clientOf returns the client ID of a peer. A process is the same client on each of its connections
+// and after it reconnects. So is the owner of a certificate, whose ID has a digest of its names: two
+// of n such clients have the same ID with a probability of n² in 2⁶⁵.
 func clientOf(p auth.Peer) scheduler.ClientID {
 	if key := p.Key(); !key.IsZero() {
-		return clientOfProcess(key)
+		return scheduler.ClientID(key)
 	}
 	digest := sha256.Sum256([]byte(p.Principal()))
-	return max(1, clientOfProcess(gpreempt.ProcessKey{Start: binary.BigEndian.Uint64(digest[:])}))
-}
-
-// clientOfProcess returns the client ID of a process. It is never 0, the id of the admins,
-// for a process that exists.
-func clientOfProcess(key gpreempt.ProcessKey) scheduler.ClientID {
-	return scheduler.ClientID(uint64(key.PID)<<startBits | key.Start&(1<<startBits-1))
-}
-
-// ProcessOf is the inverse of clientOfProcess. The pid is 0 when the client is not a
-// process of this host.
-func ProcessOf(id scheduler.ClientID) gpreempt.ProcessKey {
-	return gpreempt.ProcessKey{PID: int32(uint64(id) >> startBits), Start: uint64(id) & (1<<startBits - 1)}
+	return scheduler.ClientID{Start: max(1, binary.BigEndian.Uint64(digest[:]))}
 }
 
 // scope is what a lease ends with: a connection or a Session stream.
@@ -63,8 +43,8 @@ type leaseNote struct {
 	waiting int
 }
 
-// client is a process or the owner of a certificate, with connections; or, with id
-// 0 and no peer, the admins together.
+// client is a process or the owner of a certificate, with connections; or, with the zero id
+// and no peer, the admins together.
 type client struct {
 	id   scheduler.ClientID
 	peer auth.Peer
@@ -75,12 +55,12 @@ type client struct {
 	// owner is done once the directory knows that the process announces.
 	owner sync.Once
 
-	mu      sync.Mutex // guards all below; taken after clients.mu, before the scheduler's lock
-	leases  map[scheduler.LeaseID]leaseNote
-	prune   int // len(leases) at which ended ones are looked for
-	streams int
+	mu     sync.Mutex // guards leases and prune; taken after clients.mu, before the scheduler's lock
+	leases map[scheduler.LeaseID]leaseNote
+	prune  int // len(leases) at which ended ones are looked for
 
-	meter meter
+	streams places
+	meter   meter
 }
 
 // minPrune is how many leases a client may have before the server looks for those
@@ -88,7 +68,7 @@ type client struct {
 const minPrune = 64
 
 func newClient(id scheduler.ClientID, peer auth.Peer, u *user) *client {
-	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]leaseNote{}, prune: minPrune}
+	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]leaseNote{}, prune: minPrune, streams: make(places, streamsPerClient)}
 }
 
 // announces tells the directory, before the first announcement of the client, and returns its
@@ -134,7 +114,7 @@ func (c *client) addLease(s *Server, id scheduler.LeaseID, n leaseNote) (known, 
 func (c *client) dropEnded(s *Server) {
 	s.cfg.Scheduler.View(func(core *scheduler.Core) {
 		for id := range c.leases {
-			if _, _, ended := core.Ended(id); ended || core.Owned(0, id) != nil {
+			if _, _, ended := core.Ended(id); ended || core.Owned(scheduler.ClientID{}, id) != nil {
 				delete(c.leases, id)
 			}
 		}

@@ -218,12 +218,26 @@ func queueMessage(q gpreempt.QueueEntry, t *target) *gpreemptv1.Queue {
 	}
 	info := &q.Info
 	m.Source, m.SourceNote = sourceNames(info.Source), info.Note
-	m.RingAddress, m.Aql, m.DoorbellOffset, m.MqdAddress = info.RingBase, info.AQL, info.Doorbell, info.MQD
-	m.ReadPointerAddress, m.WritePointerAddress = info.ReadPointer, info.WritePointer
+	m.RingAddress, m.MqdAddress = known(info.RingBase), known(info.MQD)
+	m.ReadPointerAddress, m.WritePointerAddress = known(info.ReadPointer), known(info.WritePointer)
+	if info.Source != 0 {
+		m.Aql = &info.AQL
+	}
+	if info.Source&gpreempt.FromMQD != 0 {
+		m.DoorbellOffset = &info.Doorbell
+	}
 	if info.PriorityKnown {
 		m.KfdPriority, m.KfdPriorityExact = new(uint32(info.Priority)), info.PriorityExact
 	}
 	return m
+}
+
+// known returns an address, nil for one that no source has reported.
+func known(address uint64) *uint64 {
+	if address == 0 {
+		return nil
+	}
+	return &address
 }
 
 func sourceNames(s gpreempt.QueueSource) string {
@@ -242,12 +256,12 @@ func (s *Server) leaseMessage(l scheduler.LeaseInfo, now clocks) *gpreemptv1.Lea
 		LeaseId: leaseID(s.leasePrefix, l.ID), GpuIds: gpuIDs(l.GPUs), Priority: uint32(l.Priority),
 		State: gpreemptv1.LeaseState(l.State), CreatedAt: now.at(l.Created), ExpiresIn: now.until(l.Expires),
 	}
-	if l.Client == 0 {
+	if l.Client.IsAdmin() {
 		n := s.admins.note(l.ID)
 		m.Label = n.label
 		setOwner(m, n.admin)
 	} else {
-		m.ClientPid = ProcessOf(l.Client).PID
+		m.ClientPid = l.Client.PID
 		if c := s.clients.byClient(l.Client); c != nil {
 			m.Label = c.note(l.ID).label
 			setOwner(m, c.peer)
@@ -372,10 +386,13 @@ func (s *Server) snapshot(also func(*scheduler.Core)) snapshot {
 	return sn
 }
 
-// target returns one process.
-func (s *Server) target(proc discovery.Proc) target {
+// target returns one process. also is called with the scheduler's state at the same time.
+func (s *Server) target(proc discovery.Proc, also func(*scheduler.Core)) target {
 	t := target{proc: proc}
 	t.facts, _ = s.cfg.Directory.Facts(proc.Key)
-	s.cfg.Scheduler.View(func(c *scheduler.Core) { t.info, _ = c.Target(proc.Key) })
+	s.cfg.Scheduler.View(func(c *scheduler.Core) {
+		t.info, _ = c.Target(proc.Key)
+		also(c)
+	})
 	return t
 }

@@ -59,14 +59,6 @@ func TestEnumsHaveTheNumbersOfTheAPI(t *testing.T) {
 	}
 }
 
-func TestClientsAreProcesses(t *testing.T) {
-	for _, key := range []gpreempt.ProcessKey{{PID: 1, Start: 0}, {PID: 1, Start: 1}, {PID: 1<<22 - 1, Start: 1<<42 - 1}, offline} {
-		if got := ProcessOf(clientOfProcess(key)); got != key || clientOfProcess(key) == 0 {
-			t.Errorf("%v becomes client %d, and that %v", key, clientOfProcess(key), got)
-		}
-	}
-}
-
 func FuzzParseLeaseID(f *testing.F) {
 	for _, s := range []string{"", "-", "000000000000feed-1", "000000000000beef-1", "000000000000feed-01", "000000000000feed-18446744073709551616"} {
 		f.Add(s)

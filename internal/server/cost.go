@@ -7,45 +7,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/auth"
 )
 
-// costs is the price of a call of each method, in requests of the rate: its processor time
-// as a multiple of an announcement's, rounded up, by BenchmarkCosts on a host with 24
-// processes and 192 queues. Each message that a client sends on a stream has the price of
-// its method. What grows with the answer is charged by its bytes (answerShare).
-var costs = map[string]int{
-	"/gpreempt.v1.OnlineService/NotifyOnline": 1,
-	"/gpreempt.v1.OnlineService/Complete":     1,
-	"/gpreempt.v1.OnlineService/Renew":        1,
-	"/gpreempt.v1.OnlineService/Session":      1,
-
-	"/gpreempt.v1.AdminService/GetStatus":      2,
-	"/gpreempt.v1.AdminService/ListGpus":       4,
-	"/gpreempt.v1.AdminService/ListTargets":    4,
-	"/gpreempt.v1.AdminService/ListQueues":     12,
-	"/gpreempt.v1.AdminService/ListHqds":       4,
-	"/gpreempt.v1.AdminService/WatchQueues":    12,
-	"/gpreempt.v1.AdminService/ListLeases":     2,
-	"/gpreempt.v1.AdminService/CreateLease":    2,
-	"/gpreempt.v1.AdminService/ReleaseLease":   2,
-	"/gpreempt.v1.AdminService/SuspendTarget":  2,
-	"/gpreempt.v1.AdminService/ResumeTarget":   2,
-	"/gpreempt.v1.AdminService/ClassifyTarget": 2,
-	"/gpreempt.v1.AdminService/ExplainTarget":  2,
-	"/gpreempt.v1.AdminService/GetPolicy":      2,
-	"/gpreempt.v1.AdminService/SetPolicy":      2,
-	"/gpreempt.v1.AdminService/WatchEvents":    4,
-	"/gpreempt.v1.AdminService/GetStatistics":  4,
-	"/gpreempt.v1.AdminService/SetDrain":       1,
-	// Its own cost is that of the host's checks, which are shared for a second.
-	"/gpreempt.v1.AdminService/Diagnose": 8,
-
-	"/grpc.health.v1.Health/Check": 1,
-	"/grpc.health.v1.Health/List":  1,
-	"/grpc.health.v1.Health/Watch": 1,
-
-	"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      12,
-	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": 12,
-}
-
 // answerShare is the part of the bytes of answers that is charged like bytes of the client:
 // 1024 events of 100 bytes cost as much as 112 announcements of 256.
 const answerShare = 4

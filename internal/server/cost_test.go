@@ -15,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -30,22 +29,23 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// Each method of each service that is served has a price, and each price a method.
-func TestEveryMethodHasACost(t *testing.T) {
-	h := startHost(t)
-	served := map[string]bool{}
-	for service, info := range h.server.grpc.GetServiceInfo() {
-		for _, m := range info.Methods {
-			method := "/" + service + "/" + m.Name
-			served[method] = true
-			if costs[method] <= 0 {
-				t.Errorf("%s has no cost: measure it with BenchmarkCosts", method)
-			}
+// served returns every method of every service that is served.
+func served() (methods []string) {
+	for _, desc := range []grpc.ServiceDesc{gpreemptv1.OnlineService_ServiceDesc, gpreemptv1.AdminService_ServiceDesc, grpc_health_v1.Health_ServiceDesc} {
+		for _, m := range desc.Methods {
+			methods = append(methods, "/"+desc.ServiceName+"/"+m.MethodName)
+		}
+		for _, m := range desc.Streams {
+			methods = append(methods, "/"+desc.ServiceName+"/"+m.StreamName)
 		}
 	}
-	for method := range costs {
-		if !served[method] {
-			t.Errorf("%s has a cost and is not served", method)
+	return methods
+}
+
+func TestEveryMethodHasACost(t *testing.T) {
+	for _, method := range served() {
+		if auth.Cost(method) <= 0 {
+			t.Errorf("%s has no cost: measure it with BenchmarkCosts", method)
 		}
 	}
 }
@@ -67,7 +67,7 @@ func (h *host) busy() {
 }
 
 // BenchmarkCosts measures the processor time of a call of each method, the client's
-// included, as a multiple of half an announcement with its Complete. costs is from it.
+// included, as a multiple of half an announcement with its Complete. The costs of package auth are from it.
 func BenchmarkCosts(b *testing.B) {
 	h := startHost(b, func(c *Config, _ *scheduler.Limits) {
 		c.Observer = &readings{hqds: &inventory.HQDs{}}
@@ -102,7 +102,7 @@ func BenchmarkCosts(b *testing.B) {
 	}
 	measure(b, announce)
 	unit := measure(b, announce) / 2
-	for _, service := range []protoreflect.FullName{"gpreempt.v1.OnlineService", "gpreempt.v1.AdminService", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"} {
+	for _, service := range []protoreflect.FullName{"gpreempt.v1.OnlineService", "gpreempt.v1.AdminService", "grpc.health.v1.Health"} {
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(service)
 		if err != nil {
 			b.Fatal(err)
@@ -135,12 +135,7 @@ func firstAnswers(ctx context.Context, conn *grpc.ClientConn, method string, req
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if both {
-		switch r := req.(type) {
-		case *gpreemptv1.SessionRequest:
-			req = completeFrame(1, "x")
-		case *grpc_reflection_v1.ServerReflectionRequest:
-			r.MessageRequest = &grpc_reflection_v1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "gpreempt.v1.AdminService"}
-		}
+		req = completeFrame(1, "x") // of a Session
 	}
 	st, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: both}, method)
 	if err != nil {
@@ -177,79 +172,6 @@ func processorTime(tb testing.TB) time.Duration {
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }
 
-// Each message of a stream costs as much as a call, also of services that are not ours.
-func TestMessagesOfEveryStreamAreCharged(t *testing.T) {
-	h := startHost(t)
-	h.setLimits(func(l *Limits) {
-		l.RequestsPerSecond, l.Burst = 1, 5*costs[grpc_reflection_v1.ServerReflection_ServerReflectionInfo_FullMethodName]
-	})
-	st, err := grpc_reflection_v1.NewServerReflectionClient(h.dial(t)).ServerReflectionInfo(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	answered := 0
-	for range 50 {
-		if err = st.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}); err == nil {
-			_, err = st.Recv()
-		}
-		if err != nil {
-			break
-		}
-		answered++
-	}
-	if _, last := st.Recv(); errors.Is(err, io.EOF) {
-		err = last
-	}
-	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
-	if answered != 5 {
-		t.Errorf("%d messages are answered, want the 5 of the burst", answered)
-	}
-}
-
-// Requests of reflection have the places of calls that read the state, two for each user, so that
-// many streams of a client do not raise this number.
-func TestReflectionNeedsAPlaceAmongTheReads(t *testing.T) {
-	peer := identity(t)
-	synctest.Test(t, func(t *testing.T) {
-		h := startInMemory(t, peer)
-		st, err := grpc_reflection_v1.NewServerReflectionClient(h.dial(t)).ServerReflectionInfo(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		answered := make(chan error, 1)
-		ask := func() {
-			if err := st.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}); err != nil {
-				t.Error(err)
-			}
-			go func() { _, err := st.Recv(); answered <- err }()
-			synctest.Wait()
-		}
-		ask()
-		if err := testutil.Receive(t, answered, "the answer"); err != nil {
-			t.Fatal(err)
-		}
-		u := h.anyConnection().client.user
-		for range readsPerUser {
-			if err := u.beginRead(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		ask()
-		if len(answered) > 0 {
-			t.Error("a request was answered without a place")
-		}
-		u.endRead()
-		if err := testutil.Receive(t, answered, "the answer"); err != nil {
-			t.Error(err)
-		}
-		u.endRead()
-		synctest.Wait()
-		if n := h.accounts()["reads"]; n != 0 {
-			t.Errorf("%d places are taken after the answers", n)
-		}
-	})
-}
-
 // Expensive calls take more of the rate than cheap ones.
 func TestExpensiveCallsTakeMoreOfTheRate(t *testing.T) {
 	h := startHost(t)
@@ -264,7 +186,7 @@ func TestExpensiveCallsTakeMoreOfTheRate(t *testing.T) {
 		answered++
 	}
 	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
-	if want := 24 / costs[gpreemptv1.AdminService_ListQueues_FullMethodName]; answered != want {
+	if want := 24 / auth.Cost(gpreemptv1.AdminService_ListQueues_FullMethodName); answered != want {
 		t.Errorf("%d calls are answered, want %d", answered, want)
 	}
 }

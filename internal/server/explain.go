@@ -51,24 +51,19 @@ func Refusal(why error) []byte {
 // connection. It returns at once.
 func (s *Server) explain(c *connection, why error) {
 	u := c.client.user
-	full := u.explaining.Add(1) > explainingPerUser
-	if !full {
-		select {
-		case s.explaining <- struct{}{}:
-		default:
-			full = true
+	own := u.explaining.take()
+	if !own || !s.explaining.take() {
+		if own {
+			u.explaining.free()
 		}
-	}
-	if full {
-		u.explaining.Add(-1)
 		_ = c.conn.SetWriteDeadline(time.Now().Add(refusalTime))
 		_, _ = c.conn.Write(Refusal(s.refuse(c, why, ""))) // the client may be gone
 		s.parting.Close(c.conn)
 		return
 	}
 	s.explainers.Go(func() {
-		defer u.explaining.Add(-1)
-		defer func() { <-s.explaining }()
+		defer u.explaining.free()
+		defer s.explaining.free()
 		defer func() { _ = c.conn.Close() }()
 		// Not a deadline of the connection: gRPC clears that when it gives up the connection.
 		ctx, cancel := context.WithTimeout(s.closing, explainTime)

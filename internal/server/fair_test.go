@@ -11,12 +11,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // ofUser is a connection of another user than the test's.
@@ -42,8 +42,8 @@ func TestReadsOfUsersWaitForASeat(t *testing.T) {
 		peer auth.Conn
 		want map[string]bool
 	}{
-		"user":  {ofUser{self}, map[string]bool{"announce": false, "diagnose": false, "list": true, "reflection": true, "events": true}},
-		"admin": {self, map[string]bool{"announce": false, "diagnose": false, "list": false, "reflection": false, "events": false}},
+		"user":  {ofUser{self}, map[string]bool{"announce": false, "diagnose": false, "list": true, "events": true}},
+		"admin": {self, map[string]bool{"announce": false, "diagnose": false, "list": false, "events": false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -73,16 +73,6 @@ func TestReadsOfUsersWaitForASeat(t *testing.T) {
 				})
 				call("list", func() error {
 					_, err := admin.ListTargets(t.Context(), &gpreemptv1.ListTargetsRequest{})
-					return err
-				})
-				call("reflection", func() error {
-					st, err := grpc_reflection_v1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
-					if err == nil {
-						err = st.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}})
-					}
-					if err == nil {
-						_, err = st.Recv()
-					}
 					return err
 				})
 				call("events", func() error {
@@ -207,7 +197,7 @@ func crowded(t *testing.T) map[string]*connection {
 		{"second", 500, auth.Online | auth.Read},
 		{"little", 10, auth.Online | auth.Read},
 	} {
-		c := &connection{s: s, rights: u.rights, client: newClient(1, auth.Process{}, newUser(u.name, &all))}
+		c := &connection{s: s, rights: u.rights, client: newClient(scheduler.ClientID{PID: 1}, auth.Process{}, newUser(u.name, &all))}
 		for range u.requests {
 			if err := c.client.takeRequest(l, 1); err != nil {
 				t.Fatalf("%s: %v: it is within its own rate", u.name, err)

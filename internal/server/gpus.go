@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -31,29 +30,22 @@ func defaultGPUs(inv *inventory.Inventory, key gpreempt.ProcessKey) (gpus []gpre
 // allTakenFor is how long the warning about an announcement stays.
 const allTakenFor = time.Minute
 
-// allTaken notes the last process without queues whose announcement named no GPUs, so that
-// its lease covers all: an API server that has its queues in other processes does that by
-// accident.
+// allTaken is a process without queues whose announcement named no GPUs, so that its lease covers
+// all: an API server that has its queues in other processes does that by accident.
 type allTaken struct {
-	mu   sync.Mutex // guards all below
-	pid  int32      // 0: none
+	pid  int32
 	gpus int
 	at   scheduler.Time
 }
 
-func (t *allTaken) note(pid int32, gpus int, now scheduler.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.pid, t.gpus, t.at = pid, gpus, now
+// Warnings returns the warnings about announcements.
+func (s *Server) Warnings() []gpreempt.Warning {
+	return s.allTaken.Load().warnings(s.cfg.Scheduler.Now())
 }
 
-// Warnings returns the warnings about announcements.
-func (s *Server) Warnings() []gpreempt.Warning { return s.allTaken.warnings(s.cfg.Scheduler.Now()) }
-
+// warnings returns the warning about t, nothing if t is nil.
 func (t *allTaken) warnings(now scheduler.Time) []gpreempt.Warning {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pid == 0 || now-t.at >= allTakenFor {
+	if t == nil || now-t.at >= allTakenFor {
 		return nil
 	}
 	return []gpreempt.Warning{gpreempt.WarnAllGPUsTaken.Warn(fmt.Sprintf(

@@ -52,8 +52,7 @@ func TestProcessWithoutQueuesThatTakesAllGPUsIsAWarning(t *testing.T) {
 }
 
 func TestWarningAboutAllGPUsEndsAMinuteAfterTheLastAnnouncement(t *testing.T) {
-	var taken allTaken
-	taken.note(7, 2, time.Hour)
+	taken := &allTaken{7, 2, time.Hour}
 	for at, want := range map[time.Duration]int{time.Hour: 1, time.Hour + time.Minute - 1: 1, time.Hour + time.Minute: 0} {
 		if got := taken.warnings(at); len(got) != want {
 			t.Errorf("at %v: %v, want %d", at, got, want)

@@ -95,13 +95,13 @@ func hqdMessage(s *debugfs.Slot, owner *gpreempt.QueueEntry, how string) *gpreem
 	}
 	if s.Kind == debugfs.SlotSDMA {
 		m.Vmid = uint32(s.SDMA.VMID)
-		m.RingAddress, m.RingBytes = s.SDMA.RingBase, s.SDMA.RingBytes
+		m.RingAddress, m.RingBytes = known(s.SDMA.RingBase), s.SDMA.RingBytes
 		m.ReadPointer, m.WritePointer = s.SDMA.ReadPosition, s.SDMA.WritePosition
 		m.DoorbellOffset = s.SDMA.Doorbell
 	} else {
 		c := &s.Compute
 		m.Vmid, m.QueuePriority, m.PipePriority = uint32(c.VMID), c.QueuePriority, c.PipePriority
-		m.RingAddress, m.RingBytes, m.Aql, m.MqdAddress = c.RingBase, c.RingBytes, c.AQL, c.MQD
+		m.RingAddress, m.RingBytes, m.Aql, m.MqdAddress = known(c.RingBase), c.RingBytes, c.AQL, known(c.MQD)
 		m.ReadPointer, m.WritePointer, m.DoorbellOffset = uint64(c.ReadPosition), c.WritePosition, c.Doorbell
 		if len(c.Registers) > quantumRegister {
 			m.Quantum = c.Registers[quantumRegister]

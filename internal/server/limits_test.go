@@ -80,10 +80,10 @@ func TestTooLargeMessageIsRefused(t *testing.T) {
 
 func TestStreamsPerClientAreBounded(t *testing.T) {
 	h := startHost(t)
-	h.setLimits(func(l *Limits) { l.StreamsPerClient = 2 })
-	first, second := h.session(t), h.session(t)
-	for _, c := range []conversation{first, second} {
-		c.do(completeFrame(1, "x")) // it is open then
+	first := h.session(t)
+	first.do(completeFrame(1, "x")) // it is open then
+	for range streamsPerClient - 1 {
+		h.session(t).do(completeFrame(1, "x"))
 	}
 	st, err := h.admin(t).WatchEvents(testutil.Context(t), &gpreemptv1.WatchEventsRequest{})
 	if err == nil {

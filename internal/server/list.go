@@ -192,13 +192,10 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 	if err != nil {
 		return nil, err
 	}
-	t := target{proc: proc}
-	t.facts, _ = s.cfg.Directory.Facts(proc.Key)
 	var e scheduler.Explanation
 	var leases []scheduler.LeaseInfo
 	var known bool
-	s.cfg.Scheduler.View(func(c *scheduler.Core) {
-		t.info, _ = c.Target(proc.Key)
+	t := s.target(proc, func(c *scheduler.Core) {
 		leases = c.Leases()
 		e, known = c.Explain(proc.Key)
 	})

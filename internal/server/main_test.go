@@ -263,7 +263,7 @@ func startOn(tb testing.TB, l net.Listener, opts ...option) *host {
 	h := &host{
 		events: events.NewLog(1024), inventory: inventory.New(1024), machine: newMachine(),
 		limits: Limits{
-			StreamsPerClient: 16, RequestsPerSecond: 1_000_000, Burst: 1_000_000, RequestsPerUser: 1_000_000,
+			RequestsPerSecond: 1_000_000, Burst: 1_000_000, RequestsPerUser: 1_000_000,
 			ConnectionsPerUser: 4096, ConnectionsTotal: 4096,
 		},
 		rights: func() auth.Policy { return auth.Policy{OwnerUID: uint32(os.Getuid())} },
@@ -413,7 +413,7 @@ func (h *host) clients() []scheduler.ClientID {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return slices.Sorted(maps.Keys(cs.byID))
+	return slices.SortedFunc(maps.Keys(cs.byID), func(a, b scheduler.ClientID) int { return gpreempt.ProcessKey(a).Compare(gpreempt.ProcessKey(b)) })
 }
 
 // leases returns the live leases.

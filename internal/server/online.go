@@ -22,15 +22,12 @@ func (o onlineService) NotifyOnline(ctx context.Context, req *gpreemptv1.NotifyO
 	s := o.s
 	arrived := s.cfg.Scheduler.Now()
 	caller := callerOf(ctx)
-	a, err := s.prepare(req, caller.client.id, caller)
+	a, err := s.prepare(req, caller.client, caller)
 	if err != nil {
 		return nil, err
 	}
-	g, err := s.announce(ctx, arrived, pendingAnnounce{req: a, client: caller.client, scope: &caller.scope, label: req.GetLabel()})
-	if err != nil {
-		return nil, err
-	}
-	return s.answerMessage(g, a.GPUs), nil
+	a.Arrived, a.note.scope = arrived, &caller.scope
+	return s.announce(ctx, a, nil)
 }
 
 // Complete ends a lease.

@@ -143,7 +143,7 @@ func TestWithoutSelectorsALeaseCoversTheGPUsOfTheCallersQueues(t *testing.T) {
 		return r.GetGpuIds()
 	}
 	before := announce()
-	self := ProcessOf(h.clients()[0])
+	self := gpreempt.ProcessKey(h.clients()[0])
 	h.setProcs(discovery.Proc{
 		Process: gpreempt.Process{Key: self}, Queues: []gpreempt.Queue{{Process: self, GPU: gpuB, Type: gpreempt.QueueCompute}},
 	})
@@ -343,12 +343,12 @@ func TestCanceledAnnouncementLeavesNoLease(t *testing.T) {
 func TestRetryKeepsTheLeaseOfACanceledCall(t *testing.T) {
 	h := startHost(t)
 	h.machine.freeze()
-	c := newClient(77, auth.Process{}, nil)
+	c := newClient(scheduler.ClientID{PID: 77}, auth.Process{}, nil)
 	req := scheduler.LeaseRequested{
-		Client: 77, RequestID: "r1", GPUs: []gpreempt.GPUID{gpuA}, Priority: 11, TTL: time.Minute, MaxWait: 10 * time.Second,
+		Client: c.id, RequestID: "r1", GPUs: []gpreempt.GPUID{gpuA}, Priority: 11, TTL: time.Minute, MaxWait: 10 * time.Second,
 	}
 	type outcome struct {
-		granted
+		*gpreemptv1.NotifyOnlineResponse
 		err error
 	}
 	// call announces like a unary call of a new connection, and returns when the lease is
@@ -356,11 +356,9 @@ func TestRetryKeepsTheLeaseOfACanceledCall(t *testing.T) {
 	call := func(ctx context.Context) <-chan outcome {
 		waits, over := make(chan struct{}), make(chan outcome, 1)
 		go func() {
-			g, err := h.server.announce(ctx, h.runner.Now(), pendingAnnounce{
-				req: req, client: c, scope: &scope{},
-				accepted: func(scheduler.LeaseID, time.Duration) { close(waits) },
-			})
-			over <- outcome{g, err}
+			a := &announcement{LeaseRequested: req, client: c, note: leaseNote{scope: &scope{}}}
+			answer, err := h.server.announce(ctx, a, func() { close(waits) })
+			over <- outcome{answer, err}
 		}()
 		testutil.Receive(t, waits, "the call waits")
 		return over
@@ -373,7 +371,7 @@ func TestRetryKeepsTheLeaseOfACanceledCall(t *testing.T) {
 		t.Errorf("the canceled call: %v", got.err)
 	}
 	h.machine.thaw()
-	if got := testutil.Receive(t, retry, "the end of the second"); got.err != nil || !got.answer.Quiesced || len(h.leases()) != 1 {
+	if got := testutil.Receive(t, retry, "the end of the second"); got.err != nil || !got.GetQuiesced() || len(h.leases()) != 1 {
 		t.Errorf("the retry returned %+v with %d live leases, want quiet GPUs and the one lease", got, len(h.leases()))
 	}
 }

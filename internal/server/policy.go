@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -18,43 +16,46 @@ import (
 
 // policyMessage returns the API's form of a policy.
 func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
-	m := &gpreemptv1.Policy{
-		Preset: p.Preset, ShareFloor: p.ShareFloor,
-		MaxSuspend: durationpb.New(p.MaxSuspend), Shadow: p.Shadow, MaxWait: durationpb.New(p.MaxWait),
-		AttachAfter: durationpb.New(p.AttachAfter),
+	return &gpreemptv1.Policy{
+		Preset: p.Preset, ShareFloor: &p.ShareFloor, Shadow: &p.Shadow, Linger: durationpb.New(p.Linger),
+		MaxSuspend: durationpb.New(p.MaxSuspend), MaxWait: durationpb.New(p.MaxWait), AttachAfter: durationpb.New(p.AttachAfter),
 	}
-	if p.Linger != scheduler.LingerLearned {
-		m.Linger = durationpb.New(p.Linger)
-	}
-	return m
 }
 
 // mergePolicy returns the policy of a request when base is in force. It ignores the
 // preset name in the request's policy: the knobs determine the name. The error is
 // INVALID_POLICY and names the knob.
 func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (scheduler.Policy, error) {
-	p := base
+	p, m := base, req.GetPolicy()
 	if req.GetPreset() != "" {
 		var err error
 		if p, err = scheduler.PresetByName(req.GetPreset()); err != nil {
 			return p, badPolicy(err.Error(), "use one of "+strings.Join(scheduler.PresetNames(), ", "))
 		}
 	}
-	knobs := (*gpreemptv1.Policy)(nil).ProtoReflect().Descriptor().Fields()
-	for _, name := range req.GetFields() {
-		if knobs.ByName(protoreflect.Name(name)) == nil || name == "preset" {
-			return p, badPolicy(fmt.Sprintf("fields: unknown knob %.64q", name), "use names of fields of the policy, such as share_floor")
-		}
-	}
-	m := req.GetPolicy().ProtoReflect()
-	for i := range knobs.Len() {
-		knob := knobs.Get(i)
-		if !m.Has(knob) && !slices.Contains(req.GetFields(), string(knob.Name())) {
+	for _, knob := range []struct {
+		name string
+		from *durationpb.Duration
+		to   *time.Duration
+	}{
+		{"linger", m.GetLinger(), &p.Linger},
+		{"max_suspend", m.GetMaxSuspend(), &p.MaxSuspend},
+		{"max_wait", m.GetMaxWait(), &p.MaxWait},
+		{"attach_after", m.GetAttachAfter(), &p.AttachAfter},
+	} {
+		if knob.from == nil {
 			continue
 		}
-		if err := setKnob(&p, knob, m.Get(knob)); err != nil {
-			return p, err
+		if err := knob.from.CheckValid(); err != nil {
+			return p, badPolicy(knob.name+": "+err.Error(), "use seconds and nanos of the same sign, as google.protobuf.Duration requires")
 		}
+		*knob.to = knob.from.AsDuration()
+	}
+	if m != nil && m.ShareFloor != nil {
+		p.ShareFloor = m.GetShareFloor()
+	}
+	if m != nil && m.Shadow != nil {
+		p.Shadow = m.GetShadow()
 	}
 	if err := p.Validate(); err != nil {
 		next := "gpctl policy get shows what is in force"
@@ -64,40 +65,6 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 		return p, badPolicy(err.Error(), next)
 	}
 	return p.Normalize(), nil
-}
-
-func setKnob(p *scheduler.Policy, knob protoreflect.FieldDescriptor, v protoreflect.Value) error {
-	switch name := string(knob.Name()); name {
-	case "linger":
-		if !v.Message().IsValid() {
-			p.Linger = scheduler.LingerLearned
-			return nil
-		}
-		return setTime(&p.Linger, name, v)
-	case "max_suspend":
-		return setTime(&p.MaxSuspend, name, v)
-	case "attach_after":
-		return setTime(&p.AttachAfter, name, v)
-	case "max_wait":
-		return setTime(&p.MaxWait, name, v)
-	case "share_floor":
-		p.ShareFloor = v.Float()
-	case "shadow":
-		p.Shadow = v.Bool()
-	}
-	return nil
-}
-
-func setTime(to *time.Duration, name string, v protoreflect.Value) error {
-	d := v.Message().Interface().(*durationpb.Duration)
-	if d == nil {
-		d = &durationpb.Duration{}
-	}
-	if err := d.CheckValid(); err != nil {
-		return badPolicy(name+": "+err.Error(), "use seconds and nanos of the same sign, as google.protobuf.Duration requires")
-	}
-	*to = d.AsDuration()
-	return nil
 }
 
 func badPolicy(message, next string) error {

@@ -34,7 +34,7 @@ func TestMergePolicy(t *testing.T) {
 		{"nothing", &gpreemptv1.SetPolicyRequest{}, base},
 		{"preset", &gpreemptv1.SetPolicyRequest{Preset: "strict"}, strict},
 		{
-			"knob after the present", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{ShareFloor: 0.3, Linger: durationpb.New(time.Millisecond)}},
+			"knob after the present", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{ShareFloor: new(0.3), Linger: durationpb.New(time.Millisecond)}},
 			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.Linger = 0.3, time.Millisecond }),
 		},
 		{
@@ -42,7 +42,7 @@ func TestMergePolicy(t *testing.T) {
 			changed(strict, func(p *scheduler.Policy) { p.MaxWait = time.Second }),
 		},
 		{
-			"zero values by name", &gpreemptv1.SetPolicyRequest{Fields: []string{"share_floor", "max_wait", "shadow"}},
+			"zero values", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{ShareFloor: new(0.0), MaxWait: durationpb.New(0), Shadow: new(false)}},
 			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.MaxWait = 0, 0 }),
 		},
 		{
@@ -54,14 +54,14 @@ func TestMergePolicy(t *testing.T) {
 			changed(base, func(p *scheduler.Policy) { p.Linger = 0 }),
 		},
 		{
-			"a learned linger", &gpreemptv1.SetPolicyRequest{Preset: "share", Fields: []string{"linger"}},
+			"a learned linger", &gpreemptv1.SetPolicyRequest{Preset: "share", Policy: &gpreemptv1.Policy{Linger: durationpb.New(scheduler.LingerLearned)}},
 			changed(scheduler.Presets()[2], func(p *scheduler.Policy) { p.Linger = scheduler.LingerLearned }),
 		},
 		{"the policy in force", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(base)}, base},
-		{"all knobs of a preset", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(strict), Fields: []string{"share_floor"}}, strict},
+		{"all knobs of a preset", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(strict)}, strict},
 		{
 			"every knob", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{
-				Linger: durationpb.New(1), ShareFloor: 0.5, MaxSuspend: durationpb.New(time.Second), Shadow: true, MaxWait: durationpb.New(2),
+				Linger: durationpb.New(1), ShareFloor: new(0.5), MaxSuspend: durationpb.New(time.Second), Shadow: new(true), MaxWait: durationpb.New(2),
 				AttachAfter: durationpb.New(time.Hour),
 			}},
 			changed(base, func(p *scheduler.Policy) {
@@ -83,14 +83,11 @@ func TestMergePolicy(t *testing.T) {
 
 func TestErrorOfAnInvalidPolicyNamesTheKnob(t *testing.T) {
 	for knob, req := range map[string]*gpreemptv1.SetPolicyRequest{
-		"bogus":        {Preset: "bogus"},
-		"nonsense":     {Fields: []string{"nonsense"}},
-		"preset":       {Fields: []string{"preset"}},
-		"share_floor":  {Policy: &gpreemptv1.Policy{ShareFloor: math.NaN()}},
-		"share_window": {Fields: []string{"share_window"}}, // of an older gpctl
-		"linger":       {Policy: &gpreemptv1.Policy{Linger: durationpb.New(time.Minute)}},
-		"max_suspend":  {Policy: &gpreemptv1.Policy{MaxSuspend: &durationpb.Duration{Seconds: 1, Nanos: -1}}},
-		"max_wait":     {Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Minute)}},
+		"bogus":       {Preset: "bogus"},
+		"share_floor": {Policy: &gpreemptv1.Policy{ShareFloor: new(math.NaN())}},
+		"linger":      {Policy: &gpreemptv1.Policy{Linger: durationpb.New(time.Minute)}},
+		"max_suspend": {Policy: &gpreemptv1.Policy{MaxSuspend: &durationpb.Duration{Seconds: 1, Nanos: -1}}},
+		"max_wait":    {Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Minute)}},
 	} {
 		_, err := mergePolicy(scheduler.DefaultPolicy(), req)
 		if gpreempt.ReasonOf(err) != gpreempt.ReasonBadPolicy || !strings.Contains(err.Error(), knob) {

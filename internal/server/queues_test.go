@@ -146,13 +146,13 @@ func TestQueuesHaveFactsAndBacklogs(t *testing.T) {
 	want := []*gpreemptv1.Queue{
 		{
 			TargetId: "4000001@11", Pid: offline.PID, QueueId: 0, GpuId: 100, Type: "compute", RingBytes: 4096,
-			Source: "snapshot, mqds", RingAddress: 0x7f0000100000, Aql: true, ReadPointerAddress: 0x80, WritePointerAddress: 0x38,
-			MqdAddress: 0x17ba000, DoorbellOffset: 0x4020, KfdPriority: new(uint32(11)), KfdPriorityExact: true,
+			Source: "snapshot, mqds", RingAddress: new(uint64(0x7f0000100000)), Aql: new(true), ReadPointerAddress: new(uint64(0x80)), WritePointerAddress: new(uint64(0x38)),
+			MqdAddress: new(uint64(0x17ba000)), DoorbellOffset: new(uint32(0x4020)), KfdPriority: new(uint32(11)), KfdPriorityExact: true,
 			Backlog: &five, BacklogUnit: "packets", ChangedAt: timestamppb.New(changed),
 		},
 		{
 			TargetId: "4000001@11", Pid: offline.PID, QueueId: 1, GpuId: 200, Type: "sdma", RingBytes: 8192,
-			Source: "snapshot", SourceNote: "two dumps match", RingAddress: 0x7f0000200000, ChangedAt: timestamppb.New(changed),
+			Source: "snapshot", SourceNote: "two dumps match", RingAddress: new(uint64(0x7f0000200000)), Aql: new(false), ChangedAt: timestamppb.New(changed),
 		},
 		{TargetId: "4000002@22", Pid: other.PID, GpuId: 200, Type: "compute", RingBytes: 4096},
 	}
@@ -183,12 +183,12 @@ func TestHardwareSlotsAreListed(t *testing.T) {
 	h := startHost(t, func(c *Config, _ *scheduler.Limits) { c.Observer = seen })
 	hiq := &gpreemptv1.Hqd{GpuId: 100, Node: 2, Kind: "hiq", Mec: 2, State: gpreemptv1.HqdState_HQD_STATE_LIVE, Match: "the driver's own"}
 	cp := &gpreemptv1.Hqd{
-		GpuId: 100, Node: 2, Kind: "cp", Xcc: 1, Pipe: 1, Slot: 2, State: gpreemptv1.HqdState_HQD_STATE_LIVE, RingAddress: 0x7000,
+		GpuId: 100, Node: 2, Kind: "cp", Xcc: 1, Pipe: 1, Slot: 2, State: gpreemptv1.HqdState_HQD_STATE_LIVE, RingAddress: new(uint64(0x7000)),
 		RingBytes: 4096, Vmid: 3, Aql: true, TargetId: offline.String(), QueueId: 1, Match: "MQD address",
 	}
 	stale := &gpreemptv1.Hqd{GpuId: 100, Node: 2, Kind: "cp", Pipe: 1, Slot: 3, State: gpreemptv1.HqdState_HQD_STATE_STALE}
 	sdma := &gpreemptv1.Hqd{
-		GpuId: 200, Node: 3, Kind: "sdma", Pipe: 1, Slot: 6, State: gpreemptv1.HqdState_HQD_STATE_LIVE, RingAddress: 0x9000, RingBytes: 8192,
+		GpuId: 200, Node: 3, Kind: "sdma", Pipe: 1, Slot: 6, State: gpreemptv1.HqdState_HQD_STATE_LIVE, RingAddress: new(uint64(0x9000)), RingBytes: 8192,
 		Match: "no queue has this ring",
 	}
 	for _, test := range []struct {

@@ -215,24 +215,30 @@ func (c *connection) busy(l Limits) bool {
 	return !c.rights.Allows(auth.Admin) && c.client.user.meter.busy(time.Now(), l.shared())
 }
 
-// openStream counts a stream in; closeStream counts it out.
-func (c *client) openStream(l Limits) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.streams >= l.StreamsPerClient {
-		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonStreamsPerClient,
-			fmt.Sprintf("%v has %d streams open, its maximum", c.peer, c.streams),
-			"use the open streams")
+// places bounds how much of something there is at a time: it has an element for each.
+type places chan struct{}
+
+// take takes a place if one is free, and reports whether it did; free returns a place.
+func (p places) take() bool {
+	select {
+	case p <- struct{}{}:
+		return true
+	default:
+		return false
 	}
-	c.streams++
-	return nil
 }
 
-func (c *client) closeStream() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.streams--
+// wait takes a place as soon as one is free. The error is the end of ctx.
+func (p places) wait(ctx context.Context) error {
+	select {
+	case p <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
+
+func (p places) free() { <-p }
 
 // user is the user of processes, or the names of a certificate: it answers for its
 // clients together.
@@ -245,15 +251,13 @@ type user struct {
 
 	conns int // guarded by clients.mu
 
-	unread     atomic.Int64 // bytes of answers that are not yet written
-	explaining atomic.Int32 // refused connections in explain
+	unread atomic.Int64 // bytes of answers that are not yet written
 
 	turn sync.Mutex // held while a connection that waited is charged
 
-	mu    sync.Mutex // guards calls
-	calls int        // in flight, without streams
-
-	reads chan struct{} // has an element for each call that reads the state, while it does
+	calls      places // in flight, without streams
+	reads      places // calls that read the state, while they do
+	explaining places // refused connections in explain
 }
 
 // readsPerUser is how many calls of a user read the daemon's state at a time; the others
@@ -336,38 +340,10 @@ func (c *connection) pace(ctx context.Context) error {
 }
 
 func newUser(name string, all *meter) *user {
-	return &user{id: scheduler.UserID(name), all: all, refusals: newLogLimiter(), reads: make(chan struct{}, readsPerUser)}
-}
-
-// beginRead waits until a call may read the state; endRead lets the next one do so.
-func (u *user) beginRead(ctx context.Context) error {
-	select {
-	case u.reads <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	return &user{
+		id: scheduler.UserID(name), all: all, refusals: newLogLimiter(),
+		calls: make(places, callsPerUser), reads: make(places, readsPerUser), explaining: make(places, explainingPerUser),
 	}
-}
-
-func (u *user) endRead() { <-u.reads }
-
-// beginCall counts a call in that is not a stream; endCall counts it out.
-func (u *user) beginCall() error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.calls >= callsPerUser {
-		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited,
-			fmt.Sprintf("the clients of %s have %d calls in flight, their maximum", u.id, u.calls),
-			"wait for answers before the next calls, or use a Session stream")
-	}
-	u.calls++
-	return nil
-}
-
-func (u *user) endCall() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.calls--
 }
 
 // MayConnect returns an error if the user of a process connects, or is refused, too often.

@@ -98,7 +98,7 @@ func TestConnectionInDebtEndsWhenItsClientHasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
+		c := newClient(scheduler.ClientID{PID: 1}, auth.Process{}, newUser("uid 7", &meter{}))
 		p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: leftConn{}, client: c}}
 		if n, err := p.Read(make([]byte, 1)); n != 1 || err != nil {
 			t.Errorf("without a debt: read %d bytes, %v; want what it has sent", n, err)
@@ -118,7 +118,7 @@ func TestConnectionInDebtIsNotReadUntilItIsPaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
+		c := newClient(scheduler.ClientID{PID: 1}, auth.Process{}, newUser("uid 7", &meter{}))
 		p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: openConn{}, client: c}}
 		read := func() time.Duration {
 			began := time.Now()
@@ -147,7 +147,7 @@ func TestWaitingConnectionsAreReadInTurns(t *testing.T) {
 		const connections = 50
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
+		c := newClient(scheduler.ClientID{PID: 1}, auth.Process{}, newUser("uid 7", &meter{}))
 		for range 11 {
 			c.charge(l, 25_600)
 		}
@@ -270,21 +270,30 @@ func TestCallWithoutItsMessageEndsItsConnection(t *testing.T) {
 }
 
 func TestCallsInFlightOfAUserAreBounded(t *testing.T) {
-	u := newUser("uid 7", &meter{})
-	for range callsPerUser {
-		if err := u.beginCall(); err != nil {
-			t.Fatal(err)
-		}
+	h := startHost(t)
+	admin := h.admin(t)
+	get := func() error {
+		_, err := admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+		return err
 	}
-	want(t, u.beginCall(), gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
-	u.endCall()
-	if err := u.beginCall(); err != nil {
+	if err := get(); err != nil {
+		t.Fatal(err)
+	}
+	calls := h.anyConnection().client.user.calls
+	for calls.take() {
+	}
+	if len(calls) != callsPerUser {
+		t.Errorf("%d calls are in flight, want %d", len(calls), callsPerUser)
+	}
+	want(t, get(), gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
+	calls.free()
+	if err := get(); err != nil {
 		t.Error(err)
 	}
 }
 
-// places opens connections of users that do not exist, as many as they get.
-func places(h *host, limits map[string]int, admin map[string]bool) (got map[string]int) {
+// taken opens connections of users that do not exist, as many as they get.
+func taken(h *host, limits map[string]int, admin map[string]bool) (got map[string]int) {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -297,7 +306,7 @@ func places(h *host, limits map[string]int, admin map[string]bool) (got map[stri
 			}
 			u.conns++
 			got[name]++
-			c := &connection{client: newClient(1, auth.Process{}, u)}
+			c := &connection{client: newClient(scheduler.ClientID{PID: 1}, auth.Process{}, u)}
 			if admin[name] {
 				cs.admins++
 			}
@@ -320,7 +329,7 @@ func TestPlacesAreLeftForOthersAndForAdmins(t *testing.T) {
 			map[string]int{"a": 256, "b": 256, "c": 173, "d": 87, "e": 43, "f": 22, "root": 187},
 		},
 	} {
-		if diff := cmp.Diff(c.want, places(h, c.tried, map[string]bool{"root": true})); diff != "" {
+		if diff := cmp.Diff(c.want, taken(h, c.tried, map[string]bool{"root": true})); diff != "" {
 			t.Errorf("%s: places (-want +got):\n%s", name, diff)
 		}
 	}
@@ -329,7 +338,7 @@ func TestPlacesAreLeftForOthersAndForAdmins(t *testing.T) {
 	for i := range 30 {
 		crowd[fmt.Sprintf("%04d", i)] = 1000
 	}
-	if got := places(h, crowd, nil)["zoe"]; got != 2 {
+	if got := taken(h, crowd, nil)["zoe"]; got != 2 {
 		t.Errorf("%d places are left for a user who comes later, want 2", got)
 	}
 	// Whatever other users do, the reserved places are left for admins.
@@ -337,7 +346,7 @@ func TestPlacesAreLeftForOthersAndForAdmins(t *testing.T) {
 	for i := range 5000 {
 		crowd[fmt.Sprintf("%04d", i)] = 1
 	}
-	if got := places(h, crowd, map[string]bool{"root": true})["root"]; got != 64 {
+	if got := taken(h, crowd, map[string]bool{"root": true})["root"]; got != 64 {
 		t.Errorf("%d places are left for admins, want 64", got)
 	}
 }

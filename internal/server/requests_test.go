@@ -55,7 +55,6 @@ var checks = []struct{ message, fields, check string }{
 	{"ExplainTargetRequest", "target_id", "found"},
 	{"SetPolicyRequest", "preset", "one of the presets"},
 	{"SetPolicyRequest", "policy", "its fields, in the ranges of the config file (TestValidateNamesTheKnobOutOfRange)"},
-	{"SetPolicyRequest", "fields", "names of fields of the policy"},
 	{"SetPolicyRequest", "dry_run", "a choice"},
 	{"Policy", "preset", "ignored: the knobs determine the name"},
 	{"Policy", "linger max_suspend attach_after max_wait", "in the knob's range"},

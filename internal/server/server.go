@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,7 +17,6 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/reflection"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -39,6 +39,9 @@ const (
 	// callsPerUser is how many calls of all processes of a user may be in flight,
 	// without streams. Each may have a message of the maximum size.
 	callsPerUser = 1024
+	// streamsPerClient is how many streams a process may have open, of all kinds: it needs a
+	// session, and perhaps a watch.
+	streamsPerClient = 16
 	// handshakeTime bounds the HTTP/2 handshake of a new connection.
 	handshakeTime = 5 * time.Second
 	// messageTime is how long the message of a call may take to follow its header.
@@ -112,8 +115,6 @@ type Observer interface {
 
 // Limits bounds what a client can ask of the server.
 type Limits struct {
-	// StreamsPerClient bounds the streams a process has open, of all kinds.
-	StreamsPerClient int
 	// RequestsPerSecond and Burst are per process; a Session frame counts as a
 	// request.
 	RequestsPerSecond, Burst int
@@ -190,7 +191,7 @@ type Server struct {
 
 	drainer drainer
 
-	allTaken allTaken
+	allTaken atomic.Pointer[allTaken] // the last
 
 	statistics *shared[*gpreemptv1.GetStatisticsResponse]
 	diagnosis  *shared[*gpreemptv1.DiagnoseResponse]
@@ -201,7 +202,7 @@ type Server struct {
 
 	parting auth.Parting
 
-	explaining chan struct{}  // has an element for each connection in explain
+	explaining places         // refused connections in explain
 	explainers sync.WaitGroup // their goroutines
 
 	policyMu sync.Mutex // held in SetPolicy, which reads, changes and writes
@@ -215,13 +216,13 @@ func New(cfg Config) *Server {
 	s := &Server{
 		cfg:          cfg,
 		health:       health.NewServer(),
-		admins:       newClient(scheduler.ClientID(0), nil, nil),
+		admins:       newClient(scheduler.ClientID{}, nil, nil),
 		unidentified: newLogLimiter(),
 		started:      cfg.Now(),
 		leasePrefix:  leasePrefix(cfg.Epoch),
 		seats:        newSeats(cfg.Processors),
 		handshakes:   newSeats(cfg.Processors),
-		explaining:   make(chan struct{}, explaining),
+		explaining:   make(places, explaining),
 		statistics:   newShared[*gpreemptv1.GetStatisticsResponse](),
 		diagnosis:    newShared[*gpreemptv1.DiagnoseResponse](),
 	}
@@ -248,7 +249,6 @@ func New(cfg Config) *Server {
 	gpreemptv1.RegisterOnlineServiceServer(services, onlineService{s: s})
 	gpreemptv1.RegisterAdminServiceServer(services, adminService{s: s})
 	grpc_health_v1.RegisterHealthServer(services, s.health)
-	reflection.Register(services)
 	s.SetServing(false)
 	return s
 }

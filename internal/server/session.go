@@ -12,12 +12,13 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // maxOutstanding is how many announcements of one stream may wait until their
-// answer is sent. With StreamsPerClient and the connections of a user, it
+// answer is sent. With streamsPerClient and the connections of a user, it
 // bounds the memory that a client which does not read can take.
 const maxOutstanding = 128
 
@@ -116,7 +117,7 @@ func (ses *session) read() (err error) {
 // frame handles one frame. Without response and error, it is answered later.
 func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
 	c := ses.caller.client
-	if err := c.takeRequest(ses.s.cfg.Limits(), costs[gpreemptv1.OnlineService_Session_FullMethodName]); err != nil {
+	if err := c.takeRequest(ses.s.cfg.Limits(), auth.Cost(gpreemptv1.OnlineService_Session_FullMethodName)); err != nil {
 		return nil, err
 	}
 	switch f := req.GetFrame().(type) {
@@ -150,47 +151,31 @@ const (
 
 // streamAnnounce is an announcement of a stream.
 type streamAnnounce struct {
-	ses *session
-	tag uint64
-	req scheduler.LeaseRequested
-	granted
+	*announcement
+	ses   *session
+	tag   uint64
 	state atomic.Uint32
-	known bool
 }
 
 // announce passes an announcement to the scheduler. Without response and error, it
 // is answered later.
 func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.SessionResponse, error) {
-	s, c := ses.s, ses.caller.client
-	arrived := s.cfg.Scheduler.Now()
-	if s.closing.Err() != nil {
-		return nil, errShuttingDown
-	}
+	arrived := ses.s.cfg.Scheduler.Now()
 	if ses.outstanding.Load() >= maxOutstanding {
 		return nil, refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited,
 			fmt.Sprintf("%d announcements of this stream have unread answers, the maximum", maxOutstanding),
 			"read the answers before announcing more")
 	}
-	a, err := s.prepare(req, c.id, ses.caller)
+	a, err := ses.s.prepare(req, ses.caller.client, ses.caller)
 	if err != nil {
 		return nil, err
 	}
-	a.Arrived, a.Trace = arrived, ses.trace
-	p := &streamAnnounce{ses: ses, tag: tag, req: a}
-	p.timing.arrived = arrived
+	a.Arrived, a.Trace, a.note.scope = arrived, ses.trace, &ses.scope
+	p := &streamAnnounce{announcement: a, ses: ses, tag: tag}
 	ses.outstanding.Add(1)
-	id, ttl, err := s.cfg.Scheduler.Announce(a, p.reply)
-	if err != nil {
+	if _, err := ses.s.submit(a, p.reply); err != nil {
 		ses.outstanding.Add(-1)
-		return nil, worded(err)
-	}
-	// The reply, which may run meanwhile, uses neither timing, ttl nor known.
-	p.ttl = ttl
-	p.timing.decided = s.cfg.Scheduler.Now()
-	known, alive := c.addLease(s, id, leaseNote{scope: &ses.scope, label: req.GetLabel()})
-	p.known = known
-	if !alive {
-		s.clients.releaseOrphan(c, id)
+		return nil, err
 	}
 	if p.state.CompareAndSwap(undecided, answersLater) {
 		return nil, nil //nolint:nilnil // the handler answers
@@ -199,8 +184,8 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 }
 
 // reply stores the scheduler's answer. It is called with the scheduler's lock held.
-func (p *streamAnnounce) reply(id scheduler.LeaseID, answer scheduler.Answer) {
-	p.id, p.answer = id, answer
+func (p *streamAnnounce) reply(_ scheduler.LeaseID, answer scheduler.Answer) {
+	p.answer = answer
 	if !p.state.CompareAndSwap(undecided, answeredNow) {
 		p.ses.answers <- p
 	}
@@ -208,16 +193,8 @@ func (p *streamAnnounce) reply(id scheduler.LeaseID, answer scheduler.Answer) {
 
 // response returns the frame that answers p.
 func (p *streamAnnounce) response() *gpreemptv1.SessionResponse {
-	s := p.ses.s
 	p.ses.outstanding.Add(-1)
-	p.timing.answered = s.cfg.Scheduler.Now()
-	if !p.known {
-		s.cfg.Events.Answered(p.answer, p.timing.stages(p.answer))
-	}
-	return &gpreemptv1.SessionResponse{
-		Tag:   p.tag,
-		Frame: &gpreemptv1.SessionResponse_Announced{Announced: s.answerMessage(p.granted, p.req.GPUs)},
-	}
+	return &gpreemptv1.SessionResponse{Tag: p.tag, Frame: &gpreemptv1.SessionResponse_Announced{Announced: p.ses.s.answered(p.announcement)}}
 }
 
 func (ses *session) send(resp *gpreemptv1.SessionResponse) error {

@@ -118,11 +118,7 @@ func TestCertificateAnnouncesAndCompletes(t *testing.T) {
 		t.Errorf("completed: %v, %v", done, err)
 	}
 	// The same over a stream, by the SDK.
-	s, err := c.Session(testutil.Context(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	held, err := s.Acquire(t.Context(), sdk.Request{MaxWait: 10 * time.Second})
+	held, err := c.Acquire(t.Context(), sdk.Request{MaxWait: 10 * time.Second})
 	if err != nil || !held.Protected() {
 		t.Fatalf("acquired %+v, %v", held, err)
 	}
@@ -271,7 +267,7 @@ func TestClientsByCertificateAndByProcessDiffer(t *testing.T) {
 		}
 	}
 	ids := h.clients()
-	if len(ids) != 3 || ids[0] == 0 || ProcessOf(ids[0]).PID != 0 || ProcessOf(ids[1]).PID != 0 || ProcessOf(ids[2]).PID == 0 {
+	if len(ids) != 3 || ids[0].IsAdmin() || ids[0].PID != 0 || ids[1].PID != 0 || ids[2] != scheduler.ClientID(identity(t).Peer().Key()) {
 		t.Errorf("clients %v, want two of pid 0 and this process", ids)
 	}
 	req := minute(gpuA)

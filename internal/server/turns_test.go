@@ -10,6 +10,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/auth"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // plenty is a connection that always has as much to read as is asked for.
@@ -27,7 +28,7 @@ func TestBusyUserIsReadInSmallTurns(t *testing.T) {
 			waited time.Duration
 		}
 		reads := func(rights auth.Rights) (all []turn) {
-			c := newClient(1, auth.Process{}, newUser("uid 7", &meter{}))
+			c := newClient(scheduler.ClientID{PID: 1}, auth.Process{}, newUser("uid 7", &meter{}))
 			p := &throttledConn{Conn: plenty{}, s: s, c: &connection{conn: openConn{}, client: c, rights: rights}}
 			for range 4 {
 				began := time.Now()

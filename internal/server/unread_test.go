@@ -16,6 +16,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // manyQueues makes the answer of ListQueues about 100 KB.
@@ -170,7 +171,7 @@ func backlogs(h *host, users map[string][]int64) map[string][]*connection {
 	all := map[string][]*connection{}
 	for name, sizes := range users {
 		u := newUser(name, &meter{})
-		cl := newClient(1, auth.Process{}, u)
+		cl := newClient(scheduler.ClientID{PID: 1}, auth.Process{}, u)
 		for _, size := range sizes {
 			conn := &closable{done: make(chan struct{})}
 			c := &connection{s: h.server, conn: conn, peer: auth.Process{}, client: cl, unread: backlog{user: &u.unread, all: &cs.unread}}

@@ -197,7 +197,7 @@ func announcementPath(t *testing.T, profile string) [][]string {
 
 	answers := make(chan scheduler.Answer, 1)
 	err = runner.Announce(scheduler.LeaseRequested{
-		Client: 1, GPUs: []gpreempt.GPUID{gpu}, Priority: gpreempt.PriorityHigh, TTL: time.Minute, MaxWait: 10 * time.Second,
+		Client: scheduler.ClientID{PID: 1}, GPUs: []gpreempt.GPUID{gpu}, Priority: gpreempt.PriorityHigh, TTL: time.Minute, MaxWait: 10 * time.Second,
 	}, func(_ scheduler.LeaseID, a scheduler.Answer) {
 		path.pass("reply")
 		path.mu.Lock()

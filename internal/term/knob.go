@@ -58,12 +58,11 @@ func KnobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	v := p.ProtoReflect().Get(k)
 	switch k.Kind() {
 	case protoreflect.MessageKind:
-		if !v.Message().IsValid() && k.Name() == "linger" {
+		d := v.Message().Interface().(*durationpb.Duration).AsDuration()
+		if k.Name() == "linger" && d < 0 {
 			return learned
 		}
-		if d, ok := v.Message().Interface().(*durationpb.Duration); ok {
-			return Duration(d.AsDuration())
-		}
+		return Duration(d)
 	case protoreflect.DoubleKind:
 		return strconv.FormatFloat(v.Float(), 'g', -1, 64)
 	default:
@@ -71,14 +70,14 @@ func KnobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	return v.String()
 }
 
-// SetKnob sets one knob of a request. The daemon checks its range.
-func SetKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
+// SetKnob sets one knob of a policy. The daemon checks its range.
+func SetKnob(p *gpreemptv1.Policy, name, value string) error {
 	all := Knobs()
 	i := slices.IndexFunc(all, func(k protoreflect.FieldDescriptor) bool { return string(k.Name()) == name && name != PresetKnob })
 	if i < 0 {
 		return fmt.Errorf("unknown knob; use %s", strings.Join(KnobNames(), ", "))
 	}
-	k, m := all[i], req.GetPolicy().ProtoReflect()
+	k, m := all[i], p.ProtoReflect()
 	switch k.Kind() {
 	case protoreflect.BoolKind:
 		b, err := strconv.ParseBool(value)
@@ -93,20 +92,16 @@ func SetKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
 		}
 		m.Set(k, protoreflect.ValueOfFloat64(f))
 	case protoreflect.MessageKind:
-		if name == "linger" && value == learned {
-			m.Clear(k)
-			break
-		}
 		d, err := time.ParseDuration(value)
+		if name == "linger" && value == learned {
+			d, err = -1, nil
+		}
 		if err != nil {
 			return fmt.Errorf("invalid duration %q; use a number with its unit, such as 20ms", value)
 		}
 		m.Set(k, protoreflect.ValueOfMessage(durationpb.New(d).ProtoReflect()))
 	default:
 		return fmt.Errorf("cannot set a knob of kind %s", k.Kind())
-	}
-	if !slices.Contains(req.GetFields(), name) {
-		req.Fields = append(req.Fields, name)
 	}
 	return nil
 }

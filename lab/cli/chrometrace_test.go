@@ -78,7 +78,7 @@ func preemption() []*gpreemptv1.Event {
 		h.step(40*us, scheduler.Attached{Target: target})
 	}
 	suspends := h.step(1000*us, scheduler.LeaseRequested{
-		Lease: 1, Client: 7, GPUs: []gpreempt.GPUID{34535}, Priority: 11, TTL: time.Second, MaxWait: 20 * time.Millisecond,
+		Lease: 1, Client: scheduler.ClientID{PID: 7}, GPUs: []gpreempt.GPUID{34535}, Priority: 11, TTL: time.Second, MaxWait: 20 * time.Millisecond,
 	})
 	h.step(1850*us, scheduler.Suspended{Target: train, Seq: suspends[0], Took: 840 * us})
 	h.step(2100*us, scheduler.Suspended{Target: eval, Seq: suspends[1], Took: 1090*us + 500})

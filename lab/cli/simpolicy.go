@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -16,19 +18,20 @@ func policyOf(preset string, assignments []string) (scheduler.Policy, error) {
 	if err != nil {
 		return p, err
 	}
-	req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}}
+	var m gpreemptv1.Policy
 	for _, s := range assignments {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok {
 			return p, fmt.Errorf("invalid knob %q; use NAME=VALUE", s)
 		}
-		if err := term.SetKnob(req, name, value); err != nil {
+		if err := term.SetKnob(&m, name, value); err != nil {
 			return p, fmt.Errorf("knob %s: %w", name, err)
 		}
 	}
-	for _, name := range req.GetFields() {
-		adopt(&p, name, req.GetPolicy())
-	}
+	m.ProtoReflect().Range(func(knob protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		adopt(&p, string(knob.Name()), &m)
+		return true
+	})
 	if err := p.Validate(); err != nil {
 		return p, fmt.Errorf("policy %s: %w", preset, err)
 	}
@@ -39,10 +42,7 @@ func policyOf(preset string, assignments []string) (scheduler.Policy, error) {
 func adopt(p *scheduler.Policy, name string, m *gpreemptv1.Policy) {
 	switch name {
 	case "linger":
-		p.Linger = scheduler.LingerLearned
-		if m.Linger != nil {
-			p.Linger = m.GetLinger().AsDuration()
-		}
+		p.Linger = m.GetLinger().AsDuration()
 	case "max_suspend":
 		p.MaxSuspend = m.GetMaxSuspend().AsDuration()
 	case "attach_after":

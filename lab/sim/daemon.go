@@ -191,7 +191,7 @@ func (d *daemon) request(l *lease) {
 		d.step(scheduler.Tick{})
 	}
 	req := scheduler.LeaseRequested{
-		Lease: l.id, Client: scheduler.ClientID(s.index + 1), User: "simulated", GPUs: gpuIDs(l.claim.gpus), Priority: gpreempt.Priority(s.Priority),
+		Lease: l.id, Client: scheduler.ClientID{PID: int32(s.index + 1)}, User: "simulated", GPUs: gpuIDs(l.claim.gpus), Priority: gpreempt.Priority(s.Priority),
 		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, ETA: max(e.o.ETA, l.claim.readyAt-e.now),
 	}
 	if _, err := d.core.Admit(&req); err != nil {

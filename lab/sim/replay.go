@@ -221,7 +221,7 @@ func (r *replayer) announce(n int) {
 	r.leases[id] = l
 	r.out.Requests = append(r.out.Requests, evidence.Request{At: ms(r.now)})
 	req := scheduler.LeaseRequested{
-		Lease: id, Client: 1, User: "recorded", GPUs: l.GPUs, Priority: l.Priority,
+		Lease: id, Client: scheduler.ClientID{PID: 1}, User: "recorded", GPUs: l.GPUs, Priority: l.Priority,
 		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault,
 	}
 	if _, err := r.core.Admit(&req); err != nil { // as a client whose announcement is refused

@@ -86,13 +86,7 @@ func (d *daemon) restore(ctx context.Context) error {
 	}
 	d.classified = map[string]time.Time{}
 	if d.before != nil {
-		knobs := d.before.ProtoReflect().Descriptor().Fields()
 		req := &gpreemptv1.SetPolicyRequest{Policy: proto.CloneOf(d.before)}
-		for i := range knobs.Len() {
-			if name := string(knobs.Get(i).Name()); name != "preset" {
-				req.Fields = append(req.Fields, name)
-			}
-		}
 		req.Policy.Preset = ""
 		if _, err := d.admin.SetPolicy(ctx, req); err != nil {
 			failed = append(failed, fmt.Sprintf("the policy is not %s again: gpctl policy set, or reload the daemon: %v", d.before.GetPreset(), err))

@@ -72,12 +72,8 @@ func TestWithoutADaemonWorkRunsUnprotectedAndIsReportedOnce(t *testing.T) {
 	path := socketPath(t)
 	got, hook := reports()
 	c := newClient(t, path, hook)
-	s, err := c.Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	for range 3 {
-		for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, s, testRequest)} {
+		for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, c, testRequest)} {
 			if reason := gpreempt.ReasonOf(l.Cause()); reason != gpreempt.ReasonDaemonUnavailable {
 				t.Errorf("cause %v", l.Cause())
 			}
@@ -111,7 +107,7 @@ func TestWithoutADaemonWorkRunsUnprotectedAndIsReportedOnce(t *testing.T) {
 	if err := <-got; err != nil {
 		t.Errorf("reported %v, want that protection is back", err)
 	}
-	for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, s, testRequest)} {
+	for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, c, testRequest)} {
 		if !l.Protected() {
 			t.Errorf("unprotected: %v", l.Cause())
 		}
@@ -122,7 +118,7 @@ func TestWithoutADaemonWorkRunsUnprotectedAndIsReportedOnce(t *testing.T) {
 
 	overload.Store(true)
 	for range 3 {
-		for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, s, testRequest)} {
+		for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, c, testRequest)} {
 			if reason := gpreempt.ReasonOf(l.Cause()); reason != gpreempt.ReasonRateLimited {
 				t.Errorf("cause %v of a daemon that refuses", l.Cause())
 			}
@@ -165,15 +161,8 @@ func TestDefaultIsOneLogLine(t *testing.T) {
 func TestFailClosedReturnsTheError(t *testing.T) {
 	path := socketPath(t)
 	c := newClient(t, path, FailClosed())
-	s, err := c.Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	if _, err := c.Acquire(t.Context(), testRequest); gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
 		t.Errorf("client: %v", err)
-	}
-	if _, err := s.Acquire(t.Context(), testRequest); gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
-		t.Errorf("session: %v", err)
 	}
 }
 
@@ -199,29 +188,17 @@ func TestOnlyPermanentRefusalsAreErrors(t *testing.T) {
 		refusal := &gpreempt.Error{Code: tc.code, Reason: tc.reason, Message: "no", Next: "retry"}
 		try := func(t *testing.T, wantErr bool, opts ...Option) {
 			t.Helper()
-			for _, way := range []string{"client", "session"} {
-				_, quiet := reports()
-				c, d := newPair(t, append([]Option{quiet}, opts...)...)
-				d.on = func(context.Context, any) error { return refusal }
-				s, err := c.Session(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				var l *Lease
-				if way == "client" {
-					l, err = c.Acquire(t.Context(), testRequest)
-				} else {
-					l, err = s.Acquire(t.Context(), testRequest)
-				}
-				if !wantErr && err == nil {
-					err = l.Cause()
-				} else if !wantErr || err == nil {
-					t.Errorf("%s: lease %v, error %v", way, l, err)
-				}
-				if diff := cmp.Diff(error(refusal), err); diff != "" {
-					t.Errorf("%s: (-want +got):\n%s", way, diff)
-				}
-				c.Close()
+			_, quiet := reports()
+			c, d := newPair(t, append([]Option{quiet}, opts...)...)
+			d.on = func(context.Context, any) error { return refusal }
+			l, err := c.Acquire(t.Context(), testRequest)
+			if !wantErr && err == nil {
+				err = l.Cause()
+			} else if !wantErr || err == nil {
+				t.Errorf("lease %v, error %v", l, err)
+			}
+			if diff := cmp.Diff(error(refusal), err); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
 			}
 		}
 		t.Run(string(tc.reason), func(t *testing.T) {
@@ -272,33 +249,20 @@ func TestHungDaemonDelaysOneAcquireOnly(t *testing.T) {
 }
 
 func TestAcquireEndsWithItsContext(t *testing.T) {
-	for _, way := range []string{"client", "session"} {
-		t.Run(way, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := newDaemon()
-				d.on = hang
-				c, end := newBubble(t, d)
-				defer end()
-				s, err := c.Session(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-				defer cancel()
-				if way == "client" {
-					_, err = c.Acquire(ctx, testRequest)
-				} else {
-					_, err = s.Acquire(ctx, testRequest)
-				}
-				if !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("got %v", err)
-				}
-				if c.protection.unreachable() != nil {
-					t.Error("the daemon counts as unavailable, but the context of the caller ended")
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		d := newDaemon()
+		d.on = hang
+		c, end := newBubble(t, d)
+		defer end()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if _, err := c.Acquire(ctx, testRequest); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		if c.protection.unreachable() != nil {
+			t.Error("the daemon counts as unavailable, but the context of the caller ended")
+		}
+	})
 }
 
 func TestProbeWaitsForADaemonThatServes(t *testing.T) {
@@ -382,28 +346,21 @@ func TestLeasesAreLostWhenTheDaemonRestarts(t *testing.T) {
 	path := socketPath(t)
 	got, hook := reports()
 	c := newClient(t, path, hook)
-	s, err := c.Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	for range 3 {
 		d := newDaemon()
 		d.ttl = time.Hour // they are not lost by time
 		stop := d.listen(t, path)
 		var leases []*Lease
 		// The client may have detected the time without a daemon.
-		for _, from := range []func() *Lease{
-			func() *Lease { return acquire(t, c, testRequest) },
-			func() *Lease { return acquire(t, s, testRequest) },
-		} {
-			l := from()
+		for range 2 {
+			l := acquire(t, c, testRequest)
 			for !l.Protected() {
 				for err := range got {
 					if err == nil {
 						break
 					}
 				}
-				l = from()
+				l = acquire(t, c, testRequest)
 			}
 			leases = append(leases, l)
 		}
@@ -419,21 +376,15 @@ func TestConcurrentCallersKeepNoLease(t *testing.T) {
 	path := socketPath(t)
 	_, hook := reports()
 	c := newClient(t, path, hook)
-	s, err := c.Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	var callers sync.WaitGroup
-	for range 8 {
-		for _, do := range []func(context.Context, Request, func(context.Context) error) error{c.Do, s.Do} {
-			callers.Go(func() {
-				for range 20 {
-					if err := do(t.Context(), testRequest, func(context.Context) error { return nil }); err != nil {
-						t.Error(err)
-					}
+	for range 16 {
+		callers.Go(func() {
+			for range 20 {
+				if err := c.Do(t.Context(), testRequest, func(context.Context) error { return nil }); err != nil {
+					t.Error(err)
 				}
-			})
-		}
+			}
+		})
 	}
 	// The daemon starts and stops meanwhile.
 	for range 3 {

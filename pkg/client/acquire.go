@@ -8,16 +8,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// announcer announces by a unary call or by a frame of a session.
-type announcer interface {
-	announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, link, error)
-	// ended returns an error when it cannot announce any more, or nil.
-	ended() error
-}
 
 // Acquire announces work and returns a lease when the GPUs are quiet or r.MaxWait
 // has passed. Release it when the work is done. See the package comment for its
@@ -25,34 +17,10 @@ type announcer interface {
 // invalid or not permitted, and with FailClosed for any other refusal; the error of
 // ctx when it ended first; ErrClosed.
 func (c *Client) Acquire(ctx context.Context, r Request) (*Lease, error) {
-	return c.acquire(ctx, c, &r)
-}
-
-// Do runs fn with a lease. It releases the lease also when fn panics. It returns the
-// error of Acquire, without running fn, or the error of fn. An error of Release is added
-// with FailClosed; otherwise it is ignored, because the lease ends with its TTL.
-func (c *Client) Do(ctx context.Context, r Request, fn func(ctx context.Context) error) error {
-	return c.do(ctx, c, &r, fn)
-}
-
-func (c *Client) do(ctx context.Context, via announcer, r *Request, fn func(ctx context.Context) error) (err error) {
-	lease, err := c.acquire(ctx, via, r)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if failed := lease.Release(ctx); failed != nil && c.failClosed {
-			err = errors.Join(err, failed)
-		}
-	}()
-	return fn(ctx)
-}
-
-func (c *Client) acquire(ctx context.Context, via announcer, r *Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := via.ended(); err != nil {
+	if err := c.ended(); err != nil {
 		return nil, err
 	}
 	if cause := c.protection.unreachable(); cause != nil {
@@ -61,24 +29,20 @@ func (c *Client) acquire(ctx context.Context, via announcer, r *Request) (*Lease
 	begun := time.Now()
 	limit := r.callTime()
 	call, cancel := context.WithTimeout(ctx, limit)
-	answer, link, err := via.announce(call, r.announcement())
+	answer, st, err := c.announce(call, r.announcement())
 	cancel()
 	if err == nil {
 		c.protection.granted()
-		return c.hold(r, begun, answer, link), nil
+		return c.hold(&r, begun, answer, st), nil
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		// The daemon knows the deadline of ctx and may notice it first.
-		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-			return nil, context.DeadlineExceeded
-		}
-		if err := via.ended(); err != nil {
+		if err := c.ended(); err != nil {
 			return nil, err
 		}
-		err = noAnswer("NotifyOnline", limit)
+		err = noAnswer("an announcement", limit)
 	}
 	temporary, unavailable := classify(err)
 	if !temporary || c.failClosed {
@@ -88,6 +52,22 @@ func (c *Client) acquire(ctx context.Context, via announcer, r *Request) (*Lease
 		c.spawn(c.probe)
 	}
 	return unprotected(err), nil
+}
+
+// Do runs fn with a lease. It releases the lease also when fn panics. It returns the
+// error of Acquire, without running fn, or the error of fn. An error of Release is added
+// with FailClosed; otherwise it is ignored, because the lease ends with its TTL.
+func (c *Client) Do(ctx context.Context, r Request, fn func(ctx context.Context) error) (err error) {
+	lease, err := c.Acquire(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if failed := lease.Release(ctx); failed != nil && c.failClosed {
+			err = errors.Join(err, failed)
+		}
+	}()
+	return fn(ctx)
 }
 
 // noAnswer returns the error of a call that the daemon did not answer in time.

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
@@ -58,7 +59,11 @@ type Client struct {
 	failClosed  bool
 	protection  protection
 
-	// background is the context of the client's goroutines; Close ends it.
+	opening     chan struct{} // has an element while its holder uses current
+	current     *stream
+	outstanding chan struct{} // has an element for each announcement without an answer
+
+	// background is the context of the client's goroutines and streams; Close ends it.
 	background context.Context
 	stop       context.CancelFunc
 	mu         sync.Mutex // guards closed, and wg against growing after it
@@ -71,7 +76,10 @@ type Client struct {
 // host. It does not connect yet, so it succeeds without a daemon; it returns an error
 // for an invalid addr and for invalid files of Certificate.
 func Dial(addr string, opts ...Option) (*Client, error) {
-	c := &Client{protection: protection{report: logProtection}}
+	c := &Client{
+		protection: protection{report: logProtection},
+		opening:    make(chan struct{}, 1), outstanding: make(chan struct{}, maxOutstanding),
+	}
 	for _, opt := range opts {
 		opt(c)
 	}
@@ -79,10 +87,14 @@ func Dial(addr string, opts ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	transport := insecure.NewCredentials() // the daemon's kernel identifies this process
+	if c.certificate != nil {
+		transport = c.certificate
+	}
 	//nolint:forbidigo // the goroutines of the client outlive its calls
 	c.background, c.stop = context.WithCancel(context.Background())
 	cc, err := grpc.NewClient(target, append([]grpc.DialOption{
-		grpc.WithTransportCredentials(transport{c}),
+		grpc.WithTransportCredentials(transport),
 		// A connection without a call in flight may have leases.
 		grpc.WithIdleTimeout(0),
 		grpc.WithDisableServiceConfig(),
@@ -108,7 +120,7 @@ func logProtection(err error) {
 	slog.Info("gpreempt: inference is protected again")
 }
 
-// Close ends the connection, and with it every lease and session of the client.
+// Close ends the connection, and with it every lease of the client.
 // It waits for the client's goroutines.
 func (c *Client) Close() error {
 	c.mu.Lock()

@@ -12,8 +12,8 @@
 //
 // Do announces the work, waits until the offline work on the GPUs is suspended
 // or max_wait has passed, runs the function, and completes the lease in every case.
-// Acquire and Lease.Release are its two halves. A Session does the same over one
-// stream, with the lowest latency.
+// Acquire and Lease.Release are its two halves. All announcements of a Client are frames
+// of one stream, which cost less than calls.
 //
 // # Without a daemon
 //
@@ -26,14 +26,14 @@
 // in any case.
 //
 // The client connects when a call first needs it, and reconnects automatically, with
-// pauses of at most two seconds. The same holds for the stream of a Session.
+// pauses of at most two seconds.
 //
 // # The time to live of a lease
 //
 // A lease has a time to live, so that the lease of a dead client ends. The client renews
 // a Lease whenever half of that time has passed; a process that does not release a lease
 // keeps it until it exits. With Request.NoRenew the lease is not renewed: it is a time
-// slice. A lease also ends with its connection or stream; see Lease.Lost.
+// slice. A lease also ends with the stream; see Lease.Lost.
 //
 // Errors of the daemon are *gpreempt.Error values with a reason and a next step.
 // All methods may be called from any goroutine.

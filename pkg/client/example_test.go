@@ -38,8 +38,8 @@ func Example() {
 	// batch 1
 }
 
-// An announcement over a session costs less than a call.
-func ExampleSession() {
+// FailClosed is for programs that must not run beside offline work.
+func ExampleFailClosed() {
 	ctx := context.Background()
 	c, err := client.Dial("unix:///run/gpreempt/example.sock", client.FailClosed())
 	if err != nil {
@@ -47,14 +47,7 @@ func ExampleSession() {
 		return
 	}
 	defer c.Close()
-	s, err := c.Session(ctx)
-	if err != nil {
-		slog.Error("no session", "error", err)
-		return
-	}
-	defer s.Close()
-
-	lease, err := s.Acquire(ctx, client.Request{TTL: time.Second})
+	lease, err := c.Acquire(ctx, client.Request{TTL: time.Second})
 	if err != nil {
 		fmt.Println("no lease: the daemon is not running")
 		return

@@ -329,12 +329,9 @@ func reports() (chan error, Option) {
 	return got, OnUnprotected(func(err error) { got <- err })
 }
 
-func acquire(t *testing.T, from interface {
-	Acquire(context.Context, Request) (*Lease, error)
-}, r Request,
-) *Lease {
+func acquire(t *testing.T, c *Client, r Request) *Lease {
 	t.Helper()
-	l, err := from.Acquire(t.Context(), r)
+	l, err := c.Acquire(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,17 +34,10 @@ type Timing struct {
 	RoundTrip time.Duration
 }
 
-// link is a connection or a stream. Its leases end with it.
-type link interface {
-	complete(ctx context.Context, id string) error
-	renew(ctx context.Context, id string, ttl time.Duration) (granted time.Duration, err error)
-	leases() *leaseSet
-}
-
 // Lease is what Acquire returns. It asks for quiet GPUs until Release.
 type Lease struct {
 	c      *Client
-	link   link // nil when the lease is unprotected
+	stream *stream // nil when the lease is unprotected
 	cause  error
 	answer *gpreemptv1.NotifyOnlineResponse
 	timing Timing
@@ -71,10 +64,10 @@ func unprotected(cause error) *Lease {
 }
 
 // hold returns the lease of an answer to a request that was sent at begun.
-func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnlineResponse, via link) *Lease {
+func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnlineResponse, st *stream) *Lease {
 	ttl := answer.GetTtl().AsDuration()
 	l := &Lease{
-		c: c, link: via, answer: answer, lost: make(chan struct{}), expires: begun.Add(ttl),
+		c: c, stream: st, answer: answer, lost: make(chan struct{}), expires: begun.Add(ttl),
 		timing: Timing{
 			Decide:    answer.GetTiming().GetDecide().AsDuration(),
 			Quiesce:   answer.GetTiming().GetQuiesce().AsDuration(),
@@ -89,8 +82,8 @@ func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnli
 		l.timer = time.AfterFunc(ttl/2, func() { c.spawn(l.renew) })
 	}
 	l.mu.Unlock()
-	if !via.leases().add(l) {
-		l.lose() // the link broke before the answer was handled
+	if !st.held.add(l) {
+		l.lose() // the stream broke before the answer was handled
 	}
 	return l
 }
@@ -102,7 +95,7 @@ func (l *Lease) ID() string { return l.answer.GetLeaseId() }
 // Protected reports whether the daemon granted the lease and is not known to have ended
 // it. If it is false, the work may run beside offline work.
 func (l *Lease) Protected() bool {
-	if l.link == nil {
+	if l.stream == nil {
 		return false
 	}
 	select {
@@ -147,7 +140,7 @@ func (l *Lease) TTL() time.Duration { return l.answer.GetTtl().AsDuration() }
 func (l *Lease) Timing() Timing { return l.timing }
 
 // Lost returns a channel that is closed when the lease ends before Release: the
-// connection or the stream broke, the client or the session was closed, an admin
+// connection or the stream broke, the client was closed, an admin
 // released the lease, its queues were idle (CompleteOnIdle), or its time to live passed.
 // An end in the daemon is detected at the next renewal. The work continues unprotected
 // until the next Acquire. For an unprotected lease, and after Release, the channel is
@@ -170,8 +163,8 @@ func (l *Lease) Release(ctx context.Context) error {
 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseBound)
 	defer cancel()
-	err := l.link.complete(ctx, l.ID())
-	if gpreempt.ReasonOf(err) == gpreempt.ReasonUnknownLease || l.link.leases().isBroken() {
+	err := l.stream.complete(ctx, l.ID())
+	if gpreempt.ReasonOf(err) == gpreempt.ReasonUnknownLease || l.stream.held.isBroken() {
 		err = nil
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -181,7 +174,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		l.mu.Lock()
 		l.phase = ended
 		l.mu.Unlock()
-		l.link.leases().remove(l)
+		l.stream.held.remove(l)
 	}
 	return err
 }
@@ -210,7 +203,7 @@ func (l *Lease) lose() {
 	l.phase = ended
 	l.timer.Stop()
 	l.mu.Unlock()
-	l.link.leases().remove(l)
+	l.stream.held.remove(l)
 }
 
 // renew renews the lease, and repeats a failed renewal until the time to live passes.
@@ -227,7 +220,7 @@ func (l *Lease) renew() {
 	}
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(l.c.background, min(left, renewBound))
-	ttl, err := l.link.renew(ctx, l.ID(), l.TTL())
+	ttl, err := l.stream.renew(ctx, l.ID(), l.TTL())
 	cancel()
 	switch gpreempt.ReasonOf(err) {
 	case gpreempt.ReasonUnknownLease, gpreempt.ReasonForeignLease:
@@ -249,14 +242,14 @@ func (l *Lease) renew() {
 	l.timer.Reset(min(left, max(left/2, renewPause)))
 }
 
-// leaseSet has the leases of a link. A broken one accepts no lease.
+// leaseSet has the leases of a stream. A broken one accepts no lease.
 type leaseSet struct {
 	mu     sync.Mutex // guards all below; no other lock is taken while it is held
 	broken bool
 	leases map[*Lease]struct{}
 }
 
-// add adds a lease, unless the link is broken; it reports whether it did.
+// add adds a lease, unless the stream is broken; it reports whether it did.
 func (s *leaseSet) add(l *Lease) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,7 +275,7 @@ func (s *leaseSet) isBroken() bool {
 	return s.broken
 }
 
-// breakAll breaks the link and loses every lease.
+// breakAll breaks the stream and loses every lease.
 func (s *leaseSet) breakAll() {
 	s.mu.Lock()
 	s.broken = true

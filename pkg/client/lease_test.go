@@ -73,11 +73,7 @@ func factsOf(l *Lease) facts {
 
 func TestLeaseHasTheFieldsOfTheAnswer(t *testing.T) {
 	c, _ := newPair(t)
-	s, err := c.Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, s, testRequest)} {
+	for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, c, testRequest)} {
 		got := factsOf(l)
 		want := facts{
 			ID: got.ID, Protected: true, Quiesced: true, Reason: gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE,
@@ -96,7 +92,7 @@ func TestLeaseHasTheFieldsOfTheAnswer(t *testing.T) {
 func TestReleaseCompletesOnce(t *testing.T) {
 	c, d := newPair(t)
 	l := acquire(t, c, testRequest)
-	d.expect(t, "announced lease-1")
+	d.expect(t, "session begun", "announced lease-1")
 	// Often the context of a request has ended when its lease is released.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -151,36 +147,28 @@ func TestReleaseWithoutAnAnswerCanBeRepeated(t *testing.T) {
 
 func TestDoReleasesAlsoAfterErrorsAndPanics(t *testing.T) {
 	c, d := newPair(t)
-	s, err := c.Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	failed := errors.New("out of memory")
-	for name, do := range map[string]func(context.Context, Request, func(context.Context) error) error{"client": c.Do, "session": s.Do} {
-		t.Run(name, func(t *testing.T) {
-			ran := func() {
-				if d.leases() != 1 {
-					t.Errorf("%d leases while the work runs", d.leases())
-				}
+	ran := func() {
+		if d.leases() != 1 {
+			t.Errorf("%d leases while the work runs", d.leases())
+		}
+	}
+	if err := c.Do(t.Context(), testRequest, func(context.Context) error { ran(); return nil }); err != nil {
+		t.Error(err)
+	}
+	if err := c.Do(t.Context(), testRequest, func(context.Context) error { ran(); return failed }); !errors.Is(err, failed) {
+		t.Errorf("got %v, want the error of the work", err)
+	}
+	func() {
+		defer func() {
+			if got := recover(); got != "a bug" {
+				t.Errorf("recovered %v", got)
 			}
-			if err := do(t.Context(), testRequest, func(context.Context) error { ran(); return nil }); err != nil {
-				t.Error(err)
-			}
-			if err := do(t.Context(), testRequest, func(context.Context) error { ran(); return failed }); !errors.Is(err, failed) {
-				t.Errorf("got %v, want the error of the work", err)
-			}
-			func() {
-				defer func() {
-					if got := recover(); got != "a bug" {
-						t.Errorf("recovered %v", got)
-					}
-				}()
-				_ = do(t.Context(), testRequest, func(context.Context) error { ran(); panic("a bug") })
-			}()
-			if d.leases() != 0 {
-				t.Errorf("%d leases remain", d.leases())
-			}
-		})
+		}()
+		_ = c.Do(t.Context(), testRequest, func(context.Context) error { ran(); panic("a bug") })
+	}()
+	if d.leases() != 0 {
+		t.Errorf("%d leases remain", d.leases())
 	}
 }
 
@@ -218,35 +206,21 @@ func TestDoReportsFailureToReleaseWhenItFailsClosed(t *testing.T) {
 	}
 }
 
-// links runs a test with unary calls and with a session, in a bubble.
-func links(t *testing.T, test func(t *testing.T, d *daemon, c *Client, acquire func(Request) *Lease)) {
+// bubble runs a test in a bubble.
+func bubble(t *testing.T, test func(t *testing.T, d *daemon, c *Client)) {
 	t.Helper()
-	t.Run("client", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			d := newDaemon()
-			c, end := newBubble(t, d)
-			defer end()
-			test(t, d, c, func(r Request) *Lease { return acquire(t, c, r) })
-		})
-	})
-	t.Run("session", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			d := newDaemon()
-			c, end := newBubble(t, d)
-			defer end()
-			s, err := c.Session(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			test(t, d, c, func(r Request) *Lease { return acquire(t, s, r) })
-		})
+	synctest.Test(t, func(t *testing.T) {
+		d := newDaemon()
+		c, end := newBubble(t, d)
+		defer end()
+		test(t, d, c)
 	})
 }
 
 func TestHeldLeaseIsRenewedAtHalfItsTime(t *testing.T) {
-	links(t, func(t *testing.T, d *daemon, _ *Client, acquire func(Request) *Lease) {
+	bubble(t, func(t *testing.T, d *daemon, c *Client) {
 		t.Helper()
-		l := acquire(Request{TTL: 10 * time.Second})
+		l := acquire(t, c, Request{TTL: 10 * time.Second})
 		var renewals []time.Duration
 		begun := time.Now()
 		for range 3 {
@@ -271,9 +245,9 @@ func TestHeldLeaseIsRenewedAtHalfItsTime(t *testing.T) {
 }
 
 func TestLeaseThatTheDaemonEndedIsLostAtTheNextRenewal(t *testing.T) {
-	links(t, func(t *testing.T, d *daemon, _ *Client, acquire func(Request) *Lease) {
+	bubble(t, func(t *testing.T, d *daemon, c *Client) {
 		t.Helper()
-		l := acquire(Request{TTL: 10 * time.Second})
+		l := acquire(t, c, Request{TTL: 10 * time.Second})
 		d.forget()
 		begun := time.Now()
 		<-l.Lost()
@@ -289,7 +263,7 @@ func TestLeaseThatTheDaemonEndedIsLostAtTheNextRenewal(t *testing.T) {
 
 func TestRenewalIsRepeatedUntilTheTimeToLivePasses(t *testing.T) {
 	refuse := &gpreempt.Error{Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal, Message: "no"}
-	links(t, func(t *testing.T, d *daemon, _ *Client, acquire func(Request) *Lease) {
+	bubble(t, func(t *testing.T, d *daemon, c *Client) {
 		t.Helper()
 		var refusals atomic.Int64 // how many are left
 		refusals.Store(3)
@@ -301,7 +275,7 @@ func TestRenewalIsRepeatedUntilTheTimeToLivePasses(t *testing.T) {
 			}
 			return nil
 		}
-		l := acquire(Request{TTL: 10 * time.Second})
+		l := acquire(t, c, Request{TTL: 10 * time.Second})
 		for s := ""; s != "renewed lease-1"; s = <-d.happened {
 		}
 		if isLost(l) {
@@ -317,10 +291,10 @@ func TestRenewalIsRepeatedUntilTheTimeToLivePasses(t *testing.T) {
 }
 
 func TestLeaseWithoutRenewalEndsWithItsTTL(t *testing.T) {
-	links(t, func(t *testing.T, d *daemon, _ *Client, acquire func(Request) *Lease) {
+	bubble(t, func(t *testing.T, d *daemon, c *Client) {
 		t.Helper()
 		begun := time.Now()
-		l := acquire(Request{TTL: 10 * time.Second, NoRenew: true})
+		l := acquire(t, c, Request{TTL: 10 * time.Second, NoRenew: true})
 		<-l.Lost()
 		if got := time.Since(begun); got != 10*time.Second {
 			t.Errorf("ended after %v, want 10s", got)
@@ -329,27 +303,6 @@ func TestLeaseWithoutRenewalEndsWithItsTTL(t *testing.T) {
 			if got := <-d.happened; got == "renewed lease-1" {
 				t.Error("renewed")
 			}
-		}
-	})
-}
-
-func TestClosedClientHasNoLeases(t *testing.T) {
-	links(t, func(t *testing.T, _ *daemon, c *Client, acquire func(Request) *Lease) {
-		t.Helper()
-		l := acquire(testRequest)
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		<-l.Lost()
-		release(t, l)
-		if _, err := c.Acquire(t.Context(), testRequest); !errors.Is(err, ErrClosed) {
-			t.Errorf("Acquire returned %v", err)
-		}
-		if _, err := c.Session(t.Context()); !errors.Is(err, ErrClosed) {
-			t.Errorf("Session returned %v", err)
-		}
-		if err := c.Close(); err != nil {
-			t.Errorf("second Close: %v", err)
 		}
 	})
 }

@@ -14,7 +14,66 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// stream is one stream of a session, and the link of its leases.
+// maxOutstanding is how many announcements of a stream the daemon answers at a time.
+const maxOutstanding = 128
+
+// announce sends an announcement over the client's stream. When the stream breaks
+// before the answer, its lease has ended with it, so announce tries once more: the
+// stream may have broken long ago, undetected.
+func (c *Client) announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, *stream, error) {
+	select {
+	case c.outstanding <- struct{}{}:
+		defer func() { <-c.outstanding }()
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
+	answer, st, err := c.try(ctx, a)
+	if gpreempt.ReasonOf(err) == gpreempt.ReasonDaemonUnavailable && ctx.Err() == nil {
+		answer, st, err = c.try(ctx, a)
+	}
+	return answer, st, err
+}
+
+func (c *Client) try(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, *stream, error) {
+	st, err := c.stream(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	answer, err := st.call(ctx, &gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Announce{Announce: a}})
+	if err != nil {
+		return nil, nil, err
+	}
+	if answer.GetAnnounced() == nil {
+		return nil, nil, errWrongFrame
+	}
+	return answer.GetAnnounced(), st, nil
+}
+
+var errWrongFrame error = &gpreempt.Error{
+	Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonBadFrame,
+	Message: "gpreemptd answered with a frame of the wrong type",
+	Next:    "check that the daemon and this program have the same version",
+}
+
+// stream returns the current stream, and opens one if there is none or it is broken.
+func (c *Client) stream(ctx context.Context) (*stream, error) {
+	select {
+	case c.opening <- struct{}{}:
+		defer func() { <-c.opening }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if c.current == nil || c.current.held.isBroken() {
+		st, err := openStream(ctx, c.background, c)
+		if err != nil {
+			return nil, err
+		}
+		c.current = st
+	}
+	return c.current, nil
+}
+
+// stream is a Session of the API: its leases end with it.
 type stream struct {
 	c      *Client
 	rpc    gpreemptv1.OnlineService_SessionClient
@@ -166,8 +225,6 @@ func (st *stream) send(ctx context.Context, frame *gpreemptv1.SessionRequest) er
 	}
 	return api.FromStatus(err)
 }
-
-func (st *stream) leases() *leaseSet { return &st.held }
 
 func (st *stream) complete(ctx context.Context, id string) error {
 	answer, err := st.call(ctx, &gpreemptv1.SessionRequest{

@@ -5,9 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
+
+	"google.golang.org/grpc/credentials"
 
 	"github.com/gpreempt/gpreempt/internal/regular"
 )
@@ -48,22 +51,35 @@ func (c *certificate) config(host string) (*tls.Config, error) {
 	}, nil
 }
 
-// secure makes the TLS handshake with the daemon at authority, "HOST:PORT".
-func (c *certificate) secure(ctx context.Context, authority string, raw net.Conn) (net.Conn, error) {
+// ClientHandshake makes the TLS handshake with the daemon at authority, "HOST:PORT".
+func (c *certificate) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	host, _, err := net.SplitHostPort(authority)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	config, err := c.config(host)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	conn := tls.Client(raw, config)
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return conn, nil
+	return conn, credentials.TLSInfo{State: conn.ConnectionState(), CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
 }
+
+// ServerHandshake, Info, Clone and OverrideServerName are the rest of gRPC's credentials.
+func (*certificate) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("gpreempt client: these credentials are for clients")
+}
+
+func (*certificate) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+func (c *certificate) Clone() credentials.TransportCredentials { return c }
+
+func (*certificate) OverrideServerName(string) error { return nil }
 
 // target returns the gRPC target of addr.
 func (c *Client) target(addr string) (string, error) {

@@ -80,7 +80,7 @@ func (b *book) enter(req LeaseRequested) *lease {
 		b.clients[req.Client] = l.client
 	}
 	l.client.leases = append(l.client.leases, l)
-	if req.Client != 0 {
+	if !req.Client.IsAdmin() {
 		b.perUser[req.User]++
 	}
 	b.leases[l.id] = l
@@ -94,10 +94,10 @@ func (b *book) enter(req LeaseRequested) *lease {
 func (b *book) strike(l *lease, end LeaseEnd, lived time.Duration) {
 	delete(b.leases, l.id)
 	l.client.leases = remove(l.client.leases, l)
-	if len(l.client.leases) == 0 && l.client.id == 0 {
-		delete(b.clients, 0)
+	if len(l.client.leases) == 0 && l.client.id.IsAdmin() {
+		delete(b.clients, ClientID{})
 	}
-	if user := l.req.User; l.client.id != 0 {
+	if user := l.req.User; !l.client.id.IsAdmin() {
 		if b.perUser[user]--; b.perUser[user] == 0 {
 			delete(b.perUser, user)
 		}
@@ -148,18 +148,18 @@ func (b *book) room(id ClientID, user UserID) error {
 	full := func(reason gpreempt.Reason, what string, n int) error {
 		return &Refusal{Reason: reason, What: what, Value: int64(n), Limit: int64(n)}
 	}
-	if cl := b.clients[id]; id != 0 && cl != nil && len(cl.leases) >= b.limits.LeasesPerClient {
+	if cl := b.clients[id]; !id.IsAdmin() && cl != nil && len(cl.leases) >= b.limits.LeasesPerClient {
 		return full(gpreempt.ReasonLeasesPerClient, "client", len(cl.leases))
 	}
-	if n := b.perUser[user]; id != 0 && n >= max(b.limits.LeasesPerUser, b.limits.LeasesPerClient) {
+	if n := b.perUser[user]; !id.IsAdmin() && n >= max(b.limits.LeasesPerUser, b.limits.LeasesPerClient) {
 		return full(gpreempt.ReasonLeasesPerUser, "user", n)
 	}
 	live := 0 // of the admins
-	if admins := b.clients[0]; admins != nil {
+	if admins := b.clients[ClientID{}]; admins != nil {
 		live = len(admins.leases)
 	}
 	of, most := "admins", b.limits.LeasesTotal
-	if id != 0 {
+	if !id.IsAdmin() {
 		live, of = len(b.leases)-live, "clients"
 		// The last tenth is for users with few leases.
 		if b.perUser[user] > (b.limits.LeasesTotal-live)/16 {
@@ -221,8 +221,8 @@ func (b *book) Ended(id LeaseID) (end LeaseEnd, lived time.Duration, ok bool) {
 	return b.ended[at].end, b.ended[at].lived, true
 }
 
-// Owned checks that a lease is known and that the client may act on it; client 0
-// (an admin) may act on any. Errors are *Refusal.
+// Owned checks that a lease is known and that the client may act on it; an admin may
+// act on any. Errors are *Refusal.
 func (b *book) Owned(client ClientID, id LeaseID) error {
 	var owner ClientID
 	if l := b.leases[id]; l != nil {
@@ -232,7 +232,7 @@ func (b *book) Owned(client ClientID, id LeaseID) error {
 	} else {
 		return errUnknownLease
 	}
-	if client != 0 && client != owner {
+	if !client.IsAdmin() && client != owner {
 		return &Refusal{Reason: gpreempt.ReasonForeignLease}
 	}
 	return nil

@@ -27,10 +27,10 @@ func TestABookHasRoomUpToItsLimits(t *testing.T) {
 	}
 	var got []outcome
 	for _, c := range []struct {
-		client ClientID
+		client int32
 		user   UserID
 	}{{1, "a"}, {2, "a"}, {3, "b"}, {0, ""}} {
-		n, why := fill(c.client, c.user)
+		n, why := fill(ClientID{PID: c.client}, c.user)
 		got = append(got, outcome{n, why})
 	}
 	want := []outcome{
@@ -43,14 +43,14 @@ func TestABookHasRoomUpToItsLimits(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	b.strike(b.leases[1], EndCompleted, time.Second)
-	if err := b.room(1, "a"); err != nil {
+	if err := b.room(ClientID{PID: 1}, "a"); err != nil {
 		t.Errorf("after the end of a lease: %v", err)
 	}
 }
 
 func TestABookRemembersTheLastLeasesThatEnded(t *testing.T) {
 	b := newBook(Limits{})
-	req := LeaseRequested{Client: 1, User: "a", RequestID: "r", TTL: time.Second}
+	req := LeaseRequested{Client: ClientID{PID: 1}, User: "a", RequestID: "r", TTL: time.Second}
 	for id := range LeaseID(endedKept + 1) {
 		req.Lease = id + 1
 		req.RequestID = ""
@@ -77,7 +77,7 @@ func TestABookRemembersTheLastLeasesThatEnded(t *testing.T) {
 	if end, held, known := b.Ended(endedKept + 1); end != EndExpired || held != endedKept || !known {
 		t.Errorf("the last: %v, %v, %v", end, held, known)
 	}
-	if got := gpreempt.ReasonOf(b.Owned(2, endedKept+1)); got != gpreempt.ReasonForeignLease {
+	if got := gpreempt.ReasonOf(b.Owned(ClientID{PID: 2}, endedKept+1)); got != gpreempt.ReasonForeignLease {
 		t.Errorf("another client: %v", got)
 	}
 }

@@ -37,7 +37,7 @@ func newRig(targets, gpusEach, elsewhere int, covered ...gpreempt.GPUID) *rig {
 	for id := range gpreempt.GPUID(9) {
 		r.core.Step(0, GPUAdded{GPU: id + 1})
 	}
-	r.request = LeaseRequested{Client: 1, GPUs: covered, Priority: 11, TTL: time.Second, MaxWait: time.Second}
+	r.request = LeaseRequested{Client: ClientID{PID: 1}, GPUs: covered, Priority: 11, TTL: time.Second, MaxWait: time.Second}
 	for range endedKept { // as many as are remembered
 		r.round()
 	}

@@ -13,9 +13,12 @@ type Time = time.Duration
 // LeaseID names a lease within one run of the daemon.
 type LeaseID uint64
 
-// ClientID names a holder of leases: one process during its life, or one certificate.
-// 0 is an admin, whose leases outlive any connection.
-type ClientID uint64
+// ClientID names a holder of leases: one process during its life; or one certificate, with pid 0 and
+// a start of its own. The zero ClientID is an admin, whose leases outlive any connection.
+type ClientID gpreempt.ProcessKey
+
+// IsAdmin reports whether it is an admin.
+func (id ClientID) IsAdmin() bool { return id == ClientID{} }
 
 // UserID names the user of a client: a limit applies to all processes of one user
 // together.
@@ -104,7 +107,7 @@ type (
 	// LeaseRequested is an announcement. Core.Admit has checked every range.
 	LeaseRequested struct {
 		Lease  LeaseID  `json:"lease"`
-		Client ClientID `json:"client,omitempty"`
+		Client ClientID `json:"client,omitzero"`
 		User   UserID   `json:"user,omitempty"`
 		// Owner is the process whose work the client announces: the lease does not suspend it,
 		// nor what has it among its Kin. That of the first lease of a client counts for all.

@@ -237,7 +237,7 @@ func writeDue(w *canon, f *flight) {
 func writeClients(w *canon, c *book) {
 	w.small(uint8(len(c.clients)))
 	for n := uint8(1); n < 4; n++ {
-		if cl := c.clients[ClientID(inverse(&w.names.client, n))]; cl != nil {
+		if cl := c.clients[ClientID{PID: int32(inverse(&w.names.client, n))}]; cl != nil {
 			w.small(n)
 			writeClient(w, unsafe.Pointer(&cl))
 		}
@@ -264,7 +264,7 @@ func plan(t reflect.Type, field string) write {
 	case reflect.TypeFor[gpreempt.ProcessKey]():
 		return func(w *canon, at unsafe.Pointer) { w.small(w.names.proc[(*gpreempt.ProcessKey)(at).PID]) }
 	case reflect.TypeFor[ClientID]():
-		return func(w *canon, at unsafe.Pointer) { w.small(w.names.client[*(*ClientID)(at)]) }
+		return func(w *canon, at unsafe.Pointer) { w.small(w.names.client[(*ClientID)(at).PID]) }
 	case reflect.TypeFor[[]gpreempt.GPUID]():
 		return func(w *canon, at unsafe.Pointer) {
 			set := uint8(0)

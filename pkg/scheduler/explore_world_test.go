@@ -330,7 +330,7 @@ func (x *explored) make(m move) error {
 		return x.step(LeaseFinished{Lease: x.leases[m.n].id, End: EndCompleted})
 	case moveClientGone:
 		x.leases[m.n].live = false
-		return x.step(ClientGone{Client: ClientID(m.n) + 1, End: EndDisconnected})
+		return x.step(ClientGone{Client: ClientID{PID: int32(m.n) + 1}, End: EndDisconnected})
 	case movePerform:
 		p.perform()
 		if x.bug != nil && x.bug.perform != nil {
@@ -402,7 +402,7 @@ func (x *explored) announce(client, k int) error {
 	o := offers[k]
 	x.lastLease++
 	req := LeaseRequested{
-		Client: ClientID(client) + 1, User: []UserID{"u1", "u2"}[client], RequestID: strconv.Itoa(int(x.lastLease)),
+		Client: ClientID{PID: int32(client) + 1}, User: []UserID{"u1", "u2"}[client], RequestID: strconv.Itoa(int(x.lastLease)),
 		GPUs: o.gpus, Priority: o.priority, TTL: leaseTTL, MaxWait: leaseWait, ETA: o.eta,
 	}
 	if client == 0 {

@@ -16,7 +16,7 @@ func TestFewUsersDoNotTakeAllLeases(t *testing.T) {
 		got := map[UserID]int{}
 		for i, user := range []UserID{"a", "b", "c", "d", "late"} {
 			req := request()
-			req.Client, req.User = ClientID(i+1), user
+			req.Client, req.User = ClientID{PID: int32(i + 1)}, user
 			for range 130 {
 				if _, _, err := m.Announce(req, func(LeaseID, Answer) {}); err != nil {
 					break

@@ -24,7 +24,7 @@ type hostile struct {
 const hostileUsers = 3
 
 func (h *hostile) spawn() scheduler.ClientID {
-	h.next++
+	h.next.PID++
 	h.clients[h.next] = nil
 	return h.next
 }
@@ -32,7 +32,7 @@ func (h *hostile) spawn() scheduler.ClientID {
 // any returns one of the clients that live.
 func (h *hostile) any() scheduler.ClientID {
 	n := h.Roll(len(h.clients))
-	for id := scheduler.ClientID(1); id <= h.next; id++ {
+	for id := (scheduler.ClientID{PID: 1}); id.PID <= h.next.PID; id.PID++ {
 		if _, lives := h.clients[id]; lives {
 			if n == 0 {
 				return id
@@ -51,7 +51,7 @@ func (h *hostile) announce(id scheduler.ClientID) error {
 	}
 	last := h.LastID
 	err := h.Request(scheduler.LeaseRequested{
-		Client: id, User: scheduler.UserID(fmt.Sprint("u", id%hostileUsers)), GPUs: []gpreempt.GPUID{1, 2}[:1+h.Roll(2)], Priority: gpreempt.MaxPriority, TTL: ttl,
+		Client: id, User: scheduler.UserID(fmt.Sprint("u", id.PID%hostileUsers)), GPUs: []gpreempt.GPUID{1, 2}[:1+h.Roll(2)], Priority: gpreempt.MaxPriority, TTL: ttl,
 	})
 	if h.LastID > last {
 		h.clients[id] = append(h.clients[id], h.LastID)
@@ -70,9 +70,9 @@ func (h *hostile) act() error {
 		}
 		return h.announce(id)
 	case 1: // all at once
-		for id := range h.next {
-			if _, lives := h.clients[id+1]; lives {
-				if err := h.announce(id + 1); err != nil {
+		for id := (scheduler.ClientID{PID: 1}); id.PID <= h.next.PID; id.PID++ {
+			if _, lives := h.clients[id]; lives {
+				if err := h.announce(id); err != nil {
 					return err
 				}
 			}

@@ -123,7 +123,7 @@ func (c *Core) checkBooks() error {
 	perUser := map[UserID]int{}
 	for _, l := range c.leases {
 		perClient[l.client]++
-		if l.client.id != 0 {
+		if !l.client.id.IsAdmin() {
 			perUser[l.req.User]++
 		}
 		for _, u := range l.gpus {

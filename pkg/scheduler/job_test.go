@@ -73,7 +73,7 @@ func (r *ranks) serve(until scheduler.Time) error {
 				return err
 			}
 		} else {
-			client := scheduler.ClientID(i + 1)
+			client := scheduler.ClientID{PID: int32(i + 1)}
 			err := r.Request(scheduler.LeaseRequested{
 				Client: client, User: scheduler.UserID(fmt.Sprint(client)), GPUs: []gpreempt.GPUID{gpreempt.GPUID(i + 1)}, Priority: gpreempt.PriorityHigh,
 				TTL: time.Second, MaxWait: scheduler.PolicyDefault,

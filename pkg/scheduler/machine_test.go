@@ -107,7 +107,7 @@ func (m *machine) running(t *testing.T) {
 }
 
 func request() LeaseRequested {
-	return LeaseRequested{Client: 1, GPUs: []gpreempt.GPUID{1}, Priority: 11, TTL: 100 * time.Millisecond, MaxWait: 20 * time.Millisecond}
+	return LeaseRequested{Client: ClientID{PID: 1}, GPUs: []gpreempt.GPUID{1}, Priority: 11, TTL: 100 * time.Millisecond, MaxWait: 20 * time.Millisecond}
 }
 
 // answered is what one announcement got, and when.

@@ -269,7 +269,7 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		if l := o.leases[ev.Lease]; l != nil && l.live {
 			return
 		}
-		if o.owners[ev.Client].IsZero() && ev.Client != 0 && !ev.Owner.IsZero() {
+		if o.owners[ev.Client].IsZero() && !ev.Client.IsAdmin() && !ev.Owner.IsZero() {
 			o.changeOwner(ev.Client, ev.Owner)
 		}
 		o.leases[ev.Lease] = &seenLease{

@@ -12,7 +12,7 @@ import (
 
 // setOwner sets the owner of a client that has none.
 func (c *Core) setOwner(cl *client, owner gpreempt.ProcessKey) {
-	if cl.id == 0 || owner.IsZero() || !cl.owner.IsZero() {
+	if cl.id.IsAdmin() || owner.IsZero() || !cl.owner.IsZero() {
 		return
 	}
 	cl.owner = owner

@@ -31,12 +31,12 @@ func TestRunnerUnderLoad(t *testing.T) {
 		var work sync.WaitGroup
 		var mu sync.Mutex
 		answers, announced := map[LeaseID]int{}, 0
-		for client := range ClientID(8) {
+		for client := range int32(8) {
 			work.Go(func() {
 				roll := rand.New(rand.NewPCG(uint64(client), 1)).IntN
 				for range 100 {
 					req := request()
-					req.Client = client + 1
+					req.Client = ClientID{PID: client + 1}
 					req.GPUs = []gpreempt.GPUID{gpreempt.GPUID(1 + roll(4))}
 					req.TTL = time.Millisecond * time.Duration(1+roll(20))
 					req.MaxWait = time.Millisecond * time.Duration(roll(3))

@@ -98,7 +98,7 @@ func TestRunnerAnswersEachCallerOnce(t *testing.T) {
 		done.At = 10100 * time.Microsecond
 		expect(t, third, done)
 
-		if _, _, err := m.Complete(1, id, EndCompleted); err != nil {
+		if _, _, err := m.Complete(ClientID{PID: 1}, id, EndCompleted); err != nil {
 			t.Error(err)
 		}
 		_, fourth := m.announce(t, req) // when it is over
@@ -141,8 +141,8 @@ func TestCompleteReturnsHowALeaseEnded(t *testing.T) {
 			Lived  time.Duration
 			Reason gpreempt.Reason
 		}
-		complete := func(client ClientID, id LeaseID) completed {
-			end, lived, err := m.Complete(client, id, EndCompleted)
+		complete := func(pid int32, id LeaseID) completed {
+			end, lived, err := m.Complete(ClientID{PID: pid}, id, EndCompleted)
 			return completed{end, lived, gpreempt.ReasonOf(err)}
 		}
 		expired, _ := m.announce(t, request())
@@ -169,9 +169,9 @@ func TestCompleteReturnsHowALeaseEnded(t *testing.T) {
 	})
 }
 
-func refuseRenewal(t *testing.T, m *machine, client ClientID, id LeaseID, ttl time.Duration, want gpreempt.Reason) {
+func refuseRenewal(t *testing.T, m *machine, pid int32, id LeaseID, ttl time.Duration, want gpreempt.Reason) {
 	t.Helper()
-	_, err := m.Renew(client, id, ttl)
+	_, err := m.Renew(ClientID{PID: pid}, id, ttl)
 	reason(t, err, want)
 }
 
@@ -181,7 +181,7 @@ func TestRenew(t *testing.T) {
 		m.running(t)
 		id, _ := m.announce(t, request())
 		time.Sleep(90 * time.Millisecond)
-		if ttl, err := m.Renew(1, id, 50*time.Millisecond); ttl != 50*time.Millisecond || err != nil {
+		if ttl, err := m.Renew(ClientID{PID: 1}, id, 50*time.Millisecond); ttl != 50*time.Millisecond || err != nil {
 			t.Errorf("renewed for %v, %v", ttl, err)
 		}
 		refuseRenewal(t, m, 2, id, time.Second, gpreempt.ReasonForeignLease)
@@ -189,7 +189,7 @@ func TestRenew(t *testing.T) {
 		refuseRenewal(t, m, 1, id, 0, gpreempt.ReasonTTLRange)
 		refuseRenewal(t, m, 1, id, time.Hour, gpreempt.ReasonTTLRange)
 		time.Sleep(time.Second)
-		if end, lived, err := m.Complete(1, id, EndCompleted); end != EndExpired || lived != 140*time.Millisecond || err != nil {
+		if end, lived, err := m.Complete(ClientID{PID: 1}, id, EndCompleted); end != EndExpired || lived != 140*time.Millisecond || err != nil {
 			t.Errorf("ended by %v after %v, %v", end, lived, err)
 		}
 		refuseRenewal(t, m, 1, id, time.Second, gpreempt.ReasonUnknownLease)
@@ -225,7 +225,7 @@ func TestOverdueLeasesAreOver(t *testing.T) {
 		time.Sleep(200 * time.Millisecond)
 		<-answers
 		refuseRenewal(t, m, 1, lease, time.Second, gpreempt.ReasonUnknownLease)
-		if end, lived, err := m.Complete(1, lease, EndCompleted); end != EndExpired || lived != 200*time.Millisecond || err != nil {
+		if end, lived, err := m.Complete(ClientID{PID: 1}, lease, EndCompleted); end != EndExpired || lived != 200*time.Millisecond || err != nil {
 			t.Errorf("ended by %v after %v, %v", end, lived, err)
 		}
 
@@ -310,7 +310,7 @@ func TestLimits(t *testing.T) {
 		reason(t, err, gpreempt.ReasonLeasesTotal)
 		// The admins have a limit of their own, which is the same.
 		admin := request()
-		admin.Client = 0
+		admin.Client = ClientID{}
 		for range 4 {
 			m.announce(t, admin)
 		}

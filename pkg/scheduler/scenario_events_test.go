@@ -47,10 +47,10 @@ func (s *scenario) event(cmd string, a arguments) (scheduler.Event, error) {
 	case "complete":
 		return scheduler.LeaseFinished{Lease: id, End: end}, nil
 	case "clientgone":
-		return scheduler.ClientGone{Client: scheduler.ClientID(id), End: end}, nil
+		return scheduler.ClientGone{Client: scheduler.ClientID{PID: int32(id)}, End: end}, nil
 	case "backlog":
 		_, busy := a.text("busy")
-		return scheduler.ClientBacklog{Client: scheduler.ClientID(id), Busy: busy}, nil
+		return scheduler.ClientBacklog{Client: scheduler.ClientID{PID: int32(id)}, Busy: busy}, nil
 	}
 	return nil, errors.New("no such command")
 }
@@ -74,10 +74,10 @@ func request(a arguments) (scheduler.LeaseRequested, error) {
 	if err != nil {
 		return scheduler.LeaseRequested{}, err
 	}
-	req := scheduler.LeaseRequested{Lease: id, Client: 1, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: time.Second, MaxWait: 20 * time.Millisecond}
+	req := scheduler.LeaseRequested{Lease: id, Client: scheduler.ClientID{PID: 1}, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: time.Second, MaxWait: 20 * time.Millisecond}
 	_, req.OnIdle = a.text("idle")
 	return req, errors.Join(
-		fill(a, "client", &req.Client, number[scheduler.ClientID]),
+		fill(a, "client", &req.Client, clientID),
 		fill(a, "user", &req.User, func(s string) (scheduler.UserID, error) { return scheduler.UserID(s), nil }),
 		fill(a, "request", &req.RequestID, func(s string) (string, error) { return s, nil }),
 		fill(a, "owner", &req.Owner, gpreempt.ParseProcessKey),
@@ -205,7 +205,7 @@ func (s *scenario) look(cmd string, a arguments) error {
 	}
 	if cmd == "owned" {
 		var client scheduler.ClientID
-		err := fill(a, "client", &client, number[scheduler.ClientID])
+		err := fill(a, "client", &client, clientID)
 		fmt.Fprintf(&s.out, "owned: %s\n", outcome(0, s.core.Owned(client, id)))
 		return err
 	}
@@ -238,7 +238,7 @@ func (s *scenario) dump() {
 		fmt.Fprintf(&s.out, "job %s targets=%d ran=%.2f%% over=%v slow=%v\n", j.Name, j.Targets, 100*j.Ran, j.Over, j.Slow)
 	}
 	for _, l := range s.core.Leases() {
-		fmt.Fprintf(&s.out, "lease %d client=%d %v gpus=%v prio=%d expires=%v\n", l.ID, l.Client, l.State, l.GPUs, l.Priority, l.Expires)
+		fmt.Fprintf(&s.out, "lease %d client=%d %v gpus=%v prio=%d expires=%v\n", l.ID, l.Client.PID, l.State, l.GPUs, l.Priority, l.Expires)
 	}
 	for _, u := range s.core.GPUs() {
 		fmt.Fprintf(&s.out, "gpu %v leases=%d suspended=%d breaker=%v", u.ID, u.Leases, u.Suspended, u.BreakerOpen)

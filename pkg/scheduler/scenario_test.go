@@ -136,6 +136,11 @@ func number[T ~uint8 | ~uint32 | ~uint64](s string) (T, error) {
 	return T(n), err
 }
 
+func clientID(s string) (scheduler.ClientID, error) {
+	pid, err := number[uint32](s)
+	return scheduler.ClientID{PID: int32(pid)}, err
+}
+
 func gpuList(s string) ([]gpreempt.GPUID, error) {
 	var ids []gpreempt.GPUID
 	for word := range strings.SplitSeq(s, ",") {

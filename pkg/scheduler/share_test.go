@@ -201,7 +201,7 @@ func storm(m *punctual, job string, steps int, pace time.Duration) error {
 			err = m.Finish()
 		default:
 			gpus := [][]gpreempt.GPUID{{1}, {2}, {1, 2}}[i]
-			err = m.Request(scheduler.LeaseRequested{Client: 1, GPUs: gpus, Priority: 11, TTL: 1 + 4*pace*time.Duration(m.Roll(64))/16})
+			err = m.Request(scheduler.LeaseRequested{Client: scheduler.ClientID{PID: 1}, GPUs: gpus, Priority: 11, TTL: 1 + 4*pace*time.Duration(m.Roll(64))/16})
 		}
 		if err != nil {
 			return err

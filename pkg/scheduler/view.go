@@ -207,7 +207,7 @@ func (c *Core) IdleWatched() []ClientID {
 			ids = append(ids, l.req.Client)
 		}
 	}
-	slices.Sort(ids)
+	slices.SortFunc(ids, func(a, b ClientID) int { return gpreempt.ProcessKey(a).Compare(gpreempt.ProcessKey(b)) })
 	return ids
 }
 

@@ -156,8 +156,8 @@ func (w *World) FinishAll() error {
 	if err := w.Step(scheduler.Drain{On: false}); err != nil {
 		return err
 	}
-	for c := range scheduler.ClientID(5) {
-		if err := w.Step(scheduler.ClientGone{Client: c, End: scheduler.EndDisconnected}); err != nil {
+	for c := range int32(5) {
+		if err := w.Step(scheduler.ClientGone{Client: scheduler.ClientID{PID: c}, End: scheduler.EndDisconnected}); err != nil {
 			return err
 		}
 	}

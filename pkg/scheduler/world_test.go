@@ -245,7 +245,7 @@ func (w *World) Span(most int) time.Duration {
 }
 
 func (w *World) gpuID() gpreempt.GPUID      { return gpreempt.GPUID(1 + w.Roll(4)) }
-func (w *World) client() scheduler.ClientID { return scheduler.ClientID(w.Roll(5)) }
+func (w *World) client() scheduler.ClientID { return scheduler.ClientID{PID: int32(w.Roll(5))} }
 func (w *World) prio() gpreempt.Priority    { return gpreempt.Priority(w.Roll(16)) }
 
 // gpuIDs returns none to four GPUs, ascending.
@@ -380,7 +380,7 @@ func (w *World) announce() error {
 		Client: w.client(), GPUs: w.gpuIDs(), Priority: w.prio(), TTL: min(time.Millisecond+64*w.Span(9), w.Observer.policy.MaxTTL),
 		MaxWait: w.maybe(w.Span(8)), ETA: w.maybe(w.Span(7)), OnIdle: w.Roll(4) == 0,
 	}
-	req.User = scheduler.UserID(fmt.Sprint("u", req.Client%3))
+	req.User = scheduler.UserID(fmt.Sprint("u", req.Client.PID%3))
 	if w.Roll(3) == 0 {
 		req.Owner = w.key()
 	}
@@ -431,7 +431,7 @@ func (w *World) Request(req scheduler.LeaseRequested) error {
 				return fmt.Errorf("Admit gives lease %d, which is neither live nor ended", id)
 			}
 		} else if l.Client != req.Client {
-			return fmt.Errorf("Admit gives lease %d of client %d to client %d", id, l.Client, req.Client)
+			return fmt.Errorf("Admit gives lease %d of client %v to client %v", id, l.Client, req.Client)
 		}
 		return nil
 	}

@@ -159,12 +159,12 @@ func streamTurn(session gpreemptv1.OnlineService_SessionClient, targets int, x e
 }
 
 // sdkTurn does the same with the Go SDK.
-func sdkTurn(session *client.Session, acquire, release *series) turn {
+func sdkTurn(c *client.Client, acquire, release *series) turn {
 	request := client.Request{Label: announcement.GetLabel(), TTL: announcement.GetTtl().AsDuration(), MaxWait: announcement.GetMaxWait().AsDuration()}
 	return func(ctx context.Context) error {
 		var lease *client.Lease
 		if err := acquire.time(func() (err error) {
-			lease, err = session.Acquire(ctx, request)
+			lease, err = c.Acquire(ctx, request)
 			return err
 		}); err != nil {
 			return err

@@ -34,10 +34,6 @@ func (b *bench) calls(ctx context.Context) (err error) {
 		return err
 	}
 	defer sdk.Close()
-	session, err := sdk.Session(ctx)
-	if err != nil {
-		return err
-	}
 	// Two streams of one process: the leases of each are its own.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -66,7 +62,7 @@ func (b *bench) calls(ctx context.Context) (err error) {
 			unaryTurn(gpreemptv1.NewOnlineServiceClient(h.conn), 1, unary),
 			streamTurn(bareStream, 1, bareFrames),
 			streamTurn(stream, 1, frames),
-			sdkTurn(session, acquire, release),
+			sdkTurn(sdk, acquire, release),
 		); err != nil {
 			return err
 		}

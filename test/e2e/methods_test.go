@@ -59,7 +59,7 @@ type cell struct {
 	Misses []string `json:"misses,omitempty"`
 }
 
-// TestHostileClientsOfEveryMethod abuses every method that reflection finds, over each transport
+// TestHostileClientsOfEveryMethod abuses every method that is served, over each transport
 // and in every way of methodAbuses. Other clients and admins are served meanwhile, and the
 // daemon stays below the limit of the unit. GPREEMPT_HOSTILE has it judge how much slower others
 // are served.

@@ -119,7 +119,7 @@ func (h *host) announce() {
 	h.leases = append(h.leases, lease{h.last, h.now + h.wait(50*time.Millisecond)})
 	slices.SortFunc(h.leases, func(a, b lease) int { return int(a.end - b.end) })
 	h.next = h.now + h.wait(h.mean)
-	h.step(scheduler.LeaseRequested{Lease: h.last, Client: 1, GPUs: gpus, Priority: 8, TTL: leaseTTL, MaxWait: maxWait})
+	h.step(scheduler.LeaseRequested{Lease: h.last, Client: scheduler.ClientID{PID: 1}, GPUs: gpus, Priority: 8, TTL: leaseTTL, MaxWait: maxWait})
 }
 
 func (h *host) complete() {
@@ -178,7 +178,7 @@ func (h *host) snapshot() events.MetricsSnapshot {
 		return inventory.Source{Name: name, Available: true, Readings: uint64(n), Spent: time.Duration(n) * took}
 	}
 	s := events.MetricsSnapshot{
-		Version: "simulated", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap"}, Totals: h.log.Totals(h.now),
+		Version: "simulated", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap"}, Log: h.log, Now: h.now,
 		GPUs: h.gpus, States: h.core.GPUs(), Leases: h.core.Leases(), Jobs: h.core.Jobs(),
 		Floor: h.core.Policy().ShareFloor, FloorUse: h.core.FloorUse(), Draining: h.core.Draining(),
 		Sources: []inventory.Source{

@@ -107,8 +107,8 @@ func (m *Machine) queues() []*gpreemptv1.Queue {
 // learn adds data from dumps and snapshots to some queues.
 func learn(q *gpreemptv1.Queue) {
 	dumped := func(ring uint64, priority uint32, exact bool) {
-		q.Source, q.RingAddress, q.KfdPriority, q.KfdPriorityExact, q.Aql = "mqds", ring, &priority, exact, true
-		q.MqdAddress, q.DoorbellOffset, q.ReadPointerAddress, q.WritePointerAddress = ring>>20, 0x4000+8*q.GetQueueId(), ring-0xf80, ring-0xfc8
+		q.Source, q.RingAddress, q.KfdPriority, q.KfdPriorityExact, q.Aql = "mqds", &ring, &priority, exact, new(true)
+		q.MqdAddress, q.DoorbellOffset, q.ReadPointerAddress, q.WritePointerAddress = new(ring>>20), new(0x4000+8*q.GetQueueId()), new(ring-0xf80), new(ring-0xfc8)
 	}
 	switch q.GetTargetId() + "/" + strconv.Itoa(int(q.GetQueueId())) {
 	case "4242@1001/0":
@@ -174,7 +174,7 @@ func (m *Machine) WatchQueues(req *gpreemptv1.WatchQueuesRequest, out grpc.Serve
 	resumed := proto.CloneOf(queues[0])
 	resumed.State, resumed.KfdPriority = gpreemptv1.TargetState_TARGET_STATE_RUNNING, new(uint32(11))
 	found := proto.CloneOf(queues[2])
-	found.RingAddress, found.Source, found.SourceNote = 0x7f41b7000000, "snapshot", ""
+	found.RingAddress, found.Source, found.SourceNote = new(uint64(0x7f41b7000000)), "snapshot", ""
 	changes = append(changes,
 		&gpreemptv1.WatchQueuesResponse{Revision: 13, Change: gpreemptv1.QueueChange_QUEUE_CHANGE_MODIFIED, Queue: resumed},
 		&gpreemptv1.WatchQueuesResponse{Revision: 14, Change: gpreemptv1.QueueChange_QUEUE_CHANGE_MODIFIED, Queue: found},
@@ -194,15 +194,15 @@ func Slots() []*gpreemptv1.Hqd {
 	compute := func(xcc, slot uint32, state gpreemptv1.HqdState, ring uint64) *gpreemptv1.Hqd {
 		h := &gpreemptv1.Hqd{GpuId: 34535, Node: 2, Kind: "cp", Xcc: xcc, Pipe: 0, Slot: slot, State: state}
 		if state != empty {
-			h.Vmid, h.QueuePriority, h.PipePriority, h.Quantum, h.RingAddress, h.RingBytes, h.Aql = 8, 7, 1, 0x111, ring, 64<<10, true
-			h.ReadPointer, h.WritePointer, h.DoorbellOffset, h.MqdAddress = 1600, 1792, 0x4000, ring>>20
+			h.Vmid, h.QueuePriority, h.PipePriority, h.Quantum, h.RingAddress, h.RingBytes, h.Aql = 8, 7, 1, 0x111, &ring, 64<<10, true
+			h.ReadPointer, h.WritePointer, h.DoorbellOffset, h.MqdAddress = 1600, 1792, 0x4000, new(ring>>20)
 		}
 		all = append(all, h)
 		return h
 	}
 	for xcc := range uint32(2) {
 		all = append(all, &gpreemptv1.Hqd{
-			GpuId: 34535, Node: 2, Kind: "hiq", Xcc: xcc, Mec: 2, State: live, RingAddress: 0x1000, RingBytes: 2048, PipePriority: 1,
+			GpuId: 34535, Node: 2, Kind: "hiq", Xcc: xcc, Mec: 2, State: live, RingAddress: new(uint64(0x1000)), RingBytes: 2048, PipePriority: 1,
 			Match: "a queue of the driver",
 		})
 		h := compute(xcc, 2, live, 0x7f41b5200000)
@@ -213,7 +213,7 @@ func Slots() []*gpreemptv1.Hqd {
 		compute(xcc, 5, empty, 0)
 	}
 	return append(all, &gpreemptv1.Hqd{
-		GpuId: 34535, Node: 2, Kind: "sdma", Pipe: 1, Slot: 3, State: live, RingAddress: 0x7f41b7000000, RingBytes: 1 << 20,
+		GpuId: 34535, Node: 2, Kind: "sdma", Pipe: 1, Slot: 3, State: live, RingAddress: new(uint64(0x7f41b7000000)), RingBytes: 1 << 20,
 		ReadPointer: 4096, WritePointer: 8192, Match: "no queue is known to have this ring",
 	})
 }

@@ -156,7 +156,7 @@ const uptime = 3*time.Hour + 12*time.Minute
 
 func balanced() *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
-		Preset: "balanced", Linger: Dur(0), ShareFloor: 0.1, MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
+		Preset: "balanced", Linger: Dur(0), ShareFloor: new(0.1), MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
 		AttachAfter: Dur(30 * time.Second),
 	}
 }
@@ -370,13 +370,13 @@ func (m *Machine) SetPolicy(_ context.Context, req *gpreemptv1.SetPolicyRequest)
 		next = balanced()
 	case "shadow":
 		next = balanced()
-		next.Preset, next.Shadow = "shadow", true
+		next.Preset, next.Shadow = "shadow", new(true)
 	default:
 		return nil, Refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadPolicy, "unknown preset "+req.GetPreset(), "choose balanced, strict or shadow")
 	}
 	from, to := req.GetPolicy().ProtoReflect(), next.ProtoReflect()
 	for _, k := range term.Knobs() {
-		if slices.Contains(req.GetFields(), string(k.Name())) {
+		if k.Name() != term.PresetKnob && from.Has(k) {
 			to.Set(k, from.Get(k))
 			next.Preset = "custom"
 		}

@@ -2070,11 +2070,8 @@ type SetPolicyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of a preset, whose knobs are set first; empty keeps the present knobs.
 	Preset string `protobuf:"bytes,1,opt,name=preset,proto3" json:"preset,omitempty"`
-	// Knobs to set after that; unset fields keep their value.
+	// Knobs to set after that; absent ones keep their value.
 	Policy *Policy `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Names of fields of policy to set, such as "share_floor": needed to set a field to
-	// its zero value.
-	Fields []string `protobuf:"bytes,3,rep,name=fields,proto3" json:"fields,omitempty"`
 	// Check and answer, and change nothing.
 	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2121,13 +2118,6 @@ func (x *SetPolicyRequest) GetPreset() string {
 func (x *SetPolicyRequest) GetPolicy() *Policy {
 	if x != nil {
 		return x.Policy
-	}
-	return nil
-}
-
-func (x *SetPolicyRequest) GetFields() []string {
-	if x != nil {
-		return x.Fields
 	}
 	return nil
 }
@@ -2617,12 +2607,11 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x10GetPolicyRequest\"Z\n" +
 	"\x11GetPolicyResponse\x12+\n" +
 	"\x06policy\x18\x01 \x01(\v2\x13.gpreempt.v1.PolicyR\x06policy\x12\x18\n" +
-	"\apresets\x18\x02 \x03(\tR\apresets\"\x88\x01\n" +
+	"\apresets\x18\x02 \x03(\tR\apresets\"~\n" +
 	"\x10SetPolicyRequest\x12\x16\n" +
 	"\x06preset\x18\x01 \x01(\tR\x06preset\x12+\n" +
-	"\x06policy\x18\x02 \x01(\v2\x13.gpreempt.v1.PolicyR\x06policy\x12\x16\n" +
-	"\x06fields\x18\x03 \x03(\tR\x06fields\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"@\n" +
+	"\x06policy\x18\x02 \x01(\v2\x13.gpreempt.v1.PolicyR\x06policy\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRunJ\x04\b\x03\x10\x04R\x06fields\"@\n" +
 	"\x11SetPolicyResponse\x12+\n" +
 	"\x06policy\x18\x01 \x01(\v2\x13.gpreempt.v1.PolicyR\x06policy\"w\n" +
 	"\x12WatchEventsRequest\x12%\n" +

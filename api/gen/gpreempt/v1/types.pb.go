@@ -1659,16 +1659,16 @@ type Queue struct {
 	Comm string `protobuf:"bytes,10,opt,name=comm,proto3" json:"comm,omitempty"`
 	// When it was first seen, wall clock.
 	FirstSeen *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=first_seen,json=firstSeen,proto3" json:"first_seen,omitempty"`
-	// Where the following fields are from: "snapshot", "mqds" or "snapshot, mqds"; ""
-	// while no source has them, and then they are absent.
+	// Where the following fields are from: "snapshot", "mqds" or "snapshot, mqds"; "" while no
+	// source has them. A field that the sources do not have is absent.
 	Source string `protobuf:"bytes,12,opt,name=source,proto3" json:"source,omitempty"`
 	// Why facts are missing: which dumps may be of this queue, or which file cannot be
 	// read.
 	SourceNote string `protobuf:"bytes,13,opt,name=source_note,json=sourceNote,proto3" json:"source_note,omitempty"`
 	// Virtual address of its ring in the process.
-	RingAddress uint64 `protobuf:"varint,14,opt,name=ring_address,json=ringAddress,proto3" json:"ring_address,omitempty"`
+	RingAddress *uint64 `protobuf:"varint,14,opt,name=ring_address,json=ringAddress,proto3,oneof" json:"ring_address,omitempty"`
 	// Its packets are AQL packets of 64 bytes.
-	Aql bool `protobuf:"varint,15,opt,name=aql,proto3" json:"aql,omitempty"`
+	Aql *bool `protobuf:"varint,15,opt,name=aql,proto3,oneof" json:"aql,omitempty"`
 	// Priority in the driver, 0..15. HIP's low, normal and high streams have 0, 7 and
 	// 11. Newer kernels show only the pipe priority: see kfd_priority_exact.
 	KfdPriority *uint32 `protobuf:"varint,16,opt,name=kfd_priority,json=kfdPriority,proto3,oneof" json:"kfd_priority,omitempty"`
@@ -1676,13 +1676,13 @@ type Queue struct {
 	// priority.
 	KfdPriorityExact bool `protobuf:"varint,17,opt,name=kfd_priority_exact,json=kfdPriorityExact,proto3" json:"kfd_priority_exact,omitempty"`
 	// Offset of its doorbell among those of the GPU, in dwords.
-	DoorbellOffset uint32 `protobuf:"varint,18,opt,name=doorbell_offset,json=doorbellOffset,proto3" json:"doorbell_offset,omitempty"`
+	DoorbellOffset *uint32 `protobuf:"varint,18,opt,name=doorbell_offset,json=doorbellOffset,proto3,oneof" json:"doorbell_offset,omitempty"`
 	// GPU address of its MQD (of the first XCC's).
-	MqdAddress uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3" json:"mqd_address,omitempty"`
+	MqdAddress *uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3,oneof" json:"mqd_address,omitempty"`
 	// Address of the read pointer in the process.
-	ReadPointerAddress uint64 `protobuf:"varint,20,opt,name=read_pointer_address,json=readPointerAddress,proto3" json:"read_pointer_address,omitempty"`
+	ReadPointerAddress *uint64 `protobuf:"varint,20,opt,name=read_pointer_address,json=readPointerAddress,proto3,oneof" json:"read_pointer_address,omitempty"`
 	// Address of the write pointer in the process.
-	WritePointerAddress uint64 `protobuf:"varint,21,opt,name=write_pointer_address,json=writePointerAddress,proto3" json:"write_pointer_address,omitempty"`
+	WritePointerAddress *uint64 `protobuf:"varint,21,opt,name=write_pointer_address,json=writePointerAddress,proto3,oneof" json:"write_pointer_address,omitempty"`
 	// Amount of work in the ring that the GPU has not read yet, in backlog_unit; absent
 	// when it cannot be read. Work that the GPU has read may still run.
 	Backlog *uint64 `protobuf:"varint,22,opt,name=backlog,proto3,oneof" json:"backlog,omitempty"`
@@ -1816,15 +1816,15 @@ func (x *Queue) GetSourceNote() string {
 }
 
 func (x *Queue) GetRingAddress() uint64 {
-	if x != nil {
-		return x.RingAddress
+	if x != nil && x.RingAddress != nil {
+		return *x.RingAddress
 	}
 	return 0
 }
 
 func (x *Queue) GetAql() bool {
-	if x != nil {
-		return x.Aql
+	if x != nil && x.Aql != nil {
+		return *x.Aql
 	}
 	return false
 }
@@ -1844,29 +1844,29 @@ func (x *Queue) GetKfdPriorityExact() bool {
 }
 
 func (x *Queue) GetDoorbellOffset() uint32 {
-	if x != nil {
-		return x.DoorbellOffset
+	if x != nil && x.DoorbellOffset != nil {
+		return *x.DoorbellOffset
 	}
 	return 0
 }
 
 func (x *Queue) GetMqdAddress() uint64 {
-	if x != nil {
-		return x.MqdAddress
+	if x != nil && x.MqdAddress != nil {
+		return *x.MqdAddress
 	}
 	return 0
 }
 
 func (x *Queue) GetReadPointerAddress() uint64 {
-	if x != nil {
-		return x.ReadPointerAddress
+	if x != nil && x.ReadPointerAddress != nil {
+		return *x.ReadPointerAddress
 	}
 	return 0
 }
 
 func (x *Queue) GetWritePointerAddress() uint64 {
-	if x != nil {
-		return x.WritePointerAddress
+	if x != nil && x.WritePointerAddress != nil {
+		return *x.WritePointerAddress
 	}
 	return 0
 }
@@ -1919,8 +1919,8 @@ type Hqd struct {
 	PipePriority uint32 `protobuf:"varint,11,opt,name=pipe_priority,json=pipePriority,proto3" json:"pipe_priority,omitempty"`
 	// CP_HQD_QUANTUM, the value of the register.
 	Quantum uint32 `protobuf:"varint,12,opt,name=quantum,proto3" json:"quantum,omitempty"`
-	// Address of the ring.
-	RingAddress uint64 `protobuf:"varint,13,opt,name=ring_address,json=ringAddress,proto3" json:"ring_address,omitempty"`
+	// Address of the ring; absent in an empty slot.
+	RingAddress *uint64 `protobuf:"varint,13,opt,name=ring_address,json=ringAddress,proto3,oneof" json:"ring_address,omitempty"`
 	// Size of the ring in bytes.
 	RingBytes uint64 `protobuf:"varint,14,opt,name=ring_bytes,json=ringBytes,proto3" json:"ring_bytes,omitempty"`
 	// Read position, in dwords for compute, in bytes for SDMA.
@@ -1931,8 +1931,8 @@ type Hqd struct {
 	DoorbellOffset uint32 `protobuf:"varint,17,opt,name=doorbell_offset,json=doorbellOffset,proto3" json:"doorbell_offset,omitempty"`
 	// Its packets are AQL packets.
 	Aql bool `protobuf:"varint,18,opt,name=aql,proto3" json:"aql,omitempty"`
-	// GPU address of the MQD it was loaded from.
-	MqdAddress uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3" json:"mqd_address,omitempty"`
+	// GPU address of the MQD it was loaded from; absent where the slot has none, as for SDMA.
+	MqdAddress *uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3,oneof" json:"mqd_address,omitempty"`
 	// The process of its queue, as in Target; "" when unknown.
 	TargetId string `protobuf:"bytes,20,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
 	// ID of its queue, when target_id is set.
@@ -2058,8 +2058,8 @@ func (x *Hqd) GetQuantum() uint32 {
 }
 
 func (x *Hqd) GetRingAddress() uint64 {
-	if x != nil {
-		return x.RingAddress
+	if x != nil && x.RingAddress != nil {
+		return *x.RingAddress
 	}
 	return 0
 }
@@ -2100,8 +2100,8 @@ func (x *Hqd) GetAql() bool {
 }
 
 func (x *Hqd) GetMqdAddress() uint64 {
-	if x != nil {
-		return x.MqdAddress
+	if x != nil && x.MqdAddress != nil {
+		return *x.MqdAddress
 	}
 	return 0
 }
@@ -2325,18 +2325,18 @@ type Policy struct {
 	Preset string `protobuf:"bytes,1,opt,name=preset,proto3" json:"preset,omitempty"`
 	// Minimum share of time that an offline job runs, 0 to 0.95, averaged over 20 s (2 s with the
 	// preset share).
-	ShareFloor float64 `protobuf:"fixed64,5,opt,name=share_floor,json=shareFloor,proto3" json:"share_floor,omitempty"`
+	ShareFloor *float64 `protobuf:"fixed64,5,opt,name=share_floor,json=shareFloor,proto3,oneof" json:"share_floor,omitempty"`
 	// Longest duration of one suspension. Offline work runs for at least 50 ms after it, and after
 	// share_floor has ended one.
 	MaxSuspend *durationpb.Duration `protobuf:"bytes,7,opt,name=max_suspend,json=maxSuspend,proto3" json:"max_suspend,omitempty"`
 	// Decide and report, and suspend nothing.
-	Shadow bool `protobuf:"varint,10,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	Shadow *bool `protobuf:"varint,10,opt,name=shadow,proto3,oneof" json:"shadow,omitempty"`
 	// Longest wait of an announcement without max_wait.
 	MaxWait *durationpb.Duration `protobuf:"bytes,11,opt,name=max_wait,json=maxWait,proto3" json:"max_wait,omitempty"`
 	// How long an offline target has had queues before a mechanism is attached to it although
 	// no lease covers its GPUs.
 	AttachAfter *durationpb.Duration `protobuf:"bytes,14,opt,name=attach_after,json=attachAfter,proto3" json:"attach_after,omitempty"`
-	// How long offline work stays suspended after the last lease, 0 to 1 s. Absent: learned, until the
+	// How long offline work stays suspended after the last lease, 0 to 1 s. -1 ns: learned, until the
 	// next announcement is overdue, if it is expected sooner than a resume and a suspend would cost,
 	// and 100 ms at most.
 	Linger        *durationpb.Duration `protobuf:"bytes,15,opt,name=linger,proto3" json:"linger,omitempty"`
@@ -2382,8 +2382,8 @@ func (x *Policy) GetPreset() string {
 }
 
 func (x *Policy) GetShareFloor() float64 {
-	if x != nil {
-		return x.ShareFloor
+	if x != nil && x.ShareFloor != nil {
+		return *x.ShareFloor
 	}
 	return 0
 }
@@ -2396,8 +2396,8 @@ func (x *Policy) GetMaxSuspend() *durationpb.Duration {
 }
 
 func (x *Policy) GetShadow() bool {
-	if x != nil {
-		return x.Shadow
+	if x != nil && x.Shadow != nil {
+		return *x.Shadow
 	}
 	return false
 }
@@ -3130,7 +3130,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\ftarget_count\x18\x03 \x01(\rR\vtargetCount\x12(\n" +
 	"\rrunning_ratio\x18\x04 \x01(\x01H\x00R\frunningRatio\x88\x01\x01\x12>\n" +
 	"\rmeasured_over\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\fmeasuredOverB\x10\n" +
-	"\x0e_running_ratio\"\xee\x06\n" +
+	"\x0e_running_ratio\"\xfc\a\n" +
 	"\x05Queue\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x19\n" +
@@ -3148,23 +3148,29 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"first_seen\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tfirstSeen\x12\x16\n" +
 	"\x06source\x18\f \x01(\tR\x06source\x12\x1f\n" +
 	"\vsource_note\x18\r \x01(\tR\n" +
-	"sourceNote\x12!\n" +
-	"\fring_address\x18\x0e \x01(\x04R\vringAddress\x12\x10\n" +
-	"\x03aql\x18\x0f \x01(\bR\x03aql\x12&\n" +
-	"\fkfd_priority\x18\x10 \x01(\rH\x00R\vkfdPriority\x88\x01\x01\x12,\n" +
-	"\x12kfd_priority_exact\x18\x11 \x01(\bR\x10kfdPriorityExact\x12'\n" +
-	"\x0fdoorbell_offset\x18\x12 \x01(\rR\x0edoorbellOffset\x12\x1f\n" +
-	"\vmqd_address\x18\x13 \x01(\x04R\n" +
-	"mqdAddress\x120\n" +
-	"\x14read_pointer_address\x18\x14 \x01(\x04R\x12readPointerAddress\x122\n" +
-	"\x15write_pointer_address\x18\x15 \x01(\x04R\x13writePointerAddress\x12\x1d\n" +
-	"\abacklog\x18\x16 \x01(\x04H\x01R\abacklog\x88\x01\x01\x12!\n" +
+	"sourceNote\x12&\n" +
+	"\fring_address\x18\x0e \x01(\x04H\x00R\vringAddress\x88\x01\x01\x12\x15\n" +
+	"\x03aql\x18\x0f \x01(\bH\x01R\x03aql\x88\x01\x01\x12&\n" +
+	"\fkfd_priority\x18\x10 \x01(\rH\x02R\vkfdPriority\x88\x01\x01\x12,\n" +
+	"\x12kfd_priority_exact\x18\x11 \x01(\bR\x10kfdPriorityExact\x12,\n" +
+	"\x0fdoorbell_offset\x18\x12 \x01(\rH\x03R\x0edoorbellOffset\x88\x01\x01\x12$\n" +
+	"\vmqd_address\x18\x13 \x01(\x04H\x04R\n" +
+	"mqdAddress\x88\x01\x01\x125\n" +
+	"\x14read_pointer_address\x18\x14 \x01(\x04H\x05R\x12readPointerAddress\x88\x01\x01\x127\n" +
+	"\x15write_pointer_address\x18\x15 \x01(\x04H\x06R\x13writePointerAddress\x88\x01\x01\x12\x1d\n" +
+	"\abacklog\x18\x16 \x01(\x04H\aR\abacklog\x88\x01\x01\x12!\n" +
 	"\fbacklog_unit\x18\x17 \x01(\tR\vbacklogUnit\x129\n" +
 	"\n" +
 	"changed_at\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAtB\x0f\n" +
-	"\r_kfd_priorityB\n" +
+	"\r_ring_addressB\x06\n" +
+	"\x04_aqlB\x0f\n" +
+	"\r_kfd_priorityB\x12\n" +
+	"\x10_doorbell_offsetB\x0e\n" +
+	"\f_mqd_addressB\x17\n" +
+	"\x15_read_pointer_addressB\x18\n" +
+	"\x16_write_pointer_addressB\n" +
 	"\n" +
-	"\b_backlog\"\xeb\x04\n" +
+	"\b_backlog\"\x96\x05\n" +
 	"\x03Hqd\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\rR\x05gpuId\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -3178,19 +3184,21 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x0equeue_priority\x18\n" +
 	" \x01(\rR\rqueuePriority\x12#\n" +
 	"\rpipe_priority\x18\v \x01(\rR\fpipePriority\x12\x18\n" +
-	"\aquantum\x18\f \x01(\rR\aquantum\x12!\n" +
-	"\fring_address\x18\r \x01(\x04R\vringAddress\x12\x1d\n" +
+	"\aquantum\x18\f \x01(\rR\aquantum\x12&\n" +
+	"\fring_address\x18\r \x01(\x04H\x00R\vringAddress\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"ring_bytes\x18\x0e \x01(\x04R\tringBytes\x12!\n" +
 	"\fread_pointer\x18\x0f \x01(\x04R\vreadPointer\x12#\n" +
 	"\rwrite_pointer\x18\x10 \x01(\x04R\fwritePointer\x12'\n" +
 	"\x0fdoorbell_offset\x18\x11 \x01(\rR\x0edoorbellOffset\x12\x10\n" +
-	"\x03aql\x18\x12 \x01(\bR\x03aql\x12\x1f\n" +
-	"\vmqd_address\x18\x13 \x01(\x04R\n" +
-	"mqdAddress\x12\x1b\n" +
+	"\x03aql\x18\x12 \x01(\bR\x03aql\x12$\n" +
+	"\vmqd_address\x18\x13 \x01(\x04H\x01R\n" +
+	"mqdAddress\x88\x01\x01\x12\x1b\n" +
 	"\ttarget_id\x18\x14 \x01(\tR\btargetId\x12\x19\n" +
 	"\bqueue_id\x18\x15 \x01(\rR\aqueueId\x12\x14\n" +
-	"\x05match\x18\x16 \x01(\tR\x05match\"\xff\x01\n" +
+	"\x05match\x18\x16 \x01(\tR\x05matchB\x0f\n" +
+	"\r_ring_addressB\x0e\n" +
+	"\f_mqd_address\"\xff\x01\n" +
 	"\x06Source\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tavailable\x18\x02 \x01(\bR\tavailable\x12/\n" +
@@ -3207,18 +3215,20 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\vmatches_now\x18\x05 \x01(\x04R\n" +
 	"matchesNow\x12\x1f\n" +
 	"\vdecides_now\x18\x06 \x01(\x04R\n" +
-	"decidesNow\"\xad\x03\n" +
+	"decidesNow\"\xd2\x03\n" +
 	"\x06Policy\x12\x16\n" +
-	"\x06preset\x18\x01 \x01(\tR\x06preset\x12\x1f\n" +
-	"\vshare_floor\x18\x05 \x01(\x01R\n" +
-	"shareFloor\x12:\n" +
+	"\x06preset\x18\x01 \x01(\tR\x06preset\x12$\n" +
+	"\vshare_floor\x18\x05 \x01(\x01H\x00R\n" +
+	"shareFloor\x88\x01\x01\x12:\n" +
 	"\vmax_suspend\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"maxSuspend\x12\x16\n" +
+	"maxSuspend\x12\x1b\n" +
 	"\x06shadow\x18\n" +
-	" \x01(\bR\x06shadow\x124\n" +
+	" \x01(\bH\x01R\x06shadow\x88\x01\x01\x124\n" +
 	"\bmax_wait\x18\v \x01(\v2\x19.google.protobuf.DurationR\amaxWait\x12<\n" +
 	"\fattach_after\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\vattachAfter\x121\n" +
-	"\x06linger\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06lingerJ\x04\b\x02\x10\x05J\x04\b\x06\x10\aJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
+	"\x06linger\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06lingerB\x0e\n" +
+	"\f_share_floorB\t\n" +
+	"\a_shadowJ\x04\b\x02\x10\x05J\x04\b\x06\x10\aJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
 	"J\x04\b\f\x10\rJ\x04\b\r\x10\x0eR\fsuspend_whenR\n" +
 	"linger_maxR\fshare_windowR\amin_runR\x04gangR\vdefault_ttlR\amax_ttl\"\xab\x05\n" +
 	"\x05Event\x12\x1a\n" +
@@ -3460,6 +3470,8 @@ func file_gpreempt_v1_types_proto_init() {
 	file_gpreempt_v1_types_proto_msgTypes[3].OneofWrappers = []any{}
 	file_gpreempt_v1_types_proto_msgTypes[6].OneofWrappers = []any{}
 	file_gpreempt_v1_types_proto_msgTypes[7].OneofWrappers = []any{}
+	file_gpreempt_v1_types_proto_msgTypes[8].OneofWrappers = []any{}
+	file_gpreempt_v1_types_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,21 +14,11 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func newSession(t *testing.T, c *Client) *Session {
-	t.Helper()
-	s, err := c.Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-func TestSessionUsesOneStream(t *testing.T) {
+func TestAnnouncementsAreFramesOfOneStream(t *testing.T) {
 	c, d := newPair(t)
-	s := newSession(t, c)
-	release(t, acquire(t, s, testRequest))
-	release(t, acquire(t, s, testRequest))
-	if err := s.Close(); err != nil {
+	release(t, acquire(t, c, testRequest))
+	release(t, acquire(t, c, testRequest))
+	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
 	d.expect(t, "session begun", "announced lease-1", "completed lease-1", "announced lease-2", "completed lease-2", "session over")
@@ -49,14 +40,13 @@ func TestAnswersAreMatchedByTag(t *testing.T) {
 		}
 		return nil
 	}
-	s := newSession(t, c)
-	release(t, acquire(t, s, testRequest)) // opens the stream
+	release(t, acquire(t, c, testRequest)) // opens the stream
 	first := make(chan *Lease)
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
 		r := testRequest
 		r.Label = "first"
-		l, err := s.Acquire(t.Context(), r)
+		l, err := c.Acquire(t.Context(), r)
 		if err != nil {
 			t.Error(err)
 		}
@@ -64,7 +54,7 @@ func TestAnswersAreMatchedByTag(t *testing.T) {
 	})
 	r := testRequest
 	r.Label = "last"
-	if l, err := s.Acquire(t.Context(), r); gpreempt.ReasonOf(err) != gpreempt.ReasonUnknownGPU {
+	if l, err := c.Acquire(t.Context(), r); gpreempt.ReasonOf(err) != gpreempt.ReasonUnknownGPU {
 		t.Errorf("last: %v, %v", l, err)
 	}
 	l := <-first
@@ -73,31 +63,27 @@ func TestAnswersAreMatchedByTag(t *testing.T) {
 		t.Errorf("first: %v", l.Cause())
 	}
 	// A refused frame does not end the stream.
-	release(t, acquire(t, s, testRequest))
+	release(t, acquire(t, c, testRequest))
 	d.expect(t, "session begun", "announced lease-1", "completed lease-1", "announced lease-2", "announced lease-3", "completed lease-3")
 }
 
-func TestBrokenStreamEndsItsLeasesOnly(t *testing.T) {
+func TestBrokenStreamEndsItsLeases(t *testing.T) {
 	c, d := newPair(t)
-	s := newSession(t, c)
-	mine, other := acquire(t, s, testRequest), acquire(t, c, testRequest)
+	l, other := acquire(t, c, testRequest), acquire(t, c, testRequest)
 	d.on = func(_ context.Context, request any) error {
 		if _, ok := request.(*gpreemptv1.RenewRequest); ok {
 			return errHangUp
 		}
 		return nil
 	}
-	mine.renew() // the daemon ends the stream
-	<-mine.Lost()
-	if mine.Protected() {
+	l.renew() // the daemon ends the stream
+	<-l.Lost()
+	<-other.Lost()
+	if l.Protected() {
 		t.Error("protected after its stream broke")
 	}
-	release(t, mine)
-	if isLost(other) {
-		t.Error("the lease of a call ended with the stream")
-	}
-	release(t, other)
-	if l := acquire(t, s, testRequest); !l.Protected() {
+	release(t, l)
+	if l := acquire(t, c, testRequest); !l.Protected() {
 		t.Errorf("the stream was not opened again: %v", l.Cause())
 	}
 }
@@ -115,25 +101,25 @@ func TestAnnouncementIsRepeatedWhenItsStreamBreaks(t *testing.T) {
 		}
 		return nil
 	}
-	if l := acquire(t, newSession(t, c), testRequest); !l.Protected() {
+	if l := acquire(t, c, testRequest); !l.Protected() {
 		t.Errorf("unprotected: %v", l.Cause())
 	}
 	d.expect(t, "session begun")
 }
 
 func TestLeaseOfALateAnswerIsCompleted(t *testing.T) {
-	for name, leave := range map[string]func(t *testing.T, s *Session){
-		"context ended": func(t *testing.T, s *Session) {
+	for name, leave := range map[string]func(t *testing.T, c *Client){
+		"context ended": func(t *testing.T, c *Client) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
-			if _, err := s.Acquire(ctx, testRequest); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := c.Acquire(ctx, testRequest); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
 		},
-		"call timed out": func(t *testing.T, s *Session) {
+		"call timed out": func(t *testing.T, c *Client) {
 			t.Helper()
-			if l := acquire(t, s, Request{MaxWait: time.Millisecond}); l.Protected() {
+			if l := acquire(t, c, Request{MaxWait: time.Millisecond}); l.Protected() {
 				t.Error("protected")
 			}
 		},
@@ -150,83 +136,82 @@ func TestLeaseOfALateAnswerIsCompleted(t *testing.T) {
 				_, hook := reports()
 				c, end := newBubble(t, d, hook)
 				defer end()
-				leave(t, newSession(t, c))
+				leave(t, c)
 				d.expect(t, "session begun", "announced lease-1", "completed lease-1")
 			})
 		})
 	}
 }
 
-func TestClosedSessionHasNoLeases(t *testing.T) {
+func TestClosedClientHasNoLeases(t *testing.T) {
 	c, d := newPair(t)
-	s := newSession(t, c)
-	l := acquire(t, s, testRequest)
-	if err := s.Close(); err != nil {
+	l := acquire(t, c, testRequest)
+	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
 	<-l.Lost()
 	release(t, l)
-	if _, err := s.Acquire(t.Context(), testRequest); !errors.Is(err, ErrClosed) {
+	if _, err := c.Acquire(t.Context(), testRequest); !errors.Is(err, ErrClosed) {
 		t.Errorf("Acquire returned %v", err)
 	}
-	if err := s.Close(); err != nil {
+	if err := c.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
 	d.expect(t, "session begun", "announced lease-1", "session over")
-	if l := acquire(t, c, testRequest); !l.Protected() {
-		t.Error("Close of the session closed the client")
-	}
 }
 
-func TestSessionEndsWithItsContext(t *testing.T) {
-	c, d := newPair(t)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	s, err := c.Session(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := acquire(t, s, testRequest)
-	gone := errors.New("the model was unloaded")
-	cancel(gone)
-	<-l.Lost()
-	if _, err := s.Acquire(t.Context(), testRequest); !errors.Is(err, gone) {
-		t.Errorf("Acquire returned %v, want the cause", err)
-	}
-	d.expect(t, "session begun", "announced lease-1", "session over")
-	if _, err := c.Session(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("Session returned %v", err)
-	}
+// More announcements than the daemon answers at a time on a stream wait until others are answered.
+func TestMoreAnnouncementsThanAStreamHasPlacesWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDaemon()
+		answer := make(chan struct{})
+		var asked atomic.Int32
+		d.on = func(_ context.Context, request any) error {
+			if _, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok {
+				asked.Add(1)
+				<-answer
+			}
+			return nil
+		}
+		c, end := newBubble(t, d)
+		defer end()
+		var all sync.WaitGroup
+		for range maxOutstanding + 1 {
+			all.Go(func() { release(t, acquire(t, c, testRequest)) })
+		}
+		synctest.Wait()
+		if n := asked.Load(); n != maxOutstanding {
+			t.Errorf("%d announcements were sent, want %d", n, maxOutstanding)
+		}
+		close(answer)
+		all.Wait()
+		if n := asked.Load(); n != maxOutstanding+1 {
+			t.Errorf("%d announcements were sent after the answers, want %d", n, maxOutstanding+1)
+		}
+	})
 }
 
 func TestCloseDuringAnAcquireEndsIt(t *testing.T) {
-	for name, closeIt := range map[string]func(*Client, *Session){
-		"session": func(_ *Client, s *Session) { s.Close() },
-		"client":  func(c *Client, _ *Session) { c.Close() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := newDaemon()
-				asked := make(chan struct{}, 1)
-				d.on = func(ctx context.Context, request any) error {
-					if _, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok {
-						asked <- struct{}{}
-						<-ctx.Done()
-					}
-					return nil
-				}
-				c, end := newBubble(t, d)
-				defer end()
-				s := newSession(t, c)
-				got := make(chan error)
-				go func() { _, err := s.Acquire(t.Context(), testRequest); got <- err }()
-				<-asked
-				closeIt(c, s)
-				if err := <-got; !errors.Is(err, ErrClosed) {
-					t.Errorf("Acquire returned %v", err)
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		d := newDaemon()
+		asked := make(chan struct{}, 1)
+		d.on = func(ctx context.Context, request any) error {
+			if _, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok {
+				asked <- struct{}{}
+				<-ctx.Done()
+			}
+			return nil
+		}
+		c, end := newBubble(t, d)
+		defer end()
+		got := make(chan error)
+		go func() { _, err := c.Acquire(t.Context(), testRequest); got <- err }()
+		<-asked
+		c.Close()
+		if err := <-got; !errors.Is(err, ErrClosed) {
+			t.Errorf("Acquire returned %v", err)
+		}
+	})
 }
 
 // neverReads accepts sessions and does not read from them.
@@ -242,8 +227,7 @@ func TestDaemonThatStopsReadingDelaysAcquireByItsLimitOnly(t *testing.T) {
 		got, hook := reports()
 		c, end := newBubbleOf(t, neverReads{newDaemon()}, hook)
 		defer end()
-		s := newSession(t, c)
-		st, err := s.stream(t.Context())
+		st, err := c.stream(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +243,7 @@ func TestDaemonThatStopsReadingDelaysAcquireByItsLimitOnly(t *testing.T) {
 			t.Errorf("sending failed after %v with %v, want at its deadline", took, err)
 		}
 		begun = time.Now()
-		l := acquire(t, s, Request{MaxWait: 20 * time.Millisecond})
+		l := acquire(t, c, Request{MaxWait: 20 * time.Millisecond})
 		if took := time.Since(begun); took != 120*time.Millisecond || l.Protected() {
 			t.Errorf("protected %v after %v, want false after 120ms", l.Protected(), took)
 		}
@@ -291,7 +275,7 @@ func TestAnswerOfTheWrongTypeIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, end := newBubbleOf(t, wrongAnswers{newDaemon()}, FailClosed())
 		defer end()
-		if _, err := newSession(t, c).Acquire(t.Context(), testRequest); gpreempt.ReasonOf(err) != gpreempt.ReasonBadFrame {
+		if _, err := c.Acquire(t.Context(), testRequest); gpreempt.ReasonOf(err) != gpreempt.ReasonBadFrame {
 			t.Errorf("got %v", err)
 		}
 	})
