@@ -105,7 +105,7 @@ func newArena(t *testing.T, judged bool) *arena {
 		pid := d.mustAsk("start batch:8:1m").PID
 		s.hints["target_id"] = strconv.Itoa(int(pid))
 	}
-	s.names = served(t)
+	s.names = servedMethods(t)
 
 	cert, key := w.ca.Issue(webHolder)
 	s.orders["tcp"] = order{Address: w.address, Certificates: []certificate{{cert, key}}, CA: w.ca.File}
@@ -176,8 +176,8 @@ func limitsOfTheUnit(t *testing.T) (l struct{ soft, hard int64 }) {
 	return l
 }
 
-// served returns every method of every service that the daemon serves (TestNothingButTheServicesIsServed).
-func served(t *testing.T) (all []protoreflect.MethodDescriptor) {
+// servedMethods returns every method of every service that the daemon serves (TestNothingButTheServicesIsServed).
+func servedMethods(t *testing.T) (all []protoreflect.MethodDescriptor) {
 	t.Helper()
 	for _, service := range []protoreflect.FullName{"gpreempt.v1.OnlineService", "gpreempt.v1.AdminService", "grpc.health.v1.Health"} {
 		found, err := protoregistry.GlobalFiles.FindDescriptorByName(service)
