@@ -29,7 +29,7 @@ type sender func(message string, priority journal.Priority, fields map[string]st
 func openJournald(send sender) *Log {
 	q := newQueue(func(lines int64) {
 		message, fields := journaldEntry(zapcore.Entry{Message: linesLost}, []zapcore.Field{Lost(lines)})
-		_ = send(message, journal.PriWarning, fields) // nobody can be told
+		_ = send(message, journal.PriWarning, fields) // an error of the log cannot be logged
 	})
 	return newLog(q, func(level zapcore.LevelEnabler) zapcore.Core {
 		return &journaldCore{LevelEnabler: level, queue: q, send: send}
@@ -62,7 +62,7 @@ func (c *journaldCore) Check(e zapcore.Entry, checked *zapcore.CheckedEntry) *za
 // Write queues the entry.
 func (c *journaldCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	message, values := journaldEntry(e, slices.Concat(c.fields, fields))
-	c.queue.put(func() { _ = c.send(message, priority(e.Level), values) }) // nobody can be told
+	c.queue.put(func() { _ = c.send(message, priority(e.Level), values) }) // an error of the log cannot be logged
 	return nil
 }
 

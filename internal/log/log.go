@@ -58,7 +58,7 @@ func openStream(w io.Writer, encoder zapcore.Encoder) *Log {
 	q := newQueue(func(lines int64) {
 		e := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: linesLost}
 		if line, err := encoder.Clone().EncodeEntry(e, []zapcore.Field{Lost(lines)}); err == nil {
-			_, _ = w.Write(line.Bytes()) // nobody can be told
+			_, _ = w.Write(line.Bytes()) // an error of the log cannot be logged
 		}
 	})
 	return newLog(q, func(level zapcore.LevelEnabler) zapcore.Core {

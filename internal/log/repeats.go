@@ -58,7 +58,7 @@ func (r *repeats) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = true
-	_ = writeLines(r.restLocked()) // nobody can be told
+	_ = writeLines(r.restLocked()) // an error of the log cannot be logged
 }
 
 // add writes a line, or holds it back. key identifies its message and subject.
