@@ -22,8 +22,7 @@ type field struct {
 
 // fields returns the fields of a struct that have a yaml tag, those of inlined structs included.
 func fields(t reflect.Type) (all []field) {
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		switch {
 		case options == "inline":
@@ -89,7 +88,7 @@ func (p *Parser) decode(n *yaml.Node, key string, v reflect.Value, tag reflect.S
 		return
 	}
 	kind := v.Kind()
-	text, isText := v.Addr().Interface().(encoding.TextUnmarshaler)
+	text, isText := reflect.TypeAssert[encoding.TextUnmarshaler](v.Addr())
 	switch {
 	case kind == reflect.Struct && !isText:
 		p.structure(n, key, v, tag)
@@ -212,7 +211,7 @@ func member(key, name string) string {
 }
 
 func (p *Parser) scalar(n *yaml.Node, key string, v reflect.Value, tag reflect.StructTag) {
-	problem, other := "is "+Kind(n), ""
+	problem := "is " + Kind(n)
 	if words := tag.Get("words"); words != "" {
 		all := strings.Split(words, ",")
 		at := slices.Index(all, n.Value)
@@ -230,6 +229,7 @@ func (p *Parser) scalar(n *yaml.Node, key string, v reflect.Value, tag reflect.S
 		p.Fail(n, key, problem, Choose(n.Value, all))
 		return
 	}
+	var other string
 	switch v.Kind() {
 	case reflect.String:
 		if isScalar(n, "!!str") {
