@@ -14,7 +14,7 @@ import (
 // python is Debian's, which has the tools that build a wheel.
 const python = "/usr/bin/python3"
 
-// wheel builds the Python client for pip below dir; nothing where the tools are missing.
+// wheel builds the Python client for pip below dir, and nothing where the tools are missing.
 func (r *release) wheel(ctx context.Context, dir string) error {
 	version, err := pythonVersion(r.packages)
 	if err != nil {

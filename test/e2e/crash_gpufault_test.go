@@ -40,7 +40,7 @@ const (
 func (d *daemon) ask(maxWait time.Duration, gpus ...gpreempt.GPUID) (lease string, answer said) {
 	d.t.Helper()
 	req := announcement()
-	req.MaxWait = durationpb.New(d.patience(maxWait))
+	req.MaxWait = durationpb.New(d.waitFor(maxWait))
 	for _, id := range gpus {
 		req.Gpus = append(req.Gpus, &gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_GpuId{GpuId: uint32(id)}})
 	}

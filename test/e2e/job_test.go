@@ -187,7 +187,7 @@ func announcement() *gpreemptv1.NotifyOnlineRequest {
 func (d *daemon) announce(ctx context.Context) *gpreemptv1.NotifyOnlineResponse {
 	d.t.Helper()
 	req := announcement()
-	req.MaxWait = durationpb.New(d.patience(longest))
+	req.MaxWait = durationpb.New(d.waitFor(longest))
 	resp, err := d.online.NotifyOnline(ctx, req)
 	if err != nil {
 		d.t.Fatal(err)
@@ -198,8 +198,8 @@ func (d *daemon) announce(ctx context.Context) *gpreemptv1.NotifyOnlineResponse 
 	return resp
 }
 
-// patience returns a max_wait: in place of the longest one that of busyHostDaemon, which is less than the TTL.
-func (d *daemon) patience(maxWait time.Duration) time.Duration {
+// waitFor returns a max_wait: in place of the longest one that of busyHostDaemon, which is less than the TTL.
+func (d *daemon) waitFor(maxWait time.Duration) time.Duration {
 	if d.busyHost && maxWait == longest {
 		return 50 * time.Second
 	}
