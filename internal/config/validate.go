@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -134,8 +135,7 @@ func (ps *problems) mechanisms(ms Mechanisms) {
 	for i, m := range ms {
 		key := fmt.Sprintf("mechanisms[%d]", i)
 		switch {
-		case m == "nvchannels" && !slices.Contains(ms[:i], m): // experimental, and about other GPUs than the hazard table
-		case !slices.Contains(known, m) && m != "nvchannels":
+		case !slices.Contains(known, m) && m != mechanism.NVChannels: // which is experimental, and not recommended
 			remedy := "choose from " + strings.Join(known, ", ")
 			if near := yamlfile.Nearest(m, known); near != "" {
 				remedy = "did you mean " + near + "?"

@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 )
 
 // maxText bounds a sentence, in bytes.
@@ -89,7 +90,7 @@ func (d *decoder) row(n *yaml.Node, path string) Row {
 		}
 	}
 	if nvidia {
-		r.Mechanisms = []string{"nvchannels"}
+		r.Mechanisms = []string{mechanism.NVChannels}
 	}
 	for _, need := range required {
 		if key := yamlfile.Join(path, need.key); !(nvidia && need.key == "gfx") && (n.Kind == yaml.MappingNode || yamlfile.IsNull(n)) && !d.Given(key) {

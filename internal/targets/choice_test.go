@@ -322,7 +322,7 @@ func TestTargetWhoseMechanismCannotBeReplacedKeepsIt(t *testing.T) {
 		best.blocked = "fog"
 		r := newRig(t, nil, best, middle, last)
 		r.attach(job)
-		best.set(func(m *machine) { m.blocked, m.attachErr = "", errors.New("not after all") })
+		best.set(func(m *machine) { m.blocked, m.attachErr = "", errors.New("not this time") })
 		time.Sleep(scheduler.SearchInterval)
 		r.cycle()
 		middle.wantCalls(t, "attach", "suspend", "resume", "close", "attach")
