@@ -128,7 +128,7 @@ func (m *Mechanism) Owns(pid int32) bool {
 // Beat shows that the daemon works. It is called at least every BeatEvery, and does not block.
 func (m *Mechanism) Beat() {
 	if g := m.guard.Load(); g != nil {
-		go g.Tell(order{})
+		go g.beat()
 	}
 }
 
