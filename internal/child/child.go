@@ -129,7 +129,7 @@ const sendTime = time.Second
 
 // Tell sends a request whose answer nobody waits for. It blocks while the child does not read, which is
 // killed after a second.
-func (p *Process[Q, A]) Tell(q Q) { _ = p.send(0, q) }
+func (p *Process[Q, A]) Tell(q Q) error { return p.send(0, q) }
 
 func (p *Process[Q, A]) send(number uint64, q Q) error {
 	err := p.conn.send(number, q, sendTime)
@@ -175,15 +175,15 @@ func (p *Process[Q, A]) Call(q Q, limit func() time.Duration) (answer A, err err
 	}
 }
 
-// Kill ends the connection and the child, which ends after a call of the driver that it is in.
-func (p *Process[Q, A]) Kill() {
-	p.Shutdown(unix.SHUT_RDWR)
-	p.kill()
-}
+// Kill kills the child, which ends after a call of the driver that it is in.
+func (p *Process[Q, A]) Kill() { p.kill() }
 
-// Shutdown ends one or both directions of the connection (unix.SHUT_WR and others).
-func (p *Process[Q, A]) Shutdown(how int) {
-	if c, err := p.conn.file.SyscallConn(); err == nil {
+// Shutdown ends one or both directions of the connection (unix.SHUT_WR and others), also with a child that
+// is in a call of the driver.
+func (p *Process[Q, A]) Shutdown(how int) { shutdown(p.conn.file, how) }
+
+func shutdown(socket *os.File, how int) {
+	if c, err := socket.SyscallConn(); err == nil {
 		_ = c.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), how) }) // it fails only after the end
 	}
 }

@@ -42,7 +42,7 @@ func run(t *testing.T, each func([]int), do func(d *Daemon[int, []int], r Reques
 			t.Error(err)
 		}
 	}()
-	p := New[int](daemon, 0, func() {}, func() { <-over }, each, zaptest.NewLogger(t))
+	p := New[int](daemon, 0, func() { shutdown(socket, unix.SHUT_RDWR) }, func() { <-over }, each, zaptest.NewLogger(t))
 	t.Cleanup(func() {
 		p.Kill()
 		<-p.Ended
@@ -97,7 +97,7 @@ func TestCallsOfSeveralAtOnceGetTheirOwnAnswers(t *testing.T) {
 func TestCallEndsWithTheChildOrItsLimit(t *testing.T) {
 	for want, do := range map[error]func(d *Daemon[int, []int]){
 		ErrLate:  func(*Daemon[int, []int]) {},
-		ErrEnded: func(d *Daemon[int, []int]) { must(t, unix.Shutdown(int(d.conn.file.Fd()), unix.SHUT_RDWR)) },
+		ErrEnded: func(d *Daemon[int, []int]) { shutdown(d.conn.file, unix.SHUT_RDWR) },
 	} {
 		asked := 0
 		p := run(t, func([]int) {}, func(d *Daemon[int, []int], _ Request[int]) { do(d) })

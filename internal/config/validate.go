@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -115,7 +116,7 @@ func (ps *problems) kubelet(address string) {
 }
 
 func (ps *problems) mechanisms(names []string) {
-	known := append(safety.Mechanisms(), "nvchannels") // which is about other GPUs than the hazard table
+	known := append(safety.Mechanisms(), mechanism.NVChannels) // which is about other GPUs than the hazard table
 	for i, name := range names {
 		key := fmt.Sprintf("mechanisms[%d]", i)
 		switch {

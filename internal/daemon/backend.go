@@ -99,21 +99,21 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 	for _, name := range cfg.Mechanisms {
 		switch {
 		case h.Mechanisms != nil:
-		case name == "dbgtrap":
+		case name == mechanism.DBGTrap:
 			if dbgtrap := b.openDbgtrap(h, gpus, crashes, log); dbgtrap != nil {
 				b.mechanisms = append(b.mechanisms, dbgtrap)
 			}
-		case name == "kmap" && h.OpenKmap != nil:
+		case name == mechanism.Kmap && h.OpenKmap != nil:
 			b.kmap = kmap.New(kmap.Config{Open: h.OpenKmap, GPUs: gpus, Log: log.Named("kmap")})
 			b.mechanisms = append(b.mechanisms, b.kmap)
-		case name == nvchannels.Name && b.pauses != nil:
+		case name == mechanism.NVChannels && b.pauses != nil:
 			if b.openNVIDIA(h, log); b.nvidia != nil {
 				b.mechanisms = append(b.mechanisms, b.nvidia)
 			}
 		case b.pauses == nil: // simulated, or openJournal has warned
-		case name == "criu":
+		case name == mechanism.CRIU:
 			b.mechanisms = append(b.mechanisms, b.pauses.CRIU)
-		case name == "freezer":
+		case name == mechanism.Freezer:
 			b.mechanisms = append(b.mechanisms, b.pauses.Freezer)
 		}
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
-	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -45,7 +44,7 @@ func (d *daemon) diagnose(ctx context.Context) *gpreemptv1.DiagnoseResponse {
 	}
 	c.Processes = d.processReports
 	if h := d.hazards.Load(); h != nil {
-		c.Hazards = h.Results("dbgtrap")
+		c.Hazards = h.Results(mechanism.DBGTrap)
 	}
 	return safety.Examine(ctx, c)
 }
@@ -111,13 +110,13 @@ func Diagnose(ctx context.Context, opts Options) (*gpreemptv1.DiagnoseResponse, 
 	c.OpenDriver = openDriver
 	files := discovery.NewFS(c.Root)
 	files.SetEnv(rules.Env())
-	if profile, err := nvrm.ReadProfile(c.Root); err == nil && slices.Contains(cfg.Mechanisms, nvchannels.Name) {
+	if profile, err := nvrm.ReadProfile(c.Root); err == nil && slices.Contains(cfg.Mechanisms, mechanism.NVChannels) {
 		files.Add(nvrm.NewSource(c.Root, nvrm.Kernel(), profile, func(pid int32) bool { return int(pid) == os.Getpid() }))
 	}
 	// An error of GPUs is found by the checks.
 	if gpus, err := files.GPUs(); err == nil && len(gpus) > 0 {
 		hazards, _ := targets.NewHazards(c.Root, gpus, cfg.Safety.Hazards)
-		c.Hazards = hazards.Results("dbgtrap")
+		c.Hazards = hazards.Results(mechanism.DBGTrap)
 		c.Processes = func(ctx context.Context) []*gpreemptv1.DiagnosedProcess {
 			return previewProcesses(ctx, cfg.Mechanisms, rules, files, gpus, hazards)
 		}
@@ -171,17 +170,17 @@ func previewProcesses(ctx context.Context, mechanisms []string, rules *classify.
 func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool) (all []mechanism.Mechanism) {
 	for _, name := range names {
 		switch name {
-		case "dbgtrap":
+		case mechanism.DBGTrap:
 			if device, err := kfd.Open(); err == nil { // openDriver reports the error
 				all = append(all, dbgtrap.New(dbgtrap.Config{Device: device, GPUs: gpusOf, Crashes: crashes}))
 			}
-		case "criu":
+		case mechanism.CRIU:
 			all = append(all, criu.New(criu.Config{Sys: kfd.Kernel(), Log: zap.NewNop()}))
-		case "freezer":
+		case mechanism.Freezer:
 			all = append(all, freezer.New(freezer.Config{Root: "/", Log: zap.NewNop()}))
-		case "kmap":
+		case mechanism.Kmap:
 			all = append(all, kmap.New(kmap.Config{Open: openKmap, GPUs: gpusOf}))
-		case nvchannels.Name:
+		case mechanism.NVChannels:
 			host := ThisHost()
 			if profile, err := nvrm.ReadProfile(host.files()); err == nil { // the check reports the error
 				all = append(all, newNVIDIA(host, profile, nil, nil, zap.NewNop()))
@@ -200,11 +199,11 @@ func (o Options) examination(cfg config.Config) safety.Config {
 		}
 	}
 	var examineKmap func() (string, string, bool)
-	if slices.Contains(cfg.Mechanisms, "kmap") {
+	if slices.Contains(cfg.Mechanisms, mechanism.Kmap) {
 		examineKmap = kmap.Examine
 	}
 	var nvidia func() (string, string, bool)
-	if slices.Contains(cfg.Mechanisms, nvchannels.Name) && o.Host.RM != nil {
+	if slices.Contains(cfg.Mechanisms, mechanism.NVChannels) && o.Host.RM != nil {
 		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), o.Host.RM, cfg.Safety.Hazards) }
 	}
 	return safety.Config{

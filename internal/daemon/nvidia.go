@@ -43,7 +43,7 @@ func noNVIDIA(err error) string {
 func newNVIDIA(h Host, profile nvrm.Profile, owner func(nvrm.Handle) gpreempt.ProcessKey, journal mechanism.Store, log *zap.Logger) *nvchannels.Mechanism {
 	return nvchannels.New(nvchannels.Config{
 		Sys: h.RM, Profile: profile, Journal: journal, Owner: owner, Start: h.Supervise,
-		Refused: func() (why, remedy string) { return nvrm.Refused(h.files(), h.RM) }, Log: log.Named(nvchannels.Name),
+		Refused: func() (why, remedy string) { return nvrm.Refused(h.files(), h.RM) }, Log: log.Named(mechanism.NVChannels),
 	})
 }
 
@@ -65,7 +65,7 @@ func examineNVIDIA(root fs.FS, sys nvrm.Sys, rows []safety.Row) (found, remedy s
 		return why, remedy, false
 	}
 	hazards, _ := targets.NewHazards(root, gpus, rows)
-	results := hazards.Results(nvchannels.Name)
+	results := hazards.Results(mechanism.NVChannels)
 	var names []string
 	for _, g := range gpus {
 		result := results[g.ID]

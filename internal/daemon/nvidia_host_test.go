@@ -190,7 +190,7 @@ func TestChannelsThatAnEarlierDaemonLeftDisabledAreEnabledByTheNext(t *testing.T
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := j.Begin(mechanism.JournalEntry{Mechanism: nvchannels.Name, Target: key, At: time.Now()}); err != nil {
+	if err := j.Begin(mechanism.JournalEntry{Mechanism: mechanism.NVChannels, Target: key, At: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := j.Close(); err != nil {

@@ -101,8 +101,9 @@ func readPauses(h Host, helpers *helper.Pool, log *zap.Logger) (*pauses, []error
 }
 
 // undoes reports whether this version has a mechanism, by its name.
-func (p *pauses) undoes(mechanism string) bool {
-	return mechanism == p.CRIU.Name() || mechanism == p.Freezer.Name() || mechanism == p.Stop.Name() || mechanism == nvchannels.Name
+func (*pauses) undoes(name string) bool {
+	k, known := mechanism.KindOf(name)
+	return known && k.Journal
 }
 
 // Close closes the journal.
@@ -164,13 +165,13 @@ func (p *pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 	ctx, cancel := context.WithTimeout(ctx, resumeTime)
 	defer cancel()
 	switch e.Mechanism {
-	case p.CRIU.Name():
+	case mechanism.CRIU:
 		return p.CRIU.Undo(ctx, e)
-	case p.Freezer.Name():
+	case mechanism.Freezer:
 		return p.Freezer.Undo(ctx, e)
-	case p.Stop.Name():
+	case mechanism.Stop:
 		return p.Stop.Undo(ctx, e)
-	case nvchannels.Name:
+	case mechanism.NVChannels:
 		if p.NVIDIA != nil {
 			return p.NVIDIA.Undo(ctx, e)
 		}

@@ -62,7 +62,7 @@ func (e *HardwareError) Unwrap() error { return e.Err }
 // Mechanism is one way to suspend and resume processes. Its methods may be called by
 // several goroutines at once.
 type Mechanism interface {
-	// Name is the stable word shown to people: dbgtrap, criu, freezer, kmap.
+	// Name is that of its Kind.
 	Name() string
 	// Probe checks whether Attach can work, without any effect on the target.
 	// It does not block for long, and reports a process that has exited by the evidence.
@@ -94,13 +94,6 @@ type Batcher interface {
 	SuspendEach(ctx context.Context, sessions []Session, done func(index int, err error))
 	// ResumeEach is Resume of each of them.
 	ResumeEach(ctx context.Context, sessions []Session, done func(index int, err error))
-}
-
-// Results calls a method of a Batcher and returns the results, index by index.
-func Results(ctx context.Context, each func(context.Context, []Session, func(int, error)), sessions []Session) []error {
-	errs := make([]error, len(sessions))
-	each(ctx, sessions, func(i int, err error) { errs[i] = err })
-	return errs
 }
 
 // Session is a mechanism attached to one target. Its methods are called by one goroutine

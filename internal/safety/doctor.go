@@ -9,6 +9,7 @@ import (
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -80,13 +81,6 @@ type finding struct {
 	found, remedy string
 	blocks        []string
 }
-
-// The mechanisms by name, best first.
-const (
-	byDbgtrap = "dbgtrap"
-	byCRIU    = "criu"
-	byFreezer = "freezer"
-)
 
 func ok(format string, args ...any) finding {
 	return finding{status: gpreemptv1.CheckStatus_CHECK_STATUS_OK, found: fmt.Sprintf(format, args...)}
@@ -254,11 +248,11 @@ func conclude(r *gpreemptv1.DiagnoseResponse, cfg Config, noGPU bool, blocked ma
 
 // remaining returns which mechanisms are not ruled out.
 func remaining(blocked map[string]bool) string {
-	if !blocked[byDbgtrap] {
+	if !blocked[mechanism.DBGTrap] {
 		return "No check rules out the default mechanism, dbgtrap."
 	}
 	var others []string
-	for _, mechanism := range []string{byCRIU, byFreezer} {
+	for _, mechanism := range []string{mechanism.CRIU, mechanism.Freezer} {
 		if !blocked[mechanism] {
 			others = append(others, mechanism)
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -20,7 +21,7 @@ func (h *host) debugFirmware() finding {
 		return ok("on every GPU")
 	}
 	return fail("install newer GPU firmware (linux-firmware, or AMD's amdgpu-dkms-firmware) and reboot; criu and freezer do not need it",
-		"%s; if one GPU lacks it, ROCm's runtime prevents dbgtrap on the whole host", lacking).blocking(byDbgtrap)
+		"%s; if one GPU lacks it, ROCm's runtime prevents dbgtrap on the whole host", lacking).blocking(mechanism.DBGTrap)
 }
 
 // gfx950Debug is a minor interface version whose driver has per-VMID debugging on gfx950.
@@ -105,7 +106,7 @@ func (h *host) hazards() finding {
 		})
 	}
 	switch {
-	case slices.Contains(everywhere, byDbgtrap):
+	case slices.Contains(everywhere, mechanism.DBGTrap):
 		return fail(remedy, "%s", said).blocking(everywhere...)
 	case hazardous:
 		return warn(remedy, "%s", said)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -33,11 +34,13 @@ var actionNames = []string{"deny", "limit", "allow", "note"}
 func (a Action) String() string { return gpreempt.Word(a, "action", actionNames...) }
 
 // Mechanisms returns the mechanisms that a row about GPUs of AMD can be about.
-func Mechanisms() []string { return []string{"dbgtrap", "criu", "freezer", "kmap"} }
+func Mechanisms() []string {
+	return mechanism.Names(func(k mechanism.Kind) bool { return k.Configured && k.Driver != "nvidia" })
+}
 
 // defaultMechanisms are those that unmap queues. The freezer only stops the program, and
 // does not use the GPU's scheduler.
-var defaultMechanisms = []string{"dbgtrap", "criu", "kmap"}
+var defaultMechanisms = mechanism.Names(func(k mechanism.Kind) bool { return k.Unmaps && k.Driver == "kfd" })
 
 // Host has the facts that all GPUs of a host share.
 type Host struct {

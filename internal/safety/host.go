@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -81,13 +82,13 @@ func (h *host) rights() finding {
 	case !h.has("CAP_SYS_PTRACE"):
 		f := h.limited("%s: dbgtrap and criu need CAP_SYS_PTRACE", who)
 		if h.cfg.ByDaemon {
-			f = f.blocking(byDbgtrap, byCRIU)
+			f = f.blocking(mechanism.DBGTrap, mechanism.CRIU)
 		}
 		return f
 	case !checkpoint:
 		f := warn(h.asRoot(), "%s: criu needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN", who)
 		if h.cfg.ByDaemon {
-			f = f.blocking(byCRIU)
+			f = f.blocking(mechanism.CRIU)
 		}
 		return f
 	}
@@ -110,11 +111,11 @@ func (h *host) namespaces() finding {
 	remedy := "run it in the host's namespaces: hostPID: true in Kubernetes, --pid=host and no user namespace elsewhere"
 	switch {
 	case link != firstPIDNamespace && h.cfg.ByDaemon:
-		return fail(remedy, "its own pid namespace: the driver lists processes by the host's pids").blocking(byDbgtrap, byCRIU, byFreezer)
+		return fail(remedy, "its own pid namespace: the driver lists processes by the host's pids").blocking(mechanism.DBGTrap, mechanism.CRIU, mechanism.Freezer)
 	case link != firstPIDNamespace:
 		return warn(remedy, "its own pid namespace: the checks of processes below do not cover the host")
 	case !wholeRange(users) && h.cfg.ByDaemon:
-		return fail(remedy, "its own user namespace: its capabilities do not apply to the host's processes").blocking(byDbgtrap, byCRIU)
+		return fail(remedy, "its own user namespace: its capabilities do not apply to the host's processes").blocking(mechanism.DBGTrap, mechanism.CRIU)
 	case !wholeRange(users):
 		return warn(remedy, "its own user namespace: its capabilities do not apply to the host's processes")
 	}
@@ -136,7 +137,7 @@ func (h *host) yama() finding {
 		return ok("2: only with CAP_SYS_PTRACE, which the daemon has as root")
 	case "3":
 		return fail("remove kernel.yama.ptrace_scope = 3 from /etc/sysctl.conf and /etc/sysctl.d, then reboot: it cannot be lowered at run time",
-			"3: no process may be traced, not even by root").blocking(byDbgtrap, byCRIU)
+			"3: no process may be traced, not even by root").blocking(mechanism.DBGTrap, mechanism.CRIU)
 	}
 	return warn("check that root may trace processes", "%s, which is not a known value", s)
 }

@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 )
 
 // maxText bounds a sentence, in bytes.
@@ -60,7 +61,7 @@ func Check(p *yamlfile.Parser, key string, rows []Row) {
 					fail(amd, "is about GPUs of AMD, and nvidia about others", "remove one of them")
 				}
 			}
-			r.Mechanisms = []string{"nvchannels"}
+			r.Mechanisms = []string{mechanism.NVChannels}
 		case p.Given(path + "model"):
 			fail("model", "is for GPUs of NVIDIA", `add the driver's version, such as nvidia: "=580"`)
 		case len(r.GFX) == 0:

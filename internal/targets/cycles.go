@@ -1,6 +1,9 @@
 package targets
 
-import "github.com/gpreempt/gpreempt/pkg/gpreempt"
+import (
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
 
 // What dbgtrap costs every GPU that a target can see, in runlist cycles: a cycle takes all
 // queues of all processes off the GPU and puts them on again. ENABLE refreshes the runlist
@@ -15,7 +18,7 @@ const (
 // disturb counts cycles on the GPUs of others. Those of a process that has left are the
 // ones it had when it was attached to.
 func (s *Sessions) disturb(target gpreempt.ProcessKey, h *holding, cycles int) {
-	if h.name != byDbgtrap {
+	if h.name != mechanism.DBGTrap {
 		return
 	}
 	if gpus, known := s.cfg.Bystanders(target); known {

@@ -52,7 +52,7 @@ func (h *Hazards) CrashesWithoutVM(gpu gpreempt.GPUID) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := slices.IndexFunc(h.gpus, func(g safety.GPU) bool { return g.ID == gpu })
-	return i < 0 || h.table.CheckProcess(h.host, h.gpus[i], safety.GPUWithoutVM, byDbgtrap).Action == safety.Deny
+	return i < 0 || h.table.CheckProcess(h.host, h.gpus[i], safety.GPUWithoutVM, mechanism.DBGTrap).Action == safety.Deny
 }
 
 // Assess returns whether a mechanism may be used on a process of a host with these GPUs.

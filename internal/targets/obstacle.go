@@ -1,6 +1,7 @@
 package targets
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -10,15 +11,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-const (
-	byDbgtrap = "dbgtrap"
-	byCRIU    = "criu"
-	byKmap    = "kmap"
-	byFreezer = "freezer"
-	byStop    = "stop"
-	byNVIDIA  = "nvchannels"
-)
-
 // onlyNamed prevents stop, which is used only where an admin or a rule chooses it. It is not
 // reported.
 var onlyNamed = mechanism.Evidence{Check: "mechanism", Found: "it is used only where an admin chooses it"}
@@ -26,23 +18,28 @@ var onlyNamed = mechanism.Evidence{Check: "mechanism", Found: "it is used only w
 // Obstacle returns what prevents the use of a mechanism on a process, by what it was
 // classified as and by its queues; nil if nothing does.
 func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.Evidence {
-	debugs := name == byDbgtrap || name == byCRIU
+	k, _ := mechanism.KindOf(name)
 	switch {
-	case name == byStop && !d.OnResist.Stop && d.Mechanism != byStop, name == byFreezer && d.OnResist.Stop && d.Mechanism == "":
+	case name == mechanism.Stop && !d.OnResist.Stop && d.Mechanism != name, name == mechanism.Freezer && d.OnResist.Stop && d.Mechanism == "":
 		return &onlyNamed // stop is for these what freezer is for others
-	case name != byFreezer && name != byStop && (name == byNVIDIA) != (proc.Driver == "nvidia"):
+	case k.Driver != "" && k.Driver != cmp.Or(proc.Driver, "kfd"):
 		return otherDriver(name, proc.Driver)
 	case d.Mechanism != "" && d.Mechanism != name:
 		return &mechanism.Evidence{Check: "mechanism", Found: "an admin chose " + d.Mechanism, Remedy: "gpctl target classify without --mechanism leaves the choice to the daemon"}
-	case (debugs || name == byKmap) && len(proc.DRM) > 0:
+	case k.LeavesDRM && len(proc.DRM) > 0:
 		return drmQueues(name, proc)
-	case d.NeverDebug && debugs:
+	case d.NeverDebug && k.Debugs:
 		return &mechanism.Evidence{
 			Check: "never_debug", Found: d.By + " forbids debuggers, which " + name + " is", Reason: gpreempt.ReasonNeverDebug,
 			Remedy: "add freezer to the config key mechanisms, or remove never_debug from the rule",
 		}
-	case (name == byDbgtrap || name == byKmap) && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
-		return secondaryContexts(name)
+	case k.LeavesContexts != "" && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
+		// DBG_TRAP finds the first KFD context of a process (kfd_ioctl_set_debug_trap, Linux 7.2), and
+		// kfd_kmap the process by its memory.
+		return &mechanism.Evidence{
+			Check: "KFD contexts", Found: "the process has queues in a secondary one, which " + k.LeavesContexts + " cannot suspend",
+			Remedy: "enable criu or freezer for the process, in the config key mechanisms",
+		}
 	}
 	return nil
 }
@@ -66,18 +63,4 @@ func drmQueues(name string, proc discovery.Proc) *mechanism.Evidence {
 		e.Found = "HSA_ENABLE_DRM_DEBUG is in its environment, and the kernel does not show whether it has user queues of DRM, which " + name + " cannot suspend"
 	}
 	return e
-}
-
-// secondaryContexts prevents dbgtrap, which can only suspend the queues of the first KFD
-// context of a process (kfd_ioctl_set_debug_trap, Linux 7.2), and kmap, which finds the process
-// by its memory.
-func secondaryContexts(name string) *mechanism.Evidence {
-	by := "DBG_TRAP"
-	if name == byKmap {
-		by = "kfd_kmap"
-	}
-	return &mechanism.Evidence{
-		Check: "KFD contexts", Found: "the process has queues in a secondary one, which " + by + " cannot suspend",
-		Remedy: "enable criu or freezer for the process, in the config key mechanisms",
-	}
 }

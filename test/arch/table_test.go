@@ -62,7 +62,7 @@ var table = []struct {
 	{"internal/child", rule{imports: []string{"internal/log"}, kernel: true}},
 	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "internal/safedir", "pkg/gpreempt"}}},
 	{"internal/config/yamlfile", rule{imports: []string{"pkg/gpreempt"}}},
-	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "pkg/discovery", "pkg/gpreempt"}}},
+	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/mechanism", "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/helper", rule{imports: []string{"internal/child", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
@@ -76,7 +76,7 @@ var table = []struct {
 	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/config", rule{imports: []string{"internal/auth", "internal/classify", "internal/config/yamlfile", "internal/regular", "internal/safety", "internal/server", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/config", rule{imports: []string{"internal/auth", "internal/classify", "internal/config/yamlfile", "internal/mechanism", "internal/regular", "internal/safety", "internal/server", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 

@@ -42,8 +42,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-const name = "criu"
-
 // Tracer starts a thread that traces a process; see proc.Trace.
 type Tracer func(ctx context.Context, pid int32, start uint64) (Thread, error)
 
@@ -105,7 +103,7 @@ func New(cfg Config) *Mechanism {
 	if cfg.Host == nil {
 		cfg.Host = machine{kfd.DevicePath}
 	}
-	m := &Mechanism{cfg: cfg, calls: cfg.Calls, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
+	m := &Mechanism{cfg: cfg, calls: cfg.Calls, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: mechanism.CRIU, Log: cfg.Log}}
 	if m.calls == nil {
 		m.calls = m
 	}
@@ -113,7 +111,7 @@ func New(cfg Config) *Mechanism {
 }
 
 // Name implements mechanism.Mechanism.
-func (*Mechanism) Name() string { return name }
+func (*Mechanism) Name() string { return mechanism.CRIU }
 
 // Attach implements mechanism.Mechanism. It unpauses the process. That shows whether
 // the mechanism works for it, and ends a pause that an earlier daemon did not end.

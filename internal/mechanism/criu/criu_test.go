@@ -204,7 +204,7 @@ func TestFailedUndoStaysInTheJournal(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Resume": func() error { return s.Resume(t.Context()) },
 		"Undo": func() error {
-			return w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: p.Key()})
+			return w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: mechanism.CRIU, Target: p.Key()})
 		},
 	} {
 		if err := call(); !errors.Is(err, unix.EIO) {
@@ -282,7 +282,7 @@ func TestOrphansAreResumedAfterACrash(t *testing.T) {
 	w.mustBe(t, p, runs)
 	w.mustNote(t)
 	for range 2 { // of what runs
-		must(t, w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: p.Key()}))
+		must(t, w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: mechanism.CRIU, Target: p.Key()}))
 		w.mustBe(t, p, runs)
 	}
 	if err := w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: "freezer", Target: p.Key()}); err == nil {
@@ -356,7 +356,7 @@ func TestTargetThatExitsIsGone(t *testing.T) {
 	if _, err := m.Attach(t.Context(), p.Key()); !errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("Attach: error %v, want %v", err, mechanism.ErrGone)
 	}
-	must(t, m.Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: p.Key()}))
+	must(t, m.Undo(t.Context(), mechanism.JournalEntry{Mechanism: mechanism.CRIU, Target: p.Key()}))
 	w.mustNote(t)
 }
 
@@ -377,7 +377,7 @@ func TestUndoTouchesNoOtherProcessThatHasThePid(t *testing.T) {
 	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context(), nil))
 	earlier := p.Key()
 	earlier.Start--
-	must(t, w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: earlier}))
+	must(t, w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: mechanism.CRIU, Target: earlier}))
 	w.mustBe(t, p, held)
 	w.mustNote(t, p.Key())
 }
@@ -472,7 +472,7 @@ func TestErrorsNameTheCauseAndTheRemedy(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	idle := w.Spawn()
 	w.targets[idle.PID()] = idle
-	err := w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: idle.Key()})
+	err := w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: mechanism.CRIU, Target: idle.Key()})
 	want := fmt.Sprintf("resume process %v: it has no descriptor of /dev/kfd that it opened itself: "+
 		"it does not use the GPU, or has closed it; retry when it opens /dev/kfd again", idle.Key())
 	if err == nil || err.Error() != want {

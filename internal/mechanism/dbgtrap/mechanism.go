@@ -111,7 +111,7 @@ func New(cfg Config) *Mechanism {
 }
 
 // Name implements mechanism.Mechanism.
-func (*Mechanism) Name() string { return "dbgtrap" }
+func (*Mechanism) Name() string { return mechanism.DBGTrap }
 
 // Attach implements mechanism.Mechanism. It interrupts every process on every GPU
 // the target can see, for a moment, and may take seconds for each of them. Errors

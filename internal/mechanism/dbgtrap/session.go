@@ -160,12 +160,14 @@ func (s *session) Handle(context.Context) (r mechanism.Report, err error) {
 		}
 		before := len(s.debuggee.suspended)
 		err := s.debuggee.suspend(s.ctx, func() {})
-		if err == nil {
+		_, broken := errors.AsType[*mechanism.HardwareError](err)
+		switch {
+		case err == nil:
 			r.Born = max(len(s.debuggee.suspended)-before, 0)
-		} else if !final(err) { // Suspend finds that too, and returns it
+		case !broken && !final(err): // Suspend finds that too, and returns it
 			s.reported, r.Running, err = true, mechanism.NewQueue, nil
 		}
-		return err
+		return err // with MES the driver does not report a GPU that has failed once more
 	})
 	if err != nil {
 		s.conclude(err)

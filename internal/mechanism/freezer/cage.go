@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"strconv"
 	"strings"
@@ -139,16 +138,12 @@ func (c *cage) entry() mechanism.JournalEntry {
 
 // take moves a process into the cgroup.
 func (g *cgroup) take(pid int32) error {
-	f, err := g.dir.OpenFile("cgroup.procs", os.O_WRONLY, 0)
-	if err == nil {
-		_, err = f.WriteString(strconv.Itoa(int(pid)))
-		err = errors.Join(err, f.Close())
-	}
-	switch {
-	case errors.Is(err, unix.ESRCH):
+	err := g.write("cgroup.procs", strconv.Itoa(int(pid)))
+	if errors.Is(err, unix.ESRCH) {
 		return mechanism.ErrGone
-	case err != nil:
-		return fmt.Errorf("move process %d to cgroup %s: %w", pid, g.path, vanished(err))
+	}
+	if err != nil {
+		return fmt.Errorf("move process %d: %w", pid, err)
 	}
 	return nil
 }

@@ -92,18 +92,21 @@ func (g *cgroup) read(file string) (string, error) {
 	return string(bytes.TrimSpace(text)), nil
 }
 
-// set writes cgroup.freeze.
-func (g *cgroup) set(value string) error {
-	f, err := g.dir.OpenFile("cgroup.freeze", os.O_WRONLY, 0)
+// write writes a control file.
+func (g *cgroup) write(file, text string) error {
+	f, err := g.dir.OpenFile(file, os.O_WRONLY, 0)
 	if err == nil {
-		_, err = f.WriteString(value)
+		_, err = f.WriteString(text)
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
-		return fmt.Errorf("cgroup %s: %w", g.path, vanished(err))
+		return fmt.Errorf("cgroup %s: %s: %w", g.path, file, vanished(err))
 	}
 	return nil
 }
+
+// set freezes the cgroup by "1", and ends that by "0".
+func (g *cgroup) set(value string) error { return g.write("cgroup.freeze", value) }
 
 // thaw ends the freeze; it returns nil for a cgroup that was removed.
 func (g *cgroup) thaw() error {

@@ -39,12 +39,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// The names of the two mechanisms.
-const (
-	name     = "freezer"
-	stopName = "stop"
-)
-
 // stopTimeout is how long a process may take to stop. It takes microseconds, unless a
 // thread is deep in a system call that no signal interrupts.
 const stopTimeout = time.Second
@@ -80,14 +74,14 @@ var _ mechanism.Mechanism = (*Mechanism)(nil)
 
 // New returns the mechanism.
 func New(cfg Config) *Mechanism {
-	return &Mechanism{cfg: cfg, checkTime: checkTime, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
+	return &Mechanism{cfg: cfg, checkTime: checkTime, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: mechanism.Freezer, Log: cfg.Log}}
 }
 
 // NewStop returns the mechanism for processes that resist, which is called stop: it moves a process
 // to a frozen cgroup of this program's, from where no tracer and no user can resume it.
 func NewStop(cfg Config) *Mechanism {
 	m := New(cfg)
-	m.moves, m.pauses.Mechanism = true, stopName
+	m.moves, m.pauses.Mechanism = true, mechanism.Stop
 	return m
 }
 

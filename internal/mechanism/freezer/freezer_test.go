@@ -321,7 +321,7 @@ func TestUndoResumesOrphansAndIsIdempotent(t *testing.T) {
 // The name of a damaged entry is that of the process; how it was paused is unknown.
 func TestUndoByNameAloneEndsEitherPause(t *testing.T) {
 	m, v, dir := newFake(t)
-	byName := mechanism.JournalEntry{Mechanism: name, Target: v.key, NameOnly: true}
+	byName := mechanism.JournalEntry{Mechanism: mechanism.Freezer, Target: v.key, NameOnly: true}
 	s := m.attach(t, v.key)
 	m.suspend(t, s)
 	freeze := filepath.Join(dir, "cgroup.freeze")
@@ -358,7 +358,7 @@ func TestUndoTouchesNoOtherProcessThatHasThePid(t *testing.T) {
 	m := newMachine(t)
 	v := startVictim(t, nil)
 	m.suspend(t, m.attach(t, v.key))
-	earlier := mechanism.JournalEntry{Mechanism: name, Target: gpreempt.ProcessKey{PID: v.key.PID, Start: v.key.Start - 1}}
+	earlier := mechanism.JournalEntry{Mechanism: mechanism.Freezer, Target: gpreempt.ProcessKey{PID: v.key.PID, Start: v.key.Start - 1}}
 	if err := m.journal.Begin(earlier); err != nil {
 		t.Fatal(err)
 	}
@@ -377,7 +377,7 @@ func TestUndoTouchesNoOtherCgroupThatHasTheName(t *testing.T) {
 	path, dir := newCgroup(t)
 	m := newMachine(t)
 	setControl(t, dir, "cgroup.freeze", "1")
-	e := mechanism.JournalEntry{Mechanism: name, Target: gpreempt.ProcessKey{PID: 1 << 21, Start: 1}, Cgroup: path, CgroupID: 1}
+	e := mechanism.JournalEntry{Mechanism: mechanism.Freezer, Target: gpreempt.ProcessKey{PID: 1 << 21, Start: 1}, Cgroup: path, CgroupID: 1}
 	if err := m.Undo(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}

@@ -125,16 +125,11 @@ func (s *session) Suspend(ctx context.Context, done func()) error {
 
 // usable returns why the session cannot be used, by a caller with ctx.
 func (s *session) usable(ctx context.Context) error {
-	switch {
-	case s.closed:
-		return errSessionClosed
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
+	if s.closed {
+		return errors.New("the session with the process has been closed")
 	}
-	return nil
+	return context.Cause(ctx)
 }
-
-var errSessionClosed = errors.New("the session with the process has been closed")
 
 // Resume implements mechanism.Session. When the helper has ended, everything runs.
 func (s *session) Resume(ctx context.Context) error {

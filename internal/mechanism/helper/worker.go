@@ -102,7 +102,7 @@ func serve(socket *os.File, open opener, call caller) error {
 			if !more {
 				return w.daemon.Err()
 			}
-			w.daemon.Answer(req, message{Result: w.result(func(r *result) error { return w.do(req.Body, r) })})
+			w.daemon.Answer(req, message{Kind: kindResult, Result: w.result(func(r *result) error { return w.do(req.Body, r) })})
 		case <-events:
 			r := w.result(func(r *result) (err error) {
 				r.Report, err = w.session.Handle(dutiful())

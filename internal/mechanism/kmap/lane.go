@@ -197,7 +197,7 @@ func (l *lane) noteLapses(lapses uint32, again []*session) {
 	}
 	l.lapses = lapses
 	l.cfg.Log.Warn("the lease of kfd_kmap has ended because gpreemptd did not renew it in time; what was suspended runs, and is suspended again",
-		log.Mechanism(name))
+		log.Mechanism(mechanism.Kmap))
 	for s, wanted := range l.held {
 		if slices.Contains(again, s) {
 			continue
@@ -240,7 +240,7 @@ func (l *lane) beat() {
 	defer l.mu.Unlock()
 	if err != nil {
 		if !l.failing {
-			l.cfg.Log.Error("the lease of kfd_kmap cannot be renewed: what is suspended runs once it has ended", log.Mechanism(name), log.Err(err))
+			l.cfg.Log.Error("the lease of kfd_kmap cannot be renewed: what is suspended runs once it has ended", log.Mechanism(mechanism.Kmap), log.Err(err))
 		}
 		l.failing = true
 		return

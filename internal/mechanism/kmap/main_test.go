@@ -205,10 +205,14 @@ func fdOf(w *world, p *kfdtest.Process) int {
 
 // SuspendAll returns the results of SuspendEach.
 func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
-	return mechanism.Results(ctx, m.SuspendEach, sessions)
+	errs := make([]error, len(sessions))
+	m.SuspendEach(ctx, sessions, func(i int, err error) { errs[i] = err })
+	return errs
 }
 
 // ResumeAll returns the results of ResumeEach.
 func (m *Mechanism) ResumeAll(ctx context.Context, sessions []mechanism.Session) []error {
-	return mechanism.Results(ctx, m.ResumeEach, sessions)
+	errs := make([]error, len(sessions))
+	m.ResumeEach(ctx, sessions, func(i int, err error) { errs[i] = err })
+	return errs
 }

@@ -34,8 +34,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-const name = "kmap"
-
 const (
 	// Lease is how long processes stay suspended after this program has hung.
 	Lease = 2 * time.Second
@@ -113,7 +111,7 @@ func New(cfg Config) *Mechanism {
 }
 
 // Name implements mechanism.Mechanism.
-func (*Mechanism) Name() string { return name }
+func (*Mechanism) Name() string { return mechanism.Kmap }
 
 // lane returns that of a target.
 func (m *Mechanism) lane(target gpreempt.ProcessKey) *lane {

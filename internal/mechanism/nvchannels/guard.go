@@ -82,6 +82,7 @@ func (g *guard) ask(o order) error {
 	})
 	switch {
 	case err != nil:
+		g.Shutdown(unix.SHUT_RDWR)
 		<-g.Closed
 	case a.Err != "":
 		err = errors.New(a.Err)
@@ -89,6 +90,13 @@ func (g *guard) ask(o order) error {
 		return nil
 	}
 	return fmt.Errorf("call the supervisor: %w", err)
+}
+
+// beat shows that the daemon works.
+func (g *guard) beat() {
+	if g.Tell(order{}) != nil {
+		g.Shutdown(unix.SHUT_RDWR) // see ask
+	}
 }
 
 // arm sends the supervisor the list of channels of a process to enable; of none for a process that it

@@ -32,9 +32,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/nvrm"
 )
 
-// Name is the name of the mechanism.
-const Name = "nvchannels"
-
 const (
 	// PollEvery is the time between examinations of suspended processes for new channels of known
 	// clients. They are disabled within it and the time of two calls.
@@ -114,13 +111,13 @@ func New(cfg Config) *Mechanism {
 		cfg.Start = start
 	}
 	return &Mechanism{
-		cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: Name, Log: cfg.Log},
+		cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: mechanism.NVChannels, Log: cfg.Log},
 		stop: make(chan struct{}), busyTime: busyTime,
 	}
 }
 
 // Name implements mechanism.Mechanism.
-func (*Mechanism) Name() string { return Name }
+func (*Mechanism) Name() string { return mechanism.NVChannels }
 
 // Owns reports whether a process is the supervisor.
 func (m *Mechanism) Owns(pid int32) bool {
@@ -131,7 +128,7 @@ func (m *Mechanism) Owns(pid int32) bool {
 // Beat shows that the daemon works. It is called at least every BeatEvery, and does not block.
 func (m *Mechanism) Beat() {
 	if g := m.guard.Load(); g != nil {
-		go g.Tell(order{})
+		go g.beat()
 	}
 }
 
@@ -159,7 +156,7 @@ func (m *Mechanism) supervised() (*guard, error) {
 	go func() {
 		<-g.Closed
 		if !m.closed.Load() {
-			m.cfg.Log.Error("the supervisor of nvchannels has ended; what was suspended runs, and is suspended again with another one", log.Mechanism(Name))
+			m.cfg.Log.Error("the supervisor of nvchannels has ended; what was suspended runs, and is suspended again with another one", log.Mechanism(mechanism.NVChannels))
 			m.alarm()
 		}
 	}()
@@ -168,7 +165,7 @@ func (m *Mechanism) supervised() (*guard, error) {
 
 // lapsed is called when the supervisor reports that it has resumed everything.
 func (m *Mechanism) lapsed() {
-	m.cfg.Log.Warn("gpreemptd was silent, and the supervisor of nvchannels has resumed everything; it is suspended again", log.Mechanism(Name))
+	m.cfg.Log.Warn("gpreemptd was silent, and the supervisor of nvchannels has resumed everything; it is suspended again", log.Mechanism(mechanism.NVChannels))
 	m.alarm()
 }
 
@@ -263,6 +260,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		p.Close()
 		return nil, err
 	}
+	s.changed, s.Notifier = false, mechanism.NewNotifier() // it was looked at before
 	m.watchers.Go(s.watch)
 	return s, nil
 }

@@ -159,7 +159,7 @@ func TestUndoResumesWhatTheJournalNames(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context(), nil))
 	entries := w.journal.list()
-	if len(entries) != 1 || entries[0].Target != target || entries[0].Mechanism != Name {
+	if len(entries) != 1 || entries[0].Target != target || entries[0].Mechanism != mechanism.NVChannels {
 		t.Fatalf("journal: %+v", entries)
 	}
 	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
@@ -170,7 +170,7 @@ func TestUndoResumesWhatTheJournalNames(t *testing.T) {
 	if n := len(w.journal.list()); n != 0 {
 		t.Errorf("%d entries are left", n)
 	}
-	must(t, later.Undo(t.Context(), mechanism.JournalEntry{Mechanism: Name, Target: gpreempt.ProcessKey{PID: 1, Start: 1}}))
+	must(t, later.Undo(t.Context(), mechanism.JournalEntry{Mechanism: mechanism.NVChannels, Target: gpreempt.ProcessKey{PID: 1, Start: 1}}))
 	must(t, s.Close())
 }
 

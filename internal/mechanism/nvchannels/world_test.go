@@ -228,12 +228,16 @@ func stateOf(p *nvrmtest.Process) state {
 
 // SuspendAll returns the results of SuspendEach.
 func (m *Mechanism) SuspendAll(ctx context.Context, sessions []mechanism.Session) []error {
-	return mechanism.Results(ctx, m.SuspendEach, sessions)
+	errs := make([]error, len(sessions))
+	m.SuspendEach(ctx, sessions, func(i int, err error) { errs[i] = err })
+	return errs
 }
 
 // ResumeAll returns the results of ResumeEach.
 func (m *Mechanism) ResumeAll(ctx context.Context, sessions []mechanism.Session) []error {
-	return mechanism.Results(ctx, m.ResumeEach, sessions)
+	errs := make([]error, len(sessions))
+	m.ResumeEach(ctx, sessions, func(i int, err error) { errs[i] = err })
+	return errs
 }
 
 // stand waits until no call is made for the sessions, and has none made until the result is called.

@@ -1,0 +1,63 @@
+package mechanism
+
+import "slices"
+
+// The names of the mechanisms.
+const (
+	DBGTrap    = "dbgtrap"
+	CRIU       = "criu"
+	Freezer    = "freezer"
+	Kmap       = "kmap"
+	Stop       = "stop"
+	NVChannels = "nvchannels"
+)
+
+// Kind is what is known of a mechanism without having one.
+type Kind struct {
+	Name string
+	// Driver is the driver of the GPUs that it works on: "kfd" or "nvidia"; "" for any.
+	Driver string
+	// Unmaps: it takes queues off their GPUs, and rows of the hazard table are about it unless they name
+	// others.
+	Unmaps bool
+	// Debugs: it is a debugger, which never_debug forbids.
+	Debugs bool
+	// LeavesDRM: user queues of DRM go on running. LeavesContexts: so do those of secondary KFD
+	// contexts; it has what suspends the others.
+	LeavesDRM      bool
+	LeavesContexts string
+	// Journal: the kernel does not undo its pauses when the daemon dies.
+	Journal bool
+	// Configured: the config key mechanisms enables it. Else a rule or an admin does, for single
+	// processes.
+	Configured bool
+}
+
+// Kinds are the mechanisms.
+var Kinds = []Kind{
+	{Name: DBGTrap, Driver: "kfd", Unmaps: true, Debugs: true, LeavesDRM: true, LeavesContexts: "DBG_TRAP", Configured: true},
+	{Name: CRIU, Driver: "kfd", Unmaps: true, Debugs: true, LeavesDRM: true, Journal: true, Configured: true},
+	{Name: Freezer, Journal: true, Configured: true},
+	{Name: Kmap, Driver: "kfd", Unmaps: true, LeavesDRM: true, LeavesContexts: "kfd_kmap", Configured: true},
+	{Name: Stop, Journal: true},
+	{Name: NVChannels, Driver: "nvidia", Unmaps: true, Journal: true, Configured: true},
+}
+
+// KindOf returns what is known of a mechanism; false for none with that name.
+func KindOf(name string) (Kind, bool) {
+	i := slices.IndexFunc(Kinds, func(k Kind) bool { return k.Name == name })
+	if i < 0 {
+		return Kind{}, false
+	}
+	return Kinds[i], true
+}
+
+// Names returns the names of the mechanisms that are of a kind.
+func Names(of func(Kind) bool) (names []string) {
+	for _, k := range Kinds {
+		if of(k) {
+			names = append(names, k.Name)
+		}
+	}
+	return names
+}
