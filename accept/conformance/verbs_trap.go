@@ -44,7 +44,7 @@ func trapSend(d *doing) (int64, error) {
 }
 
 func trapSetExceptions(d *doing) (int64, error) {
-	args := kfd.TrapSetExceptionsEnabledArgs{PID: d.pid(), Op: kfd.TrapSetExceptionsEnabled, ExceptionMask: d.mask("mask")}
+	args := kfdabi.TrapSetExceptionsEnabledArgs{PID: d.pid(), Op: kfd.TrapSetExceptionsEnabled, ExceptionMask: d.mask("mask")}
 	return d.trap(kfd.PointerTo(&args))
 }
 

@@ -68,7 +68,7 @@ type Step struct {
 	Task   Task
 	Caller int32
 	// Process and Queue are what the step is about, if it is about one: otherwise 0 and
-	// kfd.NoQueue.
+	// kfdabi.NoQueue.
 	Process int32
 	Queue   uint32
 	// Queues are the queues in the runlist of a StepMap, in the driver's order, or the

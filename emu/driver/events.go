@@ -51,7 +51,7 @@ func (d *Driver) writeDot(c *call, p *process, by Task) {
 }
 
 // setExceptionsEnabled is kfd_dbg_set_enabled_debug_exception_mask.
-func (d *Driver) setExceptionsEnabled(c *call, args *kfd.TrapSetExceptionsEnabledArgs) (int, errno) {
+func (d *Driver) setExceptionsEnabled(c *call, args *kfdabi.TrapSetExceptionsEnabledArgs) (int, errno) {
 	p := c.target
 	defer d.hold(c, &p.events)()
 	pending := p.Exceptions
@@ -174,7 +174,7 @@ func (p *process) runtimeInfo() []byte {
 }
 
 // Raise raises exceptions as an interrupt does (kfd_set_dbg_ev_from_interrupt): of a
-// queue, or with kfd.NoQueue of a GPU. It reports whether the debugger was notified, or
+// queue, or with kfdabi.NoQueue of a GPU. It reports whether the debugger was notified, or
 // the runtime because no debugger enabled them.
 func (d *Driver) Raise(mm MM, id gpreempt.GPUID, queue uint32, mask kfd.ExceptionMask) bool {
 	d.mu.Lock()
@@ -198,7 +198,7 @@ func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
 		return
 	}
 	d.emit(g, kfd.SMIVMFault, d.smiAbout(p), "%x:%s\n", uint32(p.PID), p.lead.Comm())
-	d.interrupt(&call{d: d}, p, g, kfd.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), new(fault.data(g)))
+	d.interrupt(&call{d: d}, p, g, kfdabi.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), new(fault.data(g)))
 }
 
 // interrupt is kfd_set_dbg_ev_from_interrupt.

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -41,7 +42,7 @@ func (d *Driver) perQueue(g *gpu) bool { return g.node.mes() || d.cfg.NoHWS }
 // step calls the hook for the result of a step, and applies the step's effect on the
 // hardware. The GPU's lock is held.
 func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errno {
-	id := kfd.NoQueue
+	id := kfdabi.NoQueue
 	if q != nil {
 		id = q.ID
 	}

@@ -14,6 +14,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
+// NoQueue is for what is not about one queue. No queue has this ID: IDs have at most 30 bits.
+const NoQueue = ^uint32(0)
+
 // CreateQueueArgs is struct kfd_ioctl_create_queue_args.
 type CreateQueueArgs struct {
 	_                     structs.HostLayout

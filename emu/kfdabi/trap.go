@@ -6,7 +6,17 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// The structures of a debugger's calls about GPUs, waves, addresses and flags.
+// The structures of a debugger's calls about exceptions, GPUs, waves, addresses and flags.
+
+// TrapSetExceptionsEnabledArgs is struct kfd_ioctl_dbg_trap_args with the arm
+// set_exceptions_enabled, struct kfd_ioctl_dbg_trap_set_exceptions_enabled_args.
+type TrapSetExceptionsEnabledArgs struct {
+	_             structs.HostLayout
+	PID           uint32
+	Op            kfd.TrapOp
+	ExceptionMask kfd.ExceptionMask
+	_             [16]byte
+}
 
 // TrapDeviceSnapshotArgs is struct kfd_ioctl_dbg_trap_args with the arm
 // device_snapshot, struct kfd_ioctl_dbg_trap_device_snapshot_args.

@@ -10,6 +10,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -35,7 +36,7 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 			Kind: EventStep, Op: string(s.Kind), PID: s.Caller, Target: s.Process, GPU: s.GPU, Errno: errno,
 			Took: float64(time.Since(began)) / float64(time.Microsecond),
 		}
-		if s.Queue != kfd.NoQueue {
+		if s.Queue != kfdabi.NoQueue {
 			v.Queue = &s.Queue
 		}
 		e.report(v)

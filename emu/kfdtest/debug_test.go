@@ -53,7 +53,7 @@ func TestAnswersRecordedInAGuestWithoutAGPU(t *testing.T) {
 		device := kfdabi.TrapDeviceSnapshotArgs{PID: uint32(pid), Op: kfd.TrapGetDeviceSnapshot, EntrySize: 120}
 		_, err = dbg.Main().Ioctl(s.fdOf(dbg), kfd.ReqDbgTrap, kfd.PointerTo(&device))
 		s.want(unix.EINVAL, err)
-		s.must(d.SendRuntimeEvent(pid, kfd.ECProcessRuntime.Mask(), 0, 0))
+		s.must(d.AnswerRuntime(pid))
 		unknown := kfd.TrapDisableArgs{PID: uint32(pid), Op: 99}
 		_, err = dbg.Main().Ioctl(s.fdOf(dbg), kfd.ReqDbgTrap, kfd.PointerTo(&unknown))
 		s.want(unix.EINVAL, err)

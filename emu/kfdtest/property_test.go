@@ -107,7 +107,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			}
 		},
 		"answer": func(*rapid.T) {
-			_ = dbg().device.SendRuntimeEvent(job().PID(), kfd.ECProcessRuntime.Mask(), 0, 0)
+			_ = dbg().device.AnswerRuntime(job().PID())
 		},
 		"query": func(*rapid.T) { _, _, _ = dbg().device.QueryDebugEvent(job().PID(), enabledMask) },
 		"pause": func(*rapid.T) {

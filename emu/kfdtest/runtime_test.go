@@ -9,13 +9,14 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // answer is the debugger's answer to EC_PROCESS_RUNTIME.
 func (s *scene) answer() {
 	s.Helper()
-	s.must(s.device.SendRuntimeEvent(s.job.PID(), kfd.ECProcessRuntime.Mask(), 0, 0))
+	s.must(s.device.AnswerRuntime(s.job.PID()))
 }
 
 func TestRuntimeEnableOnce(t *testing.T) {
@@ -147,28 +148,42 @@ func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
 			s.Error("the runtime did not get an exception that the debugger has not enabled")
 		}
 		// It stays pending, so enabling it later notifies at once.
-		s.must(s.device.SetExceptions(s.job.PID(), fault))
+		s.must(s.setExceptions(fault))
 		if s.dots() != 1 {
 			s.Error("the debugger was not notified of a pending exception")
 		}
-		info, err := s.device.QueryExceptionInfo(s.job.PID(), id, kfd.ECQueueWaveMemoryViolation, true)
-		s.must(err)
-		if len(info) != 0 {
-			s.Errorf("info: %v", info)
+		query := func(id uint32) (size uint32, err error) {
+			args := kfd.TrapQueryExceptionInfoArgs{
+				PID: uint32(s.job.PID()), Op: kfd.TrapQueryExceptionInfo, InfoPtr: kfd.PointerTo(new([64]byte)), InfoSize: 64,
+				SourceID: id, ExceptionCode: kfd.ECQueueWaveMemoryViolation, ClearException: 1,
+			}
+			_, err = s.trap(kfd.PointerTo(&args))
+			return args.InfoSize, err
 		}
-		_, err = s.device.QueryExceptionInfo(s.job.PID(), id, kfd.ECQueueWaveMemoryViolation, true)
+		size, err := query(id)
+		s.must(err)
+		if size != 0 {
+			s.Errorf("info of %d bytes", size)
+		}
+		_, err = query(id)
 		s.want(unix.ENODATA, err)
-		_, err = s.device.QueryExceptionInfo(s.job.PID(), 99, kfd.ECQueueWaveMemoryViolation, true)
+		_, err = query(99)
 		s.want(unix.EINVAL, err)
-		s.want(unix.ENODEV, s.device.SendRuntimeEvent(s.job.PID(), kfd.ECDeviceMemoryViolation.Mask(), 99, 0))
-		s.must(s.device.SendRuntimeEvent(s.job.PID(), fault, gpuA, id))
+		send := func(mask kfd.ExceptionMask, gpu gpreempt.GPUID, queue uint32) error {
+			_, err := s.trap(kfd.PointerTo(&kfd.TrapSendRuntimeEventArgs{
+				PID: uint32(s.job.PID()), Op: kfd.TrapSendRuntimeEvent, ExceptionMask: mask, GPUID: uint32(gpu), QueueID: queue,
+			}))
+			return err
+		}
+		s.want(unix.ENODEV, send(kfd.ECDeviceMemoryViolation.Mask(), 99, 0))
+		s.must(send(fault, gpuA, id))
 	})
 }
 
 func TestQueueDeletionIsAnExceptionOfTheGPU(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		id := s.suspendable(gpuB)[0]
-		s.must(s.device.SetExceptions(s.job.PID(), kfd.ECDeviceQueueDelete.Mask()))
+		s.must(s.setExceptions(kfd.ECDeviceQueueDelete.Mask()))
 		s.must(s.job.Main().DestroyQueue(s.fd, id))
 		event, _, err := s.device.QueryDebugEvent(s.job.PID(), kfd.ECDeviceQueueDelete.Mask())
 		s.must(err)
@@ -270,4 +285,12 @@ func TestKillReturnsAfterTheDeathOfAWaitingProcess(t *testing.T) {
 			<-enabled
 		}
 	})
+}
+
+// setExceptions replaces the exceptions that the debugger is notified of.
+func (s *scene) setExceptions(mask kfd.ExceptionMask) error {
+	_, err := s.trap(kfd.PointerTo(&kfdabi.TrapSetExceptionsEnabledArgs{
+		PID: uint32(s.job.PID()), Op: kfd.TrapSetExceptionsEnabled, ExceptionMask: mask,
+	}))
+	return err
 }

@@ -420,7 +420,7 @@ func TestSnapshots(t *testing.T) {
 		if args.NumQueues != 0 {
 			s.Errorf("%d queues after EINVAL", args.NumQueues)
 		}
-		devices, err := s.device.DeviceSnapshot(s.job.PID(), 0)
+		devices, err := s.device.DeviceSnapshot(s.job.PID())
 		s.must(err)
 		if len(devices) != 2 || devices[1].GPUID != uint32(gpuB) || devices[1].NumXCC != 1 {
 			s.Errorf("devices: %+v", devices)

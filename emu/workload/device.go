@@ -38,7 +38,7 @@ func openDevice(sys Sys) (*device, error) {
 	d := &device{sys: sys, doorbells: map[gpreempt.GPUID]region{}}
 	var err error
 	if d.fd, err = d.open(kfd.DevicePath); err != nil {
-		return nil, refused("open "+kfd.DevicePath, 0, kfd.NoQueue, err)
+		return nil, refused("open "+kfd.DevicePath, 0, kfdabi.NoQueue, err)
 	}
 	if err := d.findGPUs(); err != nil {
 		return nil, errors.Join(err, d.close())
@@ -81,19 +81,22 @@ func refused(op string, gpu gpreempt.GPUID, queue uint32, err error) error {
 	if !ok {
 		return err
 	}
-	return &kfd.Error{Op: op, GPU: gpu, Queue: queue, Errno: errno}
+	if queue != kfdabi.NoQueue {
+		op += fmt.Sprintf(" queue %d", queue)
+	}
+	return &kfd.Error{Op: op, GPU: gpu, Errno: errno}
 }
 
 // findGPUs finds the GPUs, and the memory that their queues need.
 func (d *device) findGPUs() error {
 	var args kfdabi.ProcessAperturesNewArgs
-	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
+	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return err
 	}
 	apertures := make([]kfdabi.ProcessDeviceApertures, args.NumOfNodes)
 	if len(apertures) > 0 {
 		args.Apertures = kfd.PointerToSlice(apertures)
-		if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
+		if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
 			return err
 		}
 	}
@@ -121,7 +124,7 @@ func (d *device) acquireVM(g *gpu) error {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
 	args := kfdabi.AcquireVMArgs{DRMFD: uint32(fd), GPUID: uint32(g.ID)}
-	err = d.ioctl(kfd.ReqAcquireVM, g.ID, kfd.NoQueue, kfd.PointerTo(&args))
+	err = d.ioctl(kfd.ReqAcquireVM, g.ID, kfdabi.NoQueue, kfd.PointerTo(&args))
 	g.HasVM, g.Render = err == nil, fd
 	d.nodes = append(d.nodes, fd)
 	return err
@@ -134,7 +137,7 @@ func (d *device) setRuntime(on bool) error {
 	if on {
 		args.ModeMask = kfdabi.RuntimeEnableModeEnable | kfdabi.RuntimeEnableModeTTMPSave
 	}
-	return d.ioctl(kfd.ReqRuntimeEnable, 0, kfd.NoQueue, kfd.PointerTo(&args))
+	return d.ioctl(kfd.ReqRuntimeEnable, 0, kfdabi.NoQueue, kfd.PointerTo(&args))
 }
 
 // doorbellBytes is the size of a process's doorbells on a GPU: 1024 of 8 bytes. The
@@ -146,7 +149,7 @@ const doorbellBytes = 8192
 // the device is open.
 func (d *device) createQueue(args *kfdabi.CreateQueueArgs) (uint32, *atomic.Uint64, error) {
 	gpu := gpreempt.GPUID(args.GPUID)
-	if err := d.ioctl(kfd.ReqCreateQueue, gpu, kfd.NoQueue, kfd.PointerTo(args)); err != nil {
+	if err := d.ioctl(kfd.ReqCreateQueue, gpu, kfdabi.NoQueue, kfd.PointerTo(args)); err != nil {
 		return 0, nil, err
 	}
 	d.mu.Lock()

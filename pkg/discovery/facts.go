@@ -1,8 +1,8 @@
 package discovery
 
 import (
+	"bytes"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -34,12 +34,14 @@ func (f *FS) facts(p *gpreempt.Process, comm string) error {
 	}
 	p.UID, p.GID, p.NamespacePIDs = ids.UID, ids.GID, ids.NamespacePIDs
 	// Unlike stat, comm does not escape what is not printable.
-	if b, err = f.read(procPath(p.Key.PID, "comm")); err == nil {
-		comm = strings.TrimSuffix(string(b), "\n")
-	} else if !vanished(err) {
+	switch b, err = f.read(procPath(p.Key.PID, "comm")); {
+	case err == nil:
+		p.Comm = text(bytes.TrimSuffix(b, []byte("\n")))
+	case vanished(err):
+		p.Comm = text([]byte(comm))
+	default:
 		return err
 	}
-	p.Comm = text([]byte(comm))
 	if b, err = f.read(procPath(p.Key.PID, "cgroup")); err == nil {
 		p.Cgroup = ParseCgroup(b)
 		p.Slurm = f.slurm(p.Cgroup.SlurmJob)

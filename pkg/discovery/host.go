@@ -146,13 +146,15 @@ const (
 // in 32 or 64 bits (shmem_reserve_inode).
 func (h *host) unique(dir string) bool {
 	var st syscall.Statfs_t
+	err := again(func() error { return syscall.Statfs(h.path(dir), &st) })
+	return err == nil && (st.Type == sysfsMagic || st.Type == tmpfsMagic)
+}
+
+// again makes a system call until no signal interrupts it.
+func again(call func() error) error {
 	for {
-		switch err := syscall.Statfs(h.path(dir), &st); err {
-		case nil:
-			return st.Type == sysfsMagic || st.Type == tmpfsMagic
-		case syscall.EINTR:
-		default:
-			return false
+		if err := call(); !errors.Is(err, syscall.EINTR) {
+			return err
 		}
 	}
 }
@@ -204,36 +206,30 @@ func readAt(dir int, name string, buf []byte) (n int, op string, err error) {
 		return 0, "open", err
 	}
 	defer syscall.Close(fd)
-	for {
-		if n, err = syscall.Read(fd, buf); !errors.Is(err, syscall.EINTR) {
-			return n, "read", err
-		}
-	}
+	err = again(func() (err error) {
+		n, err = syscall.Read(fd, buf)
+		return err
+	})
+	return n, "read", err
 }
 
 func (h *host) stamp(dir string) (stamp, error) {
 	var st syscall.Stat_t
-	for {
-		switch err := syscall.Stat(h.path(dir), &st); err {
-		case nil:
-			return stamp{inode: st.Ino, change: st.Ctim}, nil
-		case syscall.EINTR:
-		default:
-			return stamp{}, &fs.PathError{Op: "stat", Path: dir, Err: err}
-		}
+	if err := again(func() error { return syscall.Stat(h.path(dir), &st) }); err != nil {
+		return stamp{}, &fs.PathError{Op: "stat", Path: dir, Err: err}
 	}
+	return stamp{inode: st.Ino, change: st.Ctim}, nil
 }
 
 func (h *host) path(name string) string { return h.root + "/" + name }
 
 // openAt opens a name below a directory.
 func openAt(dir int, name string, flags int) (fd int, err error) {
-	for {
+	err = again(func() (err error) {
 		fd, err = syscall.Openat(dir, name, syscall.O_RDONLY|syscall.O_CLOEXEC|flags, 0)
-		if err != syscall.EINTR {
-			return fd, err
-		}
-	}
+		return err
+	})
+	return fd, err
 }
 
 // atCWD is AT_FDCWD (include/uapi/linux/fcntl.h): names are relative to the working directory.

@@ -48,16 +48,6 @@ type TrapSendRuntimeEventArgs struct {
 	_             [8]byte
 }
 
-// TrapSetExceptionsEnabledArgs is struct kfd_ioctl_dbg_trap_args with the arm
-// set_exceptions_enabled, struct kfd_ioctl_dbg_trap_set_exceptions_enabled_args.
-type TrapSetExceptionsEnabledArgs struct {
-	_             structs.HostLayout
-	PID           uint32
-	Op            TrapOp
-	ExceptionMask ExceptionMask
-	_             [16]byte
-}
-
 // TrapSuspendQueuesArgs is struct kfd_ioctl_dbg_trap_args with the arm
 // suspend_queues, struct kfd_ioctl_dbg_trap_suspend_queues_args.
 type TrapSuspendQueuesArgs struct {

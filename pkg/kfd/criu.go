@@ -44,7 +44,7 @@ func (o CRIUOp) String() string {
 func CRIUPause(sys Sys, fd int, pid int32) error {
 	args := CRIUArgs{Op: CRIUOpProcessInfo}
 	_, err := sys.Ioctl(fd, ReqCRIUOp, PointerTo(&args))
-	return fail(err, Error{Op: opCRIUPause, PID: pid, Queue: NoQueue})
+	return fail(err, Error{Op: opCRIUPause, PID: pid})
 }
 
 // CRIUUnpause undoes one CRIUPause (criu_unpause), with the same conditions for fd and the
@@ -53,5 +53,5 @@ func CRIUPause(sys Sys, fd int, pid int32) error {
 func CRIUUnpause(sys Sys, fd int, pid int32) error {
 	args := CRIUArgs{Op: CRIUOpUnpause}
 	_, err := sys.Ioctl(fd, ReqCRIUOp, PointerTo(&args))
-	return fail(err, Error{Op: opCRIUUnpause, PID: pid, Queue: NoQueue})
+	return fail(err, Error{Op: opCRIUUnpause, PID: pid})
 }

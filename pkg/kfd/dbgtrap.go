@@ -75,34 +75,12 @@ func (d *Device) Disable(pid int32) error {
 	return err
 }
 
-// SendRuntimeEvent sends exceptions to the target's runtime, as the driver does
-// (kfd_ioctl_set_debug_trap). ECProcessRuntime releases the target from RUNTIME_ENABLE, or
-// from the next one: sends are counted. gpu and queue are the source of the exceptions, 0
-// for those of the process. The call is made once; if it is interrupted it returns EINTR.
-// ENODEV means that the target has no such GPU.
-func (d *Device) SendRuntimeEvent(pid int32, mask ExceptionMask, gpu gpreempt.GPUID, queue uint32) error {
-	args := TrapSendRuntimeEventArgs{
-		PID:           uint32(pid),
-		Op:            TrapSendRuntimeEvent,
-		ExceptionMask: mask,
-		GPUID:         uint32(gpu),
-		QueueID:       queue,
-	}
-	e := Error{Op: trapName(TrapSendRuntimeEvent), PID: pid, GPU: gpu, Queue: NoQueue}
-	if mask&ExceptionsOfQueue != 0 {
-		e.Queue = queue
-	}
-	_, err := d.handle.ioctl(ReqDbgTrap, PointerTo(&args))
-	return fail(err, e)
-}
-
-// SetExceptions replaces the set of exceptions that the debugger is notified of
-// (kfd_dbg_set_enabled_debug_exception_mask). The driver does not send exceptions of the
-// set to the target's runtime, so with memory faults in it the target hangs instead of
-// ending. A pending exception of the set is reported at once.
-func (d *Device) SetExceptions(pid int32, mask ExceptionMask) error {
-	args := TrapSetExceptionsEnabledArgs{PID: uint32(pid), Op: TrapSetExceptionsEnabled}
-	_, err := d.trapAgain(pid, TrapSetExceptionsEnabled, PointerTo(&args), func() { args.ExceptionMask = mask })
+// AnswerRuntime sends ECProcessRuntime to the target's runtime, as the driver does
+// (kfd_ioctl_set_debug_trap): that releases the target from RUNTIME_ENABLE, or from the next one,
+// since sends are counted. The call is made once; if it is interrupted it returns EINTR.
+func (d *Device) AnswerRuntime(pid int32) error {
+	args := TrapSendRuntimeEventArgs{PID: uint32(pid), Op: TrapSendRuntimeEvent, ExceptionMask: ECProcessRuntime.Mask()}
+	_, err := d.trap(pid, TrapSendRuntimeEvent, PointerTo(&args))
 	return err
 }
 
@@ -146,54 +124,28 @@ func once(changes bool, call func() error) error {
 	return retry(call)
 }
 
-// maxExceptionInfo is more than the data of any exception: 32 bytes for a memory
-// violation, 16 for the runtime's state.
-const maxExceptionInfo = 64
-
-// QueryExceptionInfo returns the driver's data of exception code at source, and clears the
-// code there if clearIt is set (kfd_dbg_trap_query_exception_info). source is a queue ID
-// or a gpu_id, by the class of the code; it is ignored for those of the process. Most
-// codes have no data. For ECProcessRuntime see [ParseRuntimeInfo]. With clearIt the call is
-// made once and may return EINTR. Errors beyond those at [Error]:
+// TakeRuntimeInfo returns the state of the target's runtime that ECProcessRuntime announced, and
+// clears the exception (kfd_dbg_trap_query_exception_info). The call is made once; if it is
+// interrupted it returns EINTR. ErrInconsistent means that the driver cleared it without the state.
+// Errors beyond those at [Error]:
 //
-//	ENODATA  the exception is not pending there
-//	EINVAL   also: no such source or code
-func (d *Device) QueryExceptionInfo(pid int32, source uint32, code ExceptionCode, clearIt bool) ([]byte, error) {
-	info := make([]byte, maxExceptionInfo)
-	args := TrapQueryExceptionInfoArgs{
-		PID:           uint32(pid),
-		Op:            TrapQueryExceptionInfo,
-		InfoPtr:       PointerToSlice(info),
-		SourceID:      source,
-		ExceptionCode: code,
-	}
-	if clearIt {
-		args.ClearException = 1
-	}
-	e := Error{Op: trapName(TrapQueryExceptionInfo), PID: pid, Queue: NoQueue}
-	switch mask := code.Mask(); {
-	case mask&ExceptionsOfQueue != 0:
-		e.Queue = source
-	case mask&ExceptionsOfDevice != 0:
-		e.GPU = gpreempt.GPUID(source)
-	}
-	err := once(clearIt, func() error {
-		args.InfoSize = maxExceptionInfo
-		_, err := d.handle.ioctl(ReqDbgTrap, PointerTo(&args))
-		return fail(err, e)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return info[:min(args.InfoSize, maxExceptionInfo)], nil
-}
-
-// ParseRuntimeInfo reads the result of QueryExceptionInfo for ECProcessRuntime. It needs
-// at least the 16 bytes of struct kfd_runtime_info.
-func ParseRuntimeInfo(b []byte) (RuntimeInfo, error) {
+//	ENODATA  the exception is not pending
+func (d *Device) TakeRuntimeInfo(pid int32) (RuntimeInfo, error) {
 	var info RuntimeInfo
-	if n := copy(bytesOf(&info), b); n < len(bytesOf(&info)) {
-		return RuntimeInfo{}, fmt.Errorf("%w: runtime info of %d bytes, want %d", ErrInconsistent, n, len(bytesOf(&info)))
+	size := uint32(len(bytesOf(&info)))
+	args := TrapQueryExceptionInfoArgs{
+		PID:            uint32(pid),
+		Op:             TrapQueryExceptionInfo,
+		InfoPtr:        PointerTo(&info),
+		InfoSize:       size,
+		ExceptionCode:  ECProcessRuntime,
+		ClearException: 1,
+	}
+	if _, err := d.trap(pid, TrapQueryExceptionInfo, PointerTo(&args)); err != nil {
+		return RuntimeInfo{}, err
+	}
+	if args.InfoSize < size {
+		return RuntimeInfo{}, fmt.Errorf("%w: runtime info of %d bytes, want %d", ErrInconsistent, args.InfoSize, size)
 	}
 	return info, nil
 }

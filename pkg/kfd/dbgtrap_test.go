@@ -1,7 +1,6 @@
 package kfd
 
 import (
-	"encoding/binary"
 	"errors"
 	"strings"
 	"testing"
@@ -53,40 +52,23 @@ func TestDebugEventsAreQueriedUntilNoneIsLeft(t *testing.T) {
 	}
 }
 
-func TestExceptionInfoIsCutToItsSize(t *testing.T) {
-	for size, want := range map[uint32]int{0: 0, 16: 16, 64: 64, 4096: 64} {
+func TestRuntimeInfoThatIsTooShort(t *testing.T) {
+	for size, whole := range map[uint32]bool{0: false, 12: false, 16: true, 4096: true} {
 		d := open(t, 17, func(_ Request, arg Pointer) (uintptr, error) {
-			As[TrapQueryExceptionInfoArgs](arg).InfoSize = size
+			args := As[TrapQueryExceptionInfoArgs](arg)
+			*As[RuntimeInfo](args.InfoPtr) = RuntimeInfo{RDebug: 0x7f00, State: RuntimeBusy, TTMPSetup: 1}
+			args.InfoSize = size
 			return 0, nil
 		})
-		got, err := d.QueryExceptionInfo(42, 0, ECProcessRuntime, true)
-		if len(got) != want || err != nil {
-			t.Errorf("the driver has %d bytes: got %d, %v; want %d", size, len(got), err, want)
+		var want RuntimeInfo
+		if whole {
+			want = RuntimeInfo{RDebug: 0x7f00, State: RuntimeBusy, TTMPSetup: 1}
+		}
+		got, err := d.TakeRuntimeInfo(42)
+		if diff := cmp.Diff(want, got); diff != "" || errors.Is(err, ErrInconsistent) == whole {
+			t.Errorf("%d bytes: error %v (-want +got):\n%s", size, err, diff)
 		}
 	}
-}
-
-func FuzzParseRuntimeInfo(f *testing.F) {
-	f.Add([]byte{})
-	f.Add(words(0x12345678, 0x7f00, 1, 1))
-	f.Add(append(words(0, 0, 3, 0), 1, 2, 3))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		info, err := ParseRuntimeInfo(b)
-		if err != nil {
-			if info != (RuntimeInfo{}) || len(b) >= 16 || !errors.Is(err, ErrInconsistent) {
-				t.Errorf("%d bytes were parsed as %+v, error %v", len(b), info, err)
-			}
-			return
-		}
-		want := RuntimeInfo{
-			RDebug:    binary.NativeEndian.Uint64(b),
-			State:     RuntimeState(binary.NativeEndian.Uint32(b[8:])),
-			TTMPSetup: binary.NativeEndian.Uint32(b[12:]),
-		}
-		if diff := cmp.Diff(want, info); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
-	})
 }
 
 func TestPermissionRuleIsProbedByBehaviour(t *testing.T) {

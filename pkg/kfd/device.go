@@ -21,7 +21,7 @@ const (
 // listed in sysfs, and the partitions of GPUs cannot be changed. When it exits, debugging
 // that it enabled ends, and suspended queues are resumed. Close does neither.
 type Device struct {
-	handle  handle
+	handle
 	version Version
 	profile Profile
 	warning *UnknownMinor
@@ -39,15 +39,10 @@ func Open() (*Device, error) { return OpenWith(Kernel(), DevicePath) }
 //	EPERM   the device cgroup forbids it
 //	EINVAL  a GPU reset or a change of partitions is in progress; 7.2: no GPU
 func OpenWith(sys Sys, path string) (*Device, error) {
-	var fd int
-	err := retry(func() (err error) {
-		fd, err = sys.Open(path, unix.O_RDWR|unix.O_CLOEXEC)
-		return err
-	})
-	if err != nil {
-		return nil, fail(err, Error{Op: opOpen, Queue: NoQueue})
+	d := &Device{}
+	if err := d.open(sys, path, opOpen); err != nil {
+		return nil, err
 	}
-	d := &Device{handle: handle{sys: sys, fd: fd}}
 	if err := d.identify(); err != nil {
 		return nil, closeAfter(err, d.Close())
 	}
@@ -72,10 +67,6 @@ func closeAfter(err, closing error) error {
 	return err
 }
 
-// Close closes the descriptor after the calls in progress have returned; it does not wait
-// for them. Later calls fail with os.ErrClosed. Close is idempotent.
-func (d *Device) Close() error { return d.handle.close() }
-
 // Version returns the driver's version.
 func (d *Device) Version() Version { return d.version }
 
@@ -85,29 +76,23 @@ func (d *Device) Profile() Profile { return d.profile }
 // Warning returns a warning if the driver's minor version is not known, otherwise nil.
 func (d *Device) Warning() *UnknownMinor { return d.warning }
 
-// Calls returns the number of ioctls that have returned, with or without an error, and
-// their total time.
-func (d *Device) Calls() (n int64, took time.Duration) {
-	return d.handle.calls.Load(), time.Duration(d.handle.took.Load())
-}
-
 // GetVersion returns the version of the ioctl interface (kfd_ioctl_get_version).
 func (d *Device) GetVersion() (Version, error) {
 	var args GetVersionArgs
 	err := retry(func() error {
-		_, err := d.handle.ioctl(ReqGetVersion, PointerTo(&args))
+		_, err := d.ioctl(ReqGetVersion, PointerTo(&args))
 		return err
 	})
 	if err != nil {
-		return Version{}, fail(err, Error{Op: ReqGetVersion.String(), Queue: NoQueue})
+		return Version{}, fail(err, Error{Op: ReqGetVersion.String()})
 	}
 	return Version{Major: args.Major, Minor: args.Minor}, nil
 }
 
 // trap makes a DBG_TRAP call once and returns its result.
 func (d *Device) trap(pid int32, op TrapOp, args Pointer) (uintptr, error) {
-	r1, err := d.handle.ioctl(ReqDbgTrap, args)
-	return r1, fail(err, Error{Op: trapName(op), PID: pid, Queue: NoQueue})
+	r1, err := d.ioctl(ReqDbgTrap, args)
+	return r1, fail(err, Error{Op: trapName(op), PID: pid})
 }
 
 // trapAgain makes a DBG_TRAP call that may be repeated, see retry. prepare sets the fields
@@ -135,6 +120,21 @@ type handle struct {
 	closed bool
 }
 
+// open opens a device; op is the operation of its errors.
+func (h *handle) open(sys Sys, path, op string) error {
+	h.sys = sys
+	return fail(retry(func() (err error) {
+		h.fd, err = sys.Open(path, unix.O_RDWR|unix.O_CLOEXEC)
+		return err
+	}), Error{Op: op})
+}
+
+// Calls returns the number of ioctls that have returned, with or without an error, and
+// their total time.
+func (h *handle) Calls() (n int64, took time.Duration) {
+	return h.calls.Load(), time.Duration(h.took.Load())
+}
+
 func (h *handle) acquire() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,7 +156,9 @@ func (h *handle) release() {
 	}
 }
 
-func (h *handle) close() error {
+// Close closes the descriptor after the calls in progress have returned; it does not wait
+// for them. Later calls fail with os.ErrClosed. Close is idempotent.
+func (h *handle) Close() error {
 	h.mu.Lock()
 	now := !h.closed && h.users == 0
 	h.closed = true

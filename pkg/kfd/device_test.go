@@ -15,8 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // minors are the interface versions with their own profile.
@@ -93,13 +91,8 @@ func TestBytesSent(t *testing.T) {
 		},
 		{
 			"send runtime event",
-			func(d *Device) error { return d.SendRuntimeEvent(pid, ECProcessRuntime.Mask(), 0x8a31, 5) },
-			func(Profile) sent { return sent{Bytes: words(pid, 2, 0, 0x8000, 0x8a31, 5, 0, 0)} },
-		},
-		{
-			"set exceptions",
-			func(d *Device) error { return d.SetExceptions(pid, Exceptions(ECQueueNew, ECDeviceQueueDelete)) },
-			func(Profile) sent { return sent{Bytes: words(pid, 3, 0xc0000000, 0, 0, 0, 0, 0)} },
+			func(d *Device) error { return d.AnswerRuntime(pid) },
+			func(Profile) sent { return sent{Bytes: words(pid, 2, 0, 0x8000, 0, 0, 0, 0)} },
 		},
 		{
 			"suspend",
@@ -123,8 +116,8 @@ func TestBytesSent(t *testing.T) {
 		},
 		{
 			"query exception info",
-			func(d *Device) error { _, err := d.QueryExceptionInfo(pid, 12, ECQueueNew, true); return err },
-			func(Profile) sent { return sent{Bytes: words(pid, 12, 0, 0, 64, 12, 31, 1), Room: 64} },
+			func(d *Device) error { _, err := d.TakeRuntimeInfo(pid); return err },
+			func(Profile) sent { return sent{Bytes: words(pid, 12, 0, 0, 16, 0, 48, 1), Room: 16} },
 		},
 		{
 			"queue snapshot",
@@ -135,7 +128,7 @@ func TestBytesSent(t *testing.T) {
 		},
 		{
 			"device snapshot",
-			func(d *Device) error { _, err := d.DeviceSnapshot(pid, 0); return err },
+			func(d *Device) error { _, err := d.DeviceSnapshot(pid); return err },
 			func(Profile) sent { return sent{Bytes: words(pid, 14, 0, 0, 0, 0, 64, 128), Room: 64 * 128} },
 		},
 		{
@@ -202,7 +195,7 @@ func TestOpenErrorsSayWhatToDo(t *testing.T) {
 		return -1, unix.EACCES
 	})
 	_, err := OpenWith(sys, DevicePath)
-	want := &Error{Op: "open /dev/kfd", Queue: NoQueue, Errno: unix.EACCES}
+	want := &Error{Op: "open /dev/kfd", Errno: unix.EACCES}
 	if diff := cmp.Diff(want, err); diff != "" {
 		t.Errorf("error (-want +got):\n%s", diff)
 	}
@@ -222,38 +215,19 @@ func (openFunc) Close(int) error                              { return unix.EBAD
 
 func TestErrorsKeepTheErrnoAndNameTheTarget(t *testing.T) {
 	calls := map[string]struct {
-		call  func(d *Device) error
-		queue uint32
-		gpu   gpreempt.GPUID
-		op    string
+		call func(d *Device) error
+		op   string
 	}{
-		"enable":    {func(d *Device) error { _, err := d.Enable(42, 0, 9); return err }, NoQueue, 0, "DBG_TRAP ENABLE"},
-		"disable":   {func(d *Device) error { return d.Disable(42) }, NoQueue, 0, "DBG_TRAP DISABLE"},
-		"suspend":   {func(d *Device) error { _, err := d.Suspend(42, []uint32{1}); return err }, NoQueue, 0, "DBG_TRAP SUSPEND_QUEUES"},
-		"resume":    {func(d *Device) error { _, err := d.Resume(42, []uint32{1}); return err }, NoQueue, 0, "DBG_TRAP RESUME_QUEUES"},
-		"resumeall": {func(d *Device) error { _, err := d.ResumeAll(42); return err }, NoQueue, 0, "DBG_TRAP RESUME_QUEUES"},
-		"snapshot":  {func(d *Device) error { _, err := d.Snapshot(42, 1); return err }, NoQueue, 0, "DBG_TRAP GET_QUEUE_SNAPSHOT"},
-		"devices":   {func(d *Device) error { _, err := d.DeviceSnapshot(42, 1); return err }, NoQueue, 0, "DBG_TRAP GET_DEVICE_SNAPSHOT"},
-		"event":     {func(d *Device) error { _, _, err := d.QueryDebugEvent(42, 1); return err }, NoQueue, 0, "DBG_TRAP QUERY_DEBUG_EVENT"},
-		"exceptions": {
-			func(d *Device) error { return d.SetExceptions(42, 1) }, NoQueue, 0, "DBG_TRAP SET_EXCEPTIONS_ENABLED",
-		},
-		"send to the process": {
-			func(d *Device) error { return d.SendRuntimeEvent(42, ECProcessRuntime.Mask(), 0, 0) },
-			NoQueue, 0, "DBG_TRAP SEND_RUNTIME_EVENT",
-		},
-		"send to a queue": {
-			func(d *Device) error { return d.SendRuntimeEvent(42, ECQueueWaveAbort.Mask(), 7, 0) },
-			0, 7, "DBG_TRAP SEND_RUNTIME_EVENT",
-		},
-		"info of a queue": {
-			func(d *Device) error { _, err := d.QueryExceptionInfo(42, 5, ECQueueNew, false); return err },
-			5, 0, "DBG_TRAP QUERY_EXCEPTION_INFO",
-		},
-		"info of a GPU": {
-			func(d *Device) error { _, err := d.QueryExceptionInfo(42, 5, ECDeviceNew, true); return err },
-			NoQueue, 5, "DBG_TRAP QUERY_EXCEPTION_INFO",
-		},
+		"enable":    {func(d *Device) error { _, err := d.Enable(42, 0, 9); return err }, "DBG_TRAP ENABLE"},
+		"disable":   {func(d *Device) error { return d.Disable(42) }, "DBG_TRAP DISABLE"},
+		"suspend":   {func(d *Device) error { _, err := d.Suspend(42, []uint32{1}); return err }, "DBG_TRAP SUSPEND_QUEUES"},
+		"resume":    {func(d *Device) error { _, err := d.Resume(42, []uint32{1}); return err }, "DBG_TRAP RESUME_QUEUES"},
+		"resumeall": {func(d *Device) error { _, err := d.ResumeAll(42); return err }, "DBG_TRAP RESUME_QUEUES"},
+		"snapshot":  {func(d *Device) error { _, err := d.Snapshot(42, 1); return err }, "DBG_TRAP GET_QUEUE_SNAPSHOT"},
+		"devices":   {func(d *Device) error { _, err := d.DeviceSnapshot(42); return err }, "DBG_TRAP GET_DEVICE_SNAPSHOT"},
+		"event":     {func(d *Device) error { _, _, err := d.QueryDebugEvent(42, 1); return err }, "DBG_TRAP QUERY_DEBUG_EVENT"},
+		"answer":    {func(d *Device) error { return d.AnswerRuntime(42) }, "DBG_TRAP SEND_RUNTIME_EVENT"},
+		"info":      {func(d *Device) error { _, err := d.TakeRuntimeInfo(42); return err }, "DBG_TRAP QUERY_EXCEPTION_INFO"},
 	}
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
@@ -262,7 +236,7 @@ func TestErrorsKeepTheErrnoAndNameTheTarget(t *testing.T) {
 				t.Fatalf("error %v is not ESRCH", err)
 			}
 			got, _ := errors.AsType[*Error](err)
-			want := &Error{Op: c.op, PID: 42, Queue: c.queue, GPU: c.gpu, Errno: unix.ESRCH}
+			want := &Error{Op: c.op, PID: 42, Errno: unix.ESRCH}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
@@ -273,15 +247,15 @@ func TestErrorsKeepTheErrnoAndNameTheTarget(t *testing.T) {
 func TestErrorTexts(t *testing.T) {
 	for want, e := range map[string]Error{
 		"DBG_TRAP DISABLE of process 42: no such process: the process has exited or does not use the GPU": {
-			Op: trapName(TrapDisable), PID: 42, Queue: NoQueue, Errno: unix.ESRCH,
+			Op: trapName(TrapDisable), PID: 42, Errno: unix.ESRCH,
 		},
-		"DBG_TRAP QUERY_EXCEPTION_INFO of process 42 queue 0 GPU 7: no data available: the exception is not raised there": {
+		"DBG_TRAP QUERY_EXCEPTION_INFO of process 42 GPU 7: no data available: the exception is not raised": {
 			Op: trapName(TrapQueryExceptionInfo), PID: 42, GPU: 7, Errno: unix.ENODATA,
 		},
 		"DBG_TRAP ENABLE of process 1: input/output error": {
-			Op: trapName(TrapEnable), PID: 1, Queue: NoQueue, Errno: unix.EIO,
+			Op: trapName(TrapEnable), PID: 1, Errno: unix.EIO,
 		},
-		"GET_VERSION: no such process": {Op: "GET_VERSION", Queue: NoQueue, Errno: unix.ESRCH},
+		"GET_VERSION: no such process": {Op: "GET_VERSION", Errno: unix.ESRCH},
 	} {
 		if got := e.Error(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
@@ -298,18 +272,15 @@ func TestInterruptedCalls(t *testing.T) {
 		"suspend":              {func(d *Device) error { _, err := d.Suspend(1, []uint32{4, 2}); return err }, true},
 		"resume":               {func(d *Device) error { _, err := d.Resume(1, []uint32{4, 2}); return err }, true},
 		"resume all":           {func(d *Device) error { _, err := d.ResumeAll(1); return err }, true},
-		"set exceptions":       {func(d *Device) error { return d.SetExceptions(1, 6) }, true},
 		"snapshot":             {func(d *Device) error { _, err := d.Snapshot(1, 0); return err }, true},
-		"device snapshot":      {func(d *Device) error { _, err := d.DeviceSnapshot(1, 0); return err }, true},
+		"device snapshot":      {func(d *Device) error { _, err := d.DeviceSnapshot(1); return err }, true},
 		"query":                {func(d *Device) error { _, _, err := d.QueryDebugEvent(1, 0); return err }, true},
-		"info":                 {func(d *Device) error { _, err := d.QueryExceptionInfo(1, 2, ECQueueNew, false); return err }, true},
 		"enable":               {func(d *Device) error { _, err := d.Enable(1, 0, 9); return err }, false},
 		"disable":              {func(d *Device) error { return d.Disable(1) }, false},
-		"send runtime event":   {func(d *Device) error { return d.SendRuntimeEvent(1, 1, 0, 0) }, false},
+		"send runtime event":   {func(d *Device) error { return d.AnswerRuntime(1) }, false},
 		"query that clears":    {func(d *Device) error { _, _, err := d.QueryDebugEvent(1, 1); return err }, false},
-		"info that clears":     {func(d *Device) error { _, err := d.QueryExceptionInfo(1, 2, ECQueueNew, true); return err }, false},
+		"info that clears":     {func(d *Device) error { _, err := d.TakeRuntimeInfo(1); return err }, false},
 		"snapshot that clears": {func(d *Device) error { _, err := d.Snapshot(1, 1); return err }, false},
-		"devices that clear":   {func(d *Device) error { _, err := d.DeviceSnapshot(1, 1); return err }, false},
 		"SMI":                  {func(d *Device) error { _, err := d.OpenSMI(1); return err }, false},
 	}
 	for name, c := range calls {

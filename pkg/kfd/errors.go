@@ -15,10 +15,6 @@ import (
 // queues is not known.
 var ErrInconsistent = errors.New("inconsistent result of the driver")
 
-// NoQueue is Error.Queue of an operation that is not about one queue. No queue has this
-// ID: IDs have at most 30 bits.
-const NoQueue = ^uint32(0)
-
 // Error is an error of the driver. errors.Is finds the errno in it: errors.Is(err,
 // unix.ESRCH) is true when the target has exited, in any call, which is an event rather
 // than a failure.
@@ -45,8 +41,6 @@ type Error struct {
 	PID int32
 	// GPU is the GPU the call was about, 0 for none.
 	GPU gpreempt.GPUID
-	// Queue is the queue the call was about, NoQueue for none.
-	Queue uint32
 	// Errno is the driver's error.
 	Errno unix.Errno
 }
@@ -56,9 +50,6 @@ func (e *Error) Error() string {
 	s := e.Op
 	if e.PID != 0 {
 		s += " of process " + strconv.Itoa(int(e.PID))
-	}
-	if e.Queue != NoQueue {
-		s += " queue " + strconv.FormatUint(uint64(e.Queue), 10)
 	}
 	if e.GPU != 0 {
 		s += " GPU " + e.GPU.String()
@@ -91,17 +82,11 @@ var reasons = map[string]map[unix.Errno]string{
 		unix.EBADF:    "the event descriptor is not open, or the driver was opened by another process",
 		unix.EFAULT:   "debugging may be partly enabled; disable it",
 	},
-	trapName(TrapSuspendQueues): {unix.EPERM: permissionOrRuntime},
-	trapName(TrapResumeQueues):  {unix.EPERM: permissionOrRuntime},
-	trapName(TrapSendRuntimeEvent): {
-		unix.ENODEV: "the process has no such GPU",
-	},
-	trapName(TrapQueryExceptionInfo): {
-		unix.ENODATA: "the exception is not raised there",
-		unix.EINVAL:  "debugging is not enabled, or there is no such queue, GPU or exception",
-	},
-	opCRIUPause:   criuReasons,
-	opCRIUUnpause: criuReasons,
+	trapName(TrapSuspendQueues):      {unix.EPERM: permissionOrRuntime},
+	trapName(TrapResumeQueues):       {unix.EPERM: permissionOrRuntime},
+	trapName(TrapQueryExceptionInfo): {unix.ENODATA: "the exception is not raised"},
+	opCRIUPause:                      criuReasons,
+	opCRIUUnpause:                    criuReasons,
 	opSMI: {
 		unix.EINVAL: "unknown GPU, or the device cgroup hides it",
 	},

@@ -22,7 +22,7 @@ const (
 	ECDeviceMemoryViolation ExceptionCode = 33
 	ECDeviceNew             ExceptionCode = 36
 	// ECProcessRuntime is raised when the target starts or ends the ROCm runtime. The
-	// target then blocks until SendRuntimeEvent sends it this code: a debugger that does
+	// target then blocks until AnswerRuntime sends it this code: a debugger that does
 	// not answer hangs every clean exit.
 	ECProcessRuntime      ExceptionCode = 48
 	ECProcessDeviceRemove ExceptionCode = 49

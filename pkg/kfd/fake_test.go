@@ -78,8 +78,6 @@ func scribble(arg Pointer) {
 		for i := range SliceAt[uint32](s.QueueArrayPtr, int(s.NumQueues)) {
 			SliceAt[uint32](s.QueueArrayPtr, int(s.NumQueues))[i] |= QueueInvalidMask
 		}
-	case TrapSetExceptionsEnabled:
-		As[TrapSetExceptionsEnabledArgs](arg).ExceptionMask = 0
 	case TrapQueryDebugEvent:
 		q := As[TrapQueryDebugEventArgs](arg)
 		q.ExceptionMask, q.GPUID, q.QueueID = 1, 2, 3

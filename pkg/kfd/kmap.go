@@ -27,8 +27,8 @@ const kmapMajor = 1
 // Several goroutines may use a Kmap at once. Each call needs CAP_SYS_ADMIN. A call may block
 // as long as the firmware needs, by default up to 9 seconds for each GPU.
 type Kmap struct {
-	handle handle
-	info   KmapInfo
+	handle
+	info KmapInfo
 }
 
 // KmapInfo is what the extension reports about itself and about a handle.
@@ -56,15 +56,11 @@ func OpenKmap(path string) (*Kmap, error) { return OpenKmapWith(Kernel(), path) 
 //
 // [KmapSupportOf] reads them.
 func OpenKmapWith(sys Sys, path string) (*Kmap, error) {
-	var fd int
-	err := retry(func() (err error) {
-		fd, err = sys.Open(path, unix.O_RDWR|unix.O_CLOEXEC)
-		return err
-	})
+	k := &Kmap{}
+	err := k.open(sys, path, opOpenKmap)
 	if err != nil {
-		return nil, fail(err, Error{Op: opOpenKmap, Queue: NoQueue})
+		return nil, err
 	}
-	k := &Kmap{handle: handle{sys: sys, fd: fd}}
 	if k.info, err = k.Info(); err == nil && k.info.Version.Major != kmapMajor {
 		err = fmt.Errorf("%w: %s has version %v, and %d.x is supported; install the gpreempt of that kernel", ErrVersion, path, k.info.Version, kmapMajor)
 	}
@@ -90,11 +86,6 @@ const (
 	// KmapDenied: this process may not use it.
 	KmapDenied
 )
-
-// String returns a word for the answer.
-func (s KmapSupport) String() string {
-	return gpreempt.Word(s, "support", "unknown", "ready", "missing", "other version", "denied")
-}
 
 // KmapSupportOf returns what the error of OpenKmap means.
 func KmapSupportOf(err error) KmapSupport {
@@ -129,25 +120,14 @@ func ProbeKmap(sys Sys, path string) (KmapInfo, KmapSupport, error) {
 	return k.info, KmapReady, k.Close()
 }
 
-// Close closes the handle after the calls in progress have returned; it does not wait for
-// them. If no other process has the descriptor, all its limits end. Later calls fail with
-// os.ErrClosed. Close is idempotent.
-func (k *Kmap) Close() error { return k.handle.close() }
-
 // Version returns the version of the extension.
 func (k *Kmap) Version() Version { return k.info.Version }
-
-// Calls returns the number of ioctls that have returned, with or without an error, and
-// their total time.
-func (k *Kmap) Calls() (n int64, took time.Duration) {
-	return k.handle.calls.Load(), time.Duration(k.handle.took.Load())
-}
 
 // Info returns the present state of the handle. Errors are *Error.
 func (k *Kmap) Info() (KmapInfo, error) {
 	var args KmapInfoArgs
-	if _, err := k.handle.ioctl(ReqKmapInfo, PointerTo(&args)); err != nil {
-		return KmapInfo{}, fail(err, Error{Op: ReqKmapInfo.String(), Queue: NoQueue})
+	if _, err := k.ioctl(ReqKmapInfo, PointerTo(&args)); err != nil {
+		return KmapInfo{}, fail(err, Error{Op: ReqKmapInfo.String()})
 	}
 	return KmapInfo{
 		Version:    Version{Major: args.ABIMajor, Minor: args.ABIMinor},
@@ -234,8 +214,8 @@ func (k *Kmap) Set(targets []KmapTarget, lease time.Duration, grace uint32) (Kma
 		LeaseMS: uint32(min(max(lease.Milliseconds(), 0), math.MaxUint32)),
 		Grace:   grace,
 	}
-	if _, err := k.handle.ioctl(ReqKmapSet, PointerTo(&args)); err != nil {
-		return KmapAnswer{}, fail(err, Error{Op: ReqKmapSet.String(), Queue: NoQueue})
+	if _, err := k.ioctl(ReqKmapSet, PointerTo(&args)); err != nil {
+		return KmapAnswer{}, fail(err, Error{Op: ReqKmapSet.String()})
 	}
 	return kmapAnswer(&args, array, targets)
 }
@@ -256,7 +236,7 @@ func kmapAnswer(args *KmapSetArgs, array []KmapTargetArgs, targets []KmapTarget)
 			return bad("the result of target %d is %d", i, got.Result)
 		case got.Result < 0:
 			answer.Failed++
-			res.Err = &Error{Op: ReqKmapSet.String(), PID: of.PID, Queue: NoQueue, Errno: unix.Errno(-got.Result)}
+			res.Err = &Error{Op: ReqKmapSet.String(), PID: of.PID, Errno: unix.Errno(-got.Result)}
 			if errno := unix.Errno(-got.Result); errno != unix.EIO && errno != unix.EFAULT {
 				continue // NumQueues is what was sent
 			}
@@ -286,6 +266,6 @@ const maxErrno = 4095
 //	EOPNOTSUPP  the GPU has no hardware scheduler
 func (k *Kmap) Occupancy(gpu gpreempt.GPUID) (KmapOccupancyArgs, error) {
 	args := KmapOccupancyArgs{GPUID: uint32(gpu)}
-	_, err := k.handle.ioctl(ReqKmapOccupancy, PointerTo(&args))
-	return args, fail(err, Error{Op: ReqKmapOccupancy.String(), GPU: gpu, Queue: NoQueue})
+	_, err := k.ioctl(ReqKmapOccupancy, PointerTo(&args))
+	return args, fail(err, Error{Op: ReqKmapOccupancy.String(), GPU: gpu})
 }

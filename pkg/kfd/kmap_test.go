@@ -185,8 +185,8 @@ func TestKmapSet(t *testing.T) {
 	want := KmapAnswer{
 		Results: []KmapResult{
 			{Total: 2, Held: 1, Queues: list},
-			{Err: &Error{Op: "KMAP_SET", PID: 60, Queue: NoQueue, Errno: unix.EBUSY}},
-			{Err: &Error{Op: "KMAP_SET", Queue: NoQueue, Errno: unix.EIO}, Total: 5},
+			{Err: &Error{Op: "KMAP_SET", PID: 60, Errno: unix.EBUSY}},
+			{Err: &Error{Op: "KMAP_SET", Errno: unix.EIO}, Total: 5},
 		},
 		Failed: 2, Cycles: 1, Lapses: 6,
 	}

@@ -94,7 +94,7 @@ var cStructs = []cStruct{
 	arm[kfd.TrapEnableArgs]("enable", "exception_mask", "rinfo_ptr", "rinfo_size", "dbg_fd"),
 	arm[kfd.TrapDisableArgs](""),
 	arm[kfd.TrapSendRuntimeEventArgs]("send_runtime_event", "exception_mask", "gpu_id", "queue_id"),
-	arm[kfd.TrapSetExceptionsEnabledArgs]("set_exceptions_enabled", "exception_mask"),
+	arm[kfdabi.TrapSetExceptionsEnabledArgs]("set_exceptions_enabled", "exception_mask"),
 	arm[kfd.TrapSuspendQueuesArgs]("suspend_queues", "exception_mask", "queue_array_ptr", "num_queues", "grace_period"),
 	arm[kfd.TrapResumeQueuesArgs]("resume_queues", "queue_array_ptr", "num_queues"),
 	arm[kfdabi.TrapSetWaveLaunchOverrideArgs]("launch_override", "override_mode", "enable_mask", "support_request_mask", "pad"),

@@ -115,7 +115,7 @@ func (d *Device) ResumeAll(pid int32) (int, error) {
 // cleanIDs checks ids and returns an array for the copy that is sent. Without ids the
 // array is nil and must not be sent: without an array RESUME_QUEUES means all queues.
 func cleanIDs(pid int32, op TrapOp, ids []uint32) ([]uint32, error) {
-	refused := &Error{Op: trapName(op), PID: pid, Queue: NoQueue, Errno: unix.EINVAL}
+	refused := &Error{Op: trapName(op), PID: pid, Errno: unix.EINVAL}
 	if len(ids) > MaxQueues {
 		return nil, fmt.Errorf("%d queues in one call, at most %d: %w", len(ids), MaxQueues, refused)
 	}

@@ -236,7 +236,7 @@ func TestDeviceSnapshotOfEachDriver(t *testing.T) {
 			a.NumQueues, a.EntrySize = uint32(len(gpus)), filled
 			return 0, nil
 		})
-		got, err := d.DeviceSnapshot(42, 0)
+		got, err := d.DeviceSnapshot(42)
 		want := slices.Clone(gpus)
 		for i := range want {
 			if filled < 128 {

@@ -60,9 +60,9 @@ type SMIEvent struct {
 // the process chooses, including line ends: it can forge any event in a stream with these
 // events. Do not select them in a stream that decisions depend on.
 type SMIStream struct {
-	handle handle
-	gpu    gpreempt.GPUID
-	lines  lines
+	handle
+	gpu   gpreempt.GPUID
+	lines lines
 }
 
 // OpenSMI opens the events of a GPU node (kfd_smi_event_open). There are no events before
@@ -70,22 +70,22 @@ type SMIStream struct {
 // once; if it is interrupted it returns EINTR.
 func (d *Device) OpenSMI(gpu gpreempt.GPUID) (*SMIStream, error) {
 	args := SMIEventsArgs{GPUID: uint32(gpu)}
-	if _, err := d.handle.ioctl(ReqSMIEvents, PointerTo(&args)); err != nil {
-		return nil, fail(err, Error{Op: opSMI, GPU: gpu, Queue: NoQueue})
+	if _, err := d.ioctl(ReqSMIEvents, PointerTo(&args)); err != nil {
+		return nil, fail(err, Error{Op: opSMI, GPU: gpu})
 	}
-	return &SMIStream{handle: handle{sys: d.handle.sys, fd: int(args.AnonFD)}, gpu: gpu}, nil
+	return &SMIStream{handle: handle{sys: d.sys, fd: int(args.AnonFD)}, gpu: gpu}, nil
 }
 
 // FD returns the descriptor to poll for events (POLLIN), valid until Close. Reading never
 // waits.
-func (s *SMIStream) FD() int { return s.handle.fd }
+func (s *SMIStream) FD() int { return s.fd }
 
 // Select sets the events of the stream from now on.
 func (s *SMIStream) Select(mask SMIMask) error {
 	var b [8]byte
 	binary.NativeEndian.PutUint64(b[:], uint64(mask))
-	_, err := s.handle.write(b[:])
-	return fail(err, Error{Op: opSMI + " select", GPU: s.gpu, Queue: NoQueue})
+	_, err := s.write(b[:])
+	return fail(err, Error{Op: opSMI + " select", GPU: s.gpu})
 }
 
 // Read returns the buffered events, which may be none. The driver buffers 1024 bytes
@@ -93,18 +93,15 @@ func (s *SMIStream) Select(mask SMIMask) error {
 // events are skipped.
 func (s *SMIStream) Read() ([]SMIEvent, error) {
 	var buf [8192]byte
-	n, err := s.handle.read(buf[:])
+	n, err := s.read(buf[:])
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fail(err, Error{Op: opSMI + " read", GPU: s.gpu, Queue: NoQueue})
+		return nil, fail(err, Error{Op: opSMI + " read", GPU: s.gpu})
 	}
 	return s.lines.add(buf[:max(n, 0)]), nil
 }
-
-// Close ends the stream after a Read in progress has returned. It is idempotent.
-func (s *SMIStream) Close() error { return s.handle.close() }
 
 // maxLine is more than the length of any event; longer lines are dropped.
 const maxLine = 1024

@@ -34,11 +34,10 @@ func (d *Device) Snapshot(pid int32, clearMask ExceptionMask) ([]QueueSnapshotEn
 	return entries, nil
 }
 
-// DeviceSnapshot returns the GPU nodes that pid can use, in the driver's order, and clears
-// the exceptions in clearMask on each of them (kfd_dbg_trap_device_snapshot). The
-// description of Snapshot applies, by GPUID.
-func (d *Device) DeviceSnapshot(pid int32, clearMask ExceptionMask) ([]DeviceInfoEntry, error) {
-	entries, err := list(d, pid, TrapGetDeviceSnapshot, clearMask, func(e *DeviceInfoEntry) (uint32, *ExceptionMask) {
+// DeviceSnapshot returns the GPU nodes that pid can use, in the driver's order
+// (kfd_dbg_trap_device_snapshot). The description of Snapshot applies, without a clearMask.
+func (d *Device) DeviceSnapshot(pid int32) ([]DeviceInfoEntry, error) {
+	entries, err := list(d, pid, TrapGetDeviceSnapshot, 0, func(e *DeviceInfoEntry) (uint32, *ExceptionMask) {
 		return e.GPUID, &e.ExceptionStatus
 	})
 	if err != nil {

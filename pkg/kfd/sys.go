@@ -38,7 +38,6 @@ func (kernel) Close(fd int) error                       { return unix.Close(fd) 
 //
 //   - open, read and GET_VERSION;
 //   - a snapshot or a query that clears nothing;
-//   - SET_EXCEPTIONS_ENABLED, which replaces a mask by the same mask;
 //   - SUSPEND_QUEUES and RESUME_QUEUES: queues that are suspended already, or run
 //     already, are counted again; call must write clean IDs each time.
 //

@@ -76,7 +76,7 @@ func (d *debuggee) drain() (queues int, err error) {
 // answerRuntime reads the runtime's new state and acknowledges it, for which the target waits.
 func (d *debuggee) answerRuntime() error {
 	for {
-		info, err := d.m.cfg.Device.QueryExceptionInfo(d.pid, 0, kfd.ECProcessRuntime, true)
+		runtime, err := d.m.cfg.Device.TakeRuntimeInfo(d.pid)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
@@ -85,12 +85,10 @@ func (d *debuggee) answerRuntime() error {
 			// lost. If it is not enabled, SUSPEND_QUEUES returns EPERM.
 			d.setRuntime(kfd.RuntimeEnabled)
 			return d.acknowledge()
+		case errors.Is(err, kfd.ErrInconsistent): // it is cleared
+			return errors.Join(err, d.acknowledge())
 		case err != nil:
 			return err
-		}
-		runtime, err := kfd.ParseRuntimeInfo(info)
-		if err != nil {
-			return errors.Join(err, d.acknowledge())
 		}
 		d.setRuntime(runtime.State)
 		return d.acknowledge()
@@ -102,7 +100,7 @@ func (d *debuggee) answerRuntime() error {
 func (d *debuggee) acknowledge() error {
 	d.ackPending = true // the exception is cleared, and nothing else shows that the target waits
 	for {
-		err := d.m.cfg.Device.SendRuntimeEvent(d.pid, kfd.ECProcessRuntime.Mask(), 0, 0)
+		err := d.m.cfg.Device.AnswerRuntime(d.pid)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}

@@ -161,5 +161,5 @@ func TestProcessThisDaemonTracesIsNoObstacle(t *testing.T) {
 
 // status is what /proc/PID/status has of a process that can do everything.
 func status(name string, process int, tracer int32) string {
-	return fmt.Sprintf("Name:\t%s\nTgid:\t%d\nTracerPid:\t%d\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n", name, process, tracer)
+	return fmt.Sprintf("Name:\t%s\nTgid:\t%d\nTracerPid:\t%d\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n", name, process, tracer)
 }

@@ -101,7 +101,7 @@ func (d *debuggee) checkVMs(snapshot []kfd.QueueSnapshotEntry) error {
 // listGPUs asks for the driver's list of the target's GPUs. The topology has their render
 // nodes; without it, other signs of a VM count.
 func (d *debuggee) listGPUs() error {
-	devices, err := d.m.cfg.Device.DeviceSnapshot(d.pid, 0)
+	devices, err := d.m.cfg.Device.DeviceSnapshot(d.pid)
 	if err != nil {
 		return err
 	}

@@ -327,13 +327,13 @@ func TestProbeSaysWhatToDo(t *testing.T) {
 	}{
 		"usable": {driver.KmapProfile, hws, func(*world) {}, mechanism.Evidence{Check: "kfd_kmap", Found: "ABI 1.0", OK: true}},
 		"missing": {"6.12", hws, func(*world) {}, mechanism.Evidence{
-			Check: "kfd_kmap", Found: (&kfd.Error{Op: "open /dev/kfd_kmap", Queue: kfd.NoQueue, Errno: unix.ENOENT}).Error(), Remedy: remedies[kfd.KmapMissing],
+			Check: "kfd_kmap", Found: (&kfd.Error{Op: "open /dev/kfd_kmap", Errno: unix.ENOENT}).Error(), Remedy: remedies[kfd.KmapMissing],
 		}},
 		"denied": {driver.KmapProfile, hws, func(w *world) { w.daemon.SetCaps() }, mechanism.Evidence{
-			Check: "kfd_kmap", Found: (&kfd.Error{Op: "open /dev/kfd_kmap", Queue: kfd.NoQueue, Errno: unix.EPERM}).Error(), Remedy: remedies[kfd.KmapDenied],
+			Check: "kfd_kmap", Found: (&kfd.Error{Op: "open /dev/kfd_kmap", Errno: unix.EPERM}).Error(), Remedy: remedies[kfd.KmapDenied],
 		}},
 		"something else": {driver.KmapProfile, hws, func(w *world) { w.machine.Fail("KMAP_INFO", w.daemon, unix.ENOTTY, true) }, mechanism.Evidence{
-			Check: "kfd_kmap", Found: (&kfd.Error{Op: "KMAP_INFO", Queue: kfd.NoQueue, Errno: unix.ENOTTY}).Error(), Remedy: remedies[kfd.KmapForeign],
+			Check: "kfd_kmap", Found: (&kfd.Error{Op: "KMAP_INFO", Errno: unix.ENOTTY}).Error(), Remedy: remedies[kfd.KmapForeign],
 		}},
 		"MES": {driver.KmapProfile, mes, func(*world) {}, mechanism.Evidence{
 			Check: "runlist", Found: "GPU 1000 (first) has none: its firmware is MES, or does not schedule",

@@ -31,10 +31,8 @@ type Known struct {
 //
 // A queue with a snapshot is identified by its ring's address, GPU and kind, and all other
 // common properties must agree: the two pointers, the save area and the ring's size. Two
-// queues with the same properties cannot be distinguished. Both lists are newest first; so
-// if known is in the order of the snapshot, and not sorted by id, a dump out of order means
-// that a queue was created or destroyed between the two readings, which Note reports. The
-// caller should read the snapshot before and after the dump, and require both to be equal.
+// queues with the same properties cannot be distinguished. The caller makes sure that no queue
+// was created or destroyed between the two readings.
 //
 // A queue without a snapshot is identified by its GPU, kind and ring's size, if it is the
 // only one of that size, and if both sides have the same number of that GPU and kind. The
@@ -44,7 +42,6 @@ type Known struct {
 func MatchQueues(known []Known, dumps []MQD, gfx func(gpreempt.GPUID) uint32) []gpreempt.QueueInfo {
 	m := matcher{known: known, cands: candidates(dumps, gfx), of: make([]int, len(known)), notes: make([][]string, len(known)), couldBe: make([][]int, len(known))}
 	m.bySnapshot()
-	m.byOrder()
 	m.bySize()
 	infos := make([]gpreempt.QueueInfo, len(known))
 	for i := range known {
@@ -260,24 +257,6 @@ func (m *matcher) bySnapshot() {
 
 // located reports whether a queue has a known ring address.
 func (k *Known) located() bool { return k.Snapshot != nil && k.Snapshot.RingBase != 0 }
-
-// byOrder checks that dumps are in the order of the snapshot.
-func (m *matcher) byOrder() {
-	ascending := slices.IsSortedFunc(m.known, func(a, b Known) int { return int(int64(a.ID) - int64(b.ID)) })
-	if ascending {
-		return // an order by id, which does not reflect age
-	}
-	newest := -1
-	for i, c := range m.of {
-		if c < 0 {
-			continue
-		}
-		if c < newest {
-			m.note(i, "%s is out of the order of the snapshot: a queue was created or destroyed between the readings", m.lines([]int{c}))
-		}
-		newest = max(newest, c)
-	}
-}
 
 // group identifies queues by GPU and kind, and with bytes also by the size of the ring.
 type group struct {
