@@ -124,20 +124,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// sendTime is how long a message to a child may take, which is there to read.
-const sendTime = time.Second
-
-// Tell sends a request whose answer nobody waits for. It blocks while the child does not read, which is
-// killed after a second.
-func (p *Process[Q, A]) Tell(q Q) error { return p.send(0, q) }
-
-func (p *Process[Q, A]) send(number uint64, q Q) error {
-	err := p.conn.send(number, q, sendTime)
-	if err != nil {
-		p.Kill()
-	}
-	return err
-}
+// Tell sends a request whose answer nobody waits for. It blocks while the socket is full.
+func (p *Process[Q, A]) Tell(q Q) error { return p.conn.send(0, q) }
 
 // Call sends a request and returns the answer. limit returns how long to wait, and again after
 // that time for how much longer; 0 ends it.
@@ -148,15 +136,19 @@ func (p *Process[Q, A]) Call(q Q, limit func() time.Duration) (answer A, err err
 	number := p.number
 	p.waiting[number] = answers
 	p.mu.Unlock()
-	if p.send(number, q) != nil {
-		return answer, ErrEnded
-	}
+	sent := make(chan error, 1)
+	go func() { sent <- p.conn.send(number, q) }() // it blocks if the child does not read
 	timer := time.NewTimer(limit())
 	defer timer.Stop()
 	for {
 		select {
 		case answer = <-answers:
 			return answer, nil
+		case err = <-sent:
+			if sent = nil; err != nil {
+				p.Kill()
+				return answer, ErrEnded
+			}
 		case <-p.Closed:
 			select {
 			case answer = <-answers: // it ended after that

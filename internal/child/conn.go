@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -78,13 +77,10 @@ func newConn[Out, In any](file *os.File) *conn[Out, In] {
 	return c
 }
 
-// send sends a message within a time, 0 for any. After an error the connection is of no use.
-func (c *conn[Out, In]) send(number uint64, body Out, within time.Duration) error {
+// send sends a message. After an error the connection is of no use.
+func (c *conn[Out, In]) send(number uint64, body Out) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	if within > 0 {
-		_ = c.file.SetWriteDeadline(time.Now().Add(within)) // a file that is closed fails below
-	}
 	return c.encoder.Encode(message[Out]{number, body})
 }
 

@@ -71,7 +71,7 @@ func Serve[Q, A any](file *os.File) *Daemon[Q, A] {
 func (d *Daemon[Q, A]) Err() error { return d.err }
 
 // Answer answers a request. That the daemon has ended shows at Requests.
-func (d *Daemon[Q, A]) Answer(r Request[Q], a A) { _ = d.conn.send(r.number, a, 0) }
+func (d *Daemon[Q, A]) Answer(r Request[Q], a A) { _ = d.conn.send(r.number, a) }
 
 // Report sends a message that the daemon has not asked for.
-func (d *Daemon[Q, A]) Report(a A) { _ = d.conn.send(0, a, 0) }
+func (d *Daemon[Q, A]) Report(a A) { _ = d.conn.send(0, a) }

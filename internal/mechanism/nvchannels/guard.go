@@ -48,6 +48,8 @@ type guard struct {
 	// heard is the time of the supervisor's last answer, in nanoseconds since begin.
 	begin time.Time
 	heard atomic.Int64
+	// beating: a beat is being sent.
+	beating atomic.Bool
 }
 
 // start starts this program as a supervisor, in a process group of its own: a terminal kills the
@@ -92,11 +94,15 @@ func (g *guard) ask(o order) error {
 	return fmt.Errorf("call the supervisor: %w", err)
 }
 
-// beat shows that the daemon works.
+// beat shows that the daemon works. It blocks while the supervisor does not read.
 func (g *guard) beat() {
+	if g.beating.Swap(true) {
+		return
+	}
 	if g.Tell(order{}) != nil {
 		g.Shutdown(unix.SHUT_RDWR) // see ask
 	}
+	g.beating.Store(false)
 }
 
 // arm sends the supervisor the list of channels of a process to enable; of none for a process that it
