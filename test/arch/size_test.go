@@ -15,7 +15,7 @@ const (
 	// maxPackages bounds the packages of the product.
 	maxPackages = 44
 	// maxProduct bounds its lines, without tests and generated code; make count prints them.
-	maxProduct = 55_000
+	maxProduct = 55_500
 	// maxWords and maxPages bound the documents that are written by hand, and those in docs.
 	maxWords, maxPages = 45_000, 20
 )
