@@ -23,10 +23,8 @@ var constants = map[string]string{
 	"QueueErrorMask":   "suspend-of-an-id-with-the-error-mark",
 	"QueueInvalidMask": "suspend-of-an-id-with-the-invalid-mark",
 
-	"ECQueueNew":         "snapshot-clears-what-it-returns",
-	"ECProcessRuntime":   "runtime-enable-waits-for-the-debugger",
-	"ExceptionsOfQueue":  "- which arguments a query has",
-	"ExceptionsOfDevice": "- which arguments a query has",
+	"ECQueueNew":       "snapshot-clears-what-it-returns",
+	"ECProcessRuntime": "runtime-enable-waits-for-the-debugger",
 
 	"CRIUOpProcessInfo": "checkpoint-pauses",
 	"CRIUOpUnpause":     "unpause-twice",
@@ -70,7 +68,6 @@ var constants = map[string]string{
 	"RuntimeFailed":      "- in an answer",
 	"DevicePath":         "- a path",
 	"KmapPath":           "- a path",
-	"NoQueue":            "- of this program",
 	"PermissionProcess":  "- of this program",
 	"PermissionThread":   "- of this program",
 	"PermissionUnknown":  "- of this program",
@@ -122,9 +119,13 @@ func usedConstants(t *testing.T) map[string]string {
 		}
 		return nil
 	}
-	own, err := filepath.Glob(root + "/pkg/kfd/*.go")
-	if err != nil {
-		t.Fatal(err)
+	var own []string
+	for _, dir := range []string{"pkg/kfd", "emu/kfdabi"} {
+		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		own = append(own, files...)
 	}
 	declared := map[string]bool{}
 	for _, path := range own {
@@ -147,7 +148,7 @@ func usedConstants(t *testing.T) map[string]string {
 			used[name] = path
 		}
 	}
-	for _, dir := range []string{"pkg", "internal", "cmd", "accept"} {
+	for _, dir := range []string{"pkg", "internal", "cmd", "accept", "emu/kfdabi"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
 			switch {
 			case err != nil:
@@ -160,7 +161,7 @@ func usedConstants(t *testing.T) map[string]string {
 			ast.Inspect(parse(path), func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.SelectorExpr:
-					if x, ok := n.X.(*ast.Ident); ok && x.Name == "kfd" {
+					if x, ok := n.X.(*ast.Ident); ok && (x.Name == "kfd" || x.Name == "kfdabi") {
 						note(n.Sel.Name, path)
 					}
 				case *ast.Ident:

@@ -252,6 +252,7 @@ func (d *daemon) checkExit(code int) {
 	case <-d.exited:
 	case <-time.After(timeout):
 		d.signal(syscall.SIGQUIT) // it writes the stacks of its goroutines
+		d.signal(syscall.SIGCONT) // a test may have stopped it
 		<-d.exited
 		d.t.Fatalf("gpreemptd did not end within %v; it wrote:\n%s", timeout, d.log)
 	}

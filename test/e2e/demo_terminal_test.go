@@ -216,7 +216,7 @@ func TestLiveDemoCountsLateAnswersAndContinues(t *testing.T) {
 	if err := unix.Kill(served, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	term.await(`Requests run unprotected: gpreemptd did not answer NotifyOnline within`)
+	term.await(`Requests run unprotected: gpreemptd did not answer an announcement within`)
 	if err := unix.Kill(served, unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}

@@ -47,7 +47,7 @@ func TestRootOfAPIDNamespaceMayAnnounceAndChangesNothing(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to make a pid namespace")
 	}
-	for config, want := range map[string]string{"": "ADMIN_RIGHT_MISSING", "access: {container_admins: true}": "ok"} {
+	for config, want := range map[string]string{"# defaults": "ADMIN_RIGHT_MISSING", "access: {container_admins: true}": "ok"} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			d := start(t, config)

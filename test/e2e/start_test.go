@@ -68,7 +68,7 @@ func TestStartIsRefusedForAMachineThatCannotBe(t *testing.T) {
 		{[]string{"--gpus", "many"}, []string{"--gpus", "many"}},
 		{[]string{"--job", "train"}, []string{"train", "train:10:25ms"}},
 	} {
-		d := launch(t, dir, "", tc.args...)
+		d := launch(t, dir, "# defaults\n", tc.args...)
 		d.checkExit(125)
 		says(t, d.log.String(), tc.wants...)
 	}
@@ -159,7 +159,7 @@ func TestDaemonWithoutKFDServesAndReportsIt(t *testing.T) {
 	d.check(0, "No process has GPU queues", "target", "list")
 	d.check(8, "", "lease", "create", "--gpu", "1", "--ttl", "1s")
 	// One daemon for each host, whatever its socket.
-	says(t, refused(t, testutil.TempSocketDir(t), "", onHost), "another gpreemptd (pid ", lock)
+	says(t, refused(t, testutil.TempSocketDir(t), atOnce, onHost), "another gpreemptd (pid ", lock)
 	d.stop()
 }
 

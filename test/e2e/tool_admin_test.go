@@ -212,7 +212,7 @@ func TestEventsFollowStreamsEveryChange(t *testing.T) {
 	}
 	wantTargets := []string{
 		"> running: seen", "running > suspending: by-hand", "suspending > suspended: done",
-		"suspended > resuming: lease-ended", "resuming > running: done",
+		"suspended > resuming: pin-over", "resuming > running: done",
 	}
 	if diff := cmp.Diff(wantTargets, targets); diff != "" {
 		t.Error(diff)
