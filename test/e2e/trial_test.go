@@ -316,7 +316,7 @@ func TestBrokenTrialNeverPasses(t *testing.T) {
 		want string
 	}{
 		"job that ends": {
-			slices.Concat(answer, []string{"--offline", fmt.Sprintf(workReports, work, " --packets 400")}), 1, "ended early",
+			slices.Concat(answer, []string{"--offline", fmt.Sprintf(workReports, work, " --packets 40")}), 1, "ended early",
 		},
 		"job that stands": {
 			slices.Concat(answer, []string{"--offline", fmt.Sprintf(workReports, work, " --rate 0.001")}), 1, "the offline work made no progress",
