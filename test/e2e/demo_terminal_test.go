@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -212,7 +213,8 @@ func daemonOf(t *testing.T, socket string) int {
 func TestLiveDemoCountsLateAnswersAndContinues(t *testing.T) {
 	t.Parallel()
 	term, tmp := liveDemo(t, "--live")
-	served := daemonOf(t, term.await(socketLine))
+	socket := term.await(socketLine)
+	served := daemonOf(t, socket)
 	if err := unix.Kill(served, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -221,6 +223,20 @@ func TestLiveDemoCountsLateAnswersAndContinues(t *testing.T) {
 		t.Fatal(err)
 	}
 	term.await(`Requests are protected again`)
+	// A request that comes and goes is about ten events: with 40 of them, one without a lease has ended.
+	events := func() int {
+		out, err := exec.CommandContext(t.Context(), gpctl, "--socket", socket, "status", "--jq", ".event_revision").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.Atoi(strings.Trim(string(out), "\"\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := events()
+	whenTrue(t, "40 more events", func() bool { return events() >= before+40 })
 	if err := term.program.Process.Signal(os.Interrupt); err != nil {
 		t.Error(err)
 	}
