@@ -223,7 +223,7 @@ func TestLiveDemoCountsLateAnswersAndContinues(t *testing.T) {
 		t.Fatal(err)
 	}
 	term.await(`Requests are protected again`)
-	// A request that comes and goes is about ten events: with 40 of them, one without a lease has ended.
+	// A request is about ten events: with 40 of them, one without a lease has ended.
 	events := func() int {
 		out, err := exec.CommandContext(t.Context(), gpctl, "--socket", socket, "status", "--jq", ".event_revision").Output()
 		if err != nil {
