@@ -207,7 +207,7 @@ func (o Options) examination(cfg config.Config) safety.Config {
 		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), o.Host.RM, cfg.Safety.Hazards) }
 	}
 	return safety.Config{
-		NVIDIA: nvidia, Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
+		NVIDIA: nvidia, Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, Debugfs: cfg.Discovery.Debugfs, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
 		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups), PrivateKey: keyWarnings(cfg.TCP),
 	}

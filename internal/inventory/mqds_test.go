@@ -100,7 +100,7 @@ func TestDumpsThatCannotBeReadAreAWarning(t *testing.T) {
 func TestDumpsAreNotReadWithoutAnInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeHost(t)
-		w.with(func() { w.intervals.MQDs = 0 })
+		w.with(func() { w.intervals.Debugfs = false })
 		w.start(7, 0)
 		w.run()
 		time.Sleep(5 * time.Minute)

@@ -54,10 +54,9 @@ type Config struct {
 	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
 	// MaxSuspend is the longest suspension by the policy in force.
 	MaxSuspend time.Duration
-	// MQDsInterval is discovery.mqds_interval, and MQDsRules are the names of the rules that
-	// need what mqds has.
-	MQDsInterval time.Duration
-	MQDsRules    []string
+	// Debugfs is discovery.debugfs, and MQDsRules are the names of the rules that need what mqds has.
+	Debugfs   bool
+	MQDsRules []string
 	// Lock is the path of the daemon's instance lock.
 	Lock string
 	// Groups are the groups that have rights by the config file.

@@ -107,8 +107,8 @@ var hosts = []testHost{
 		h.thread(901, 900, "rocgdb")
 		h.process(5001, "tritonserver", "tritonserver", 999, gpuA) // the tracer has exited
 	}, limited},
-	{"mqds-needed", false, func(h *fakeHost) { h.cfg.MQDsRules = []string{"low-priority-streams"} }, limited},
-	{"mqds-read", false, func(h *fakeHost) { h.cfg.MQDsInterval = time.Second }, ready},
+	{"mqds-needed", false, func(h *fakeHost) { h.cfg.Debugfs, h.cfg.MQDsRules = false, []string{"low-priority-streams"} }, limited},
+	{"mqds-not-read", false, func(h *fakeHost) { h.cfg.Debugfs = false }, ready},
 	{"debugfs-missing", false, func(h *fakeHost) { h.remove("sys/kernel/debug") }, limited},
 	{"drm-queues", false, func(h *fakeHost) {
 		h.param("user_queue", "1")

@@ -29,7 +29,7 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 		r.SlotsUnread = "the daemon did not read them: " + api.FromStatus(failed).Error()
 		return ctx.Err()
 	case before == 0:
-		r.SlotsUnread = "the daemon has matched none with a queue of the jobs: set discovery.mqds_interval, or measure for longer than that"
+		r.SlotsUnread = "the daemon has matched none with a queue of the jobs: gpctl queue find shows why"
 		return ctx.Err()
 	}
 	defer func() {
