@@ -21,7 +21,6 @@ const maxDump = 512 << 20
 // dump is one reading of mqds.
 type dump struct {
 	began time.Time
-	took  time.Duration
 	mqds  debugfs.MQDDump
 	err   error
 }
@@ -51,7 +50,6 @@ func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time)
 		if text, d.err = o.dump(debugfs.MQDs); d.err == nil {
 			d.mqds, d.err = debugfs.ParseMQDs(text)
 		}
-		d.took = o.cfg.Now().Sub(d.began)
 		select {
 		case o.dumps <- d:
 		case <-ctx.Done():
@@ -102,12 +100,9 @@ func ReadFile(root fs.FS, path string) ([]byte, error) {
 // next one.
 func (o *Observer) applyDump(d dump) time.Duration {
 	o.reading = false
-	rest := max(mqdsShortest, mqdsShare*d.took)
-	o.rested = o.cfg.Now().Add(rest)
-	o.mqdsPace.Set(mqdsShortest, mqdsLongest)
 	_, busy := errors.AsType[*BusyError](d.err)
 	if d.err != nil {
-		pause := max(rest, o.mqdsPace.Next(busy, d.took))
+		pause := o.rest(d, busy)
 		o.noteReading(mqds, d.began, pause, d.err)
 		if !busy {
 			o.cfg.Warn(mqds, unreadable(d.err))
@@ -143,12 +138,21 @@ func (o *Observer) applyDump(d dump) time.Duration {
 		warnings = append(warnings, gpreempt.WarnMQDsOdd.Warn(fmt.Sprintf("line %d of mqds: %s (%d such lines)", w.Line, w.Text, len(d.mqds.Warnings))))
 	}
 	o.cfg.Warn(mqds, warnings...)
-	pause := max(rest, o.mqdsPace.Next(changed, d.took))
+	pause := o.rest(d, changed)
 	o.noteReading(mqds, d.began, pause, nil)
 	o.update(mqds, func(s *Source) {
 		s.Note = fmt.Sprintf("reading takes %.2f %% of the time", 100*s.Spent.Seconds()/max(time.Second, o.cfg.Now().Sub(o.began)).Seconds())
 	})
 	return pause
+}
+
+// rest returns the time to wait after a reading, and its use, that end now.
+func (o *Observer) rest(d dump, changed bool) time.Duration {
+	now := o.cfg.Now()
+	took := now.Sub(d.began)
+	least := max(mqdsShortest, mqdsShare*took)
+	o.rested = now.Add(least)
+	return max(least, o.mqdsPace.Next(changed, took))
 }
 
 // bornSince reports whether a process has queues that may be younger than a dump: then

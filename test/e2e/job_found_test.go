@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/internal/term"
@@ -105,4 +106,39 @@ func (m *emulated) notSo(queues []foundQueue, w *worker) string {
 		}
 	}
 	return ""
+}
+
+// Reading mqds takes at most 2 % of the time, also with many queues.
+func TestReadingTheQueuesOfManyJobsTakesLittleTime(t *testing.T) {
+	t.Parallel()
+	m := emulate(t, kfdemu.Config{})
+	d := m.start(nothingSet)
+	var jobs []*worker
+	for range 10 {
+		jobs = append(jobs, m.serve("--queues", "8", "--duration", "500"))
+	}
+	var mqds *gpreemptv1.Source
+	d.eventually("all addresses are known", func() bool {
+		for _, s := range d.status().GetSources() {
+			if s.GetName() == "mqds" {
+				mqds = s
+			}
+		}
+		var list gpreemptv1.ListQueuesResponse
+		d.ctlJSON(&list, "queue", "list")
+		known := 0
+		for _, q := range list.GetQueues() {
+			if q.GetRingAddress() != 0 {
+				known++
+			}
+		}
+		return known == 80 && mqds.GetReadings() > 0
+	})
+	t.Logf("%d readings; the last took %v, the next after %v; %s", mqds.GetReadings(), mqds.GetTook().AsDuration(), mqds.GetEvery().AsDuration(), mqds.GetNote())
+	if took, every := mqds.GetTook().AsDuration(), mqds.GetEvery().AsDuration(); every < 40*took {
+		t.Errorf("a reading took %v, and the next is %v later", took, every)
+	}
+	for _, job := range jobs {
+		job.stop()
+	}
 }
