@@ -135,13 +135,14 @@ func (r *Reader) holder() (pid int32) {
 	return pid
 }
 
-// inDriver reports whether a thread of a process sleeps in a call of the driver.
+// inDriver reports whether a thread of a process sleeps in a call of the driver, or may not be looked at.
 func (r *Reader) inDriver(pid int32) bool {
 	tasks := fmt.Sprintf("proc/%d/task", pid)
 	threads, _ := fs.ReadDir(r.root, tasks) // it may have ended
 	return slices.ContainsFunc(threads, func(t fs.DirEntry) bool {
-		call, _ := fs.ReadFile(r.root, tasks+"/"+t.Name()+"/syscall")
-		return inDriver(string(call))
+		call, err := fs.ReadFile(r.root, tasks+"/"+t.Name()+"/syscall")
+		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+		return err != nil && !ended || inDriver(string(call))
 	})
 }
 

@@ -116,6 +116,7 @@ func TestMQDsAreNotReadWhileAProcessIsInACallOfTheDriver(t *testing.T) {
 		{"an ioctl of another driver", map[string]string{"7/7": "16 0x3 0xc0106444 0x7f00\n"}, 0},
 		{"a thread in a call", map[string]string{"7/7": "running\n", "9/9": events, "9/10": trap}, 9},
 		{"a helper, and the process for which it waits", map[string]string{"50/51": trap, "9/9": trap}, 9},
+		{"a thread that may not be looked at", map[string]string{"9/9": events}, 9},
 		{"a helper", map[string]string{"50/51": trap, "9/9": events}, 50},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -125,6 +126,13 @@ func TestMQDsAreNotReadWhileAProcessIsInACallOfTheDriver(t *testing.T) {
 				task := filepath.Join(dir, "proc", pid, "task", tid)
 				if err := errors.Join(os.MkdirAll(task, 0o700), os.MkdirAll(filepath.Join(dir, "sys/class/kfd/kfd/proc", pid), 0o700),
 					os.WriteFile(filepath.Join(task, "syscall"), []byte(call), 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tc.name == "a thread that may not be looked at" {
+				// A directory cannot be read, as what is denied.
+				path := filepath.Join(dir, "proc/9/task/9/syscall")
+				if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
 					t.Fatal(err)
 				}
 			}

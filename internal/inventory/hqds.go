@@ -75,7 +75,7 @@ func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error)
 func (o *Observer) readHQDs() (*HQDs, error) {
 	began := o.cfg.Now()
 	if !o.cfg.Intervals().Debugfs {
-		return nil, hqdsError(errors.New(off))
+		return nil, hqdsError(errOff)
 	}
 	text, err := o.dump(debugfs.HQDs)
 	var d debugfs.HQDDump
@@ -98,6 +98,8 @@ func hqdsError(err error) error {
 		Message: fmt.Sprintf("cannot read the hardware slots: %v", err), Next: "run gpctl doctor",
 	}
 	switch {
+	case errors.Is(err, errOff):
+		e.Next = "set discovery.debugfs: true"
 	case errors.Is(err, fs.ErrNotExist):
 		e.Next = "mount -t debugfs none /sys/kernel/debug, where the kernel has CONFIG_DEBUG_FS"
 	case errors.Is(err, fs.ErrPermission):

@@ -33,7 +33,7 @@ func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time)
 	switch {
 	case !every.Debugfs:
 		o.cfg.Warn(mqds)
-		o.update(mqds, func(s *Source) { s.Available, s.Note = false, off })
+		o.update(mqds, func(s *Source) { s.Available, s.Note = false, errOff.Error() })
 		return
 	case !o.reading && !o.cfg.Inventory.hasQueues():
 		o.update(mqds, func(s *Source) { s.Available, s.Note = true, "read when there are queues" })
@@ -57,8 +57,7 @@ func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time)
 	}()
 }
 
-// off is why a file of debugfs is not read that may not be.
-const off = "discovery.debugfs is false"
+var errOff = errors.New("discovery.debugfs is false")
 
 // BusyError reports that mqds was not read: its reader would wait for the lock of a process, and until
 // then no process of the driver could end (kfd_debugfs_mqds_by_process holds kfd_processes_srcu).

@@ -20,14 +20,13 @@ func answering() []string {
 	return []string{"trial", "--online", "exec " + kfdemuBinary + " answer --packets 5 --duration 200", "--request", "stdin", "--ready", `"ready"`, "--answer", `"answer"`}
 }
 
-// A process that is stopped keeps its hardware slots: the freezer does not preempt. A verdict must see that. Two queues of one
-// size would not be known apart without dbgtrap.
+// A process that is stopped keeps its hardware slots: the freezer does not preempt. A verdict must see that.
 func TestSlotsThatDoNotEmptyFailATrial(t *testing.T) {
 	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(unmanaged + "mechanisms: [freezer]\n")
 	code, stdout, stderr := trialOf(t, m, d, append(answering(), "--arm", "protected",
-		"--offline", fmt.Sprintf(strings.Replace(workReports, "--queues 2", "--queues 1", 1), kfdemuBinary+" work", ""),
+		"--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""),
 		"--progress", workProgress, "--rate", "10", "--count", "30", "--repeats", "1", "--warm-up", "200ms", "--profile", written(t, "lenient.yaml", lenient),
 		"--output-dir", filepath.Join(t.TempDir(), "run"))...)
 	if code != 1 || !strings.Contains(stdout, "hardware slots had queues of suspended processes") || !strings.Contains(stdout, "lenient: FAIL") {
