@@ -68,7 +68,7 @@ const (
 	// mqdsShare is how many times as long as a reading takes the pause after it is at least.
 	mqdsShare = 50
 	// mqdsDelay is how long a reading is delayed while the driver is needed for other things.
-	mqdsDelay = 10 * time.Second
+	mqdsDelay = 2 * time.Second
 	// checks is how many cheap checks there are from one scan to the next while nothing
 	// changes: each wakes a processor.
 	checks = 5

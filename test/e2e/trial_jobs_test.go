@@ -53,7 +53,7 @@ func TestHourOfStabilityRunsShortened(t *testing.T) {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
 	unverified := []string{"protected: whether the hardware slots of suspended processes are empty, in 1 of 1 repeats: " +
-		"the daemon did not read them: cannot read the hardware slots: discovery.debugfs is false"}
+		"the daemon did not read them: cannot read the hardware slots: discovery.debugfs is false: set discovery.debugfs: true"}
 	if diff := cmp.Diff(unverified, result.Verdict.Unverified); diff != "" {
 		t.Errorf("not verified (-want +got):\n%s", diff)
 	}
