@@ -149,9 +149,11 @@ func (o *Observer) applyDump(d dump) time.Duration {
 func (o *Observer) rest(d dump, changed bool) time.Duration {
 	now := o.cfg.Now()
 	took := now.Sub(d.began)
-	least := max(mqdsShortest, mqdsShare*took)
-	o.rested = now.Add(least)
-	return max(least, o.mqdsPace.Next(changed, took))
+	o.rested = now.Add(max(mqdsShortest, mqdsSoon*took))
+	if pause := o.mqdsPace.Next(changed, took); !changed {
+		return max(mqdsShare*took, pause)
+	}
+	return o.rested.Sub(now)
 }
 
 // bornSince reports whether a process has queues that may be younger than a dump: then

@@ -65,8 +65,9 @@ const (
 	// mqdsShortest and mqdsLongest bound the pause between two readings of mqds: short after a
 	// change.
 	mqdsShortest, mqdsLongest = time.Second, 30 * time.Second
-	// mqdsShare is how many times as long as a reading takes the pause after it is at least.
-	mqdsShare = 50
+	// mqdsShare is how many times as long as a reading takes the pause after it is at least, and
+	// mqdsSoon the same where queues have changed.
+	mqdsShare, mqdsSoon = 50, 10
 	// mqdsDelay is how long a reading is delayed while the driver is needed for other things.
 	mqdsDelay = 2 * time.Second
 	// checks is how many cheap checks there are from one scan to the next while nothing

@@ -108,7 +108,7 @@ func (m *emulated) notSo(queues []foundQueue, w *worker) string {
 	return ""
 }
 
-// Reading mqds takes at most 2 % of the time, also with many queues.
+// Reading mqds takes at most 10 % of the time, also with many queues that are new.
 func TestReadingTheQueuesOfManyJobsTakesLittleTime(t *testing.T) {
 	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
@@ -135,7 +135,7 @@ func TestReadingTheQueuesOfManyJobsTakesLittleTime(t *testing.T) {
 		return known == 80 && mqds.GetReadings() > 0
 	})
 	t.Logf("%d readings; the last took %v, the next after %v; %s", mqds.GetReadings(), mqds.GetTook().AsDuration(), mqds.GetEvery().AsDuration(), mqds.GetNote())
-	if took, every := mqds.GetTook().AsDuration(), mqds.GetEvery().AsDuration(); every < 40*took {
+	if took, every := mqds.GetTook().AsDuration(), mqds.GetEvery().AsDuration(); every < 9*took {
 		t.Errorf("a reading took %v, and the next is %v later", took, every)
 	}
 	for _, job := range jobs {
