@@ -219,7 +219,8 @@ func (r *result) measured(ctx context.Context, j job) (err error) {
 		return err
 	}
 	g, err := gap(ctx, j)
-	if err == nil && g < float64(long.Microseconds()) {
+	// Half: the job may have seen its last packet late, and then sees a shorter gap.
+	if err == nil && g < float64(long.Microseconds())/2 {
 		err = fmt.Errorf("the check cannot fail: the process was suspended for %v, and its longest gap is %.0f µs", long, g)
 	}
 	if err == nil {
