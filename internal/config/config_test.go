@@ -72,7 +72,7 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	want.Safety.Hazards = []safety.Row{{
 		ID: "site-gfx1102", GFX: []safety.GFXRange{"gfx1102"},
 		Kernel: ">=7.1", MES: ">=0x60",
-		Mechanisms: []string{"dbgtrap", "criu", "kmap"}, Action: safety.Limit,
+		Mechanisms: []string{"dbgtrap", "criu"}, Action: safety.Limit,
 		Why: "No failure in a week of suspensions under load.",
 	}}
 	if diff := cmp.Diff(want, parsed(t, all)); diff != "" {
@@ -212,9 +212,9 @@ safety:
 		{Key: "jobs.own", From: "env.GPREEMPT_JOB", Live: true},
 		{Key: "jobs.container", From: "container.id", To: "unit, container.id", Live: true},
 		{Key: "jobs.site", To: "/batch/*", Live: true},
-		{Key: "safety.hazards.one", From: "deny dbgtrap, criu, kmap if gfx [gfx1100]: W.", To: "limit dbgtrap, criu, kmap if gfx [gfx1100]: W.", Live: true},
-		{Key: "safety.hazards.old", From: "deny dbgtrap, criu, kmap if gfx [gfx1102]: W.", Live: true},
-		{Key: "safety.hazards.new", To: "allow dbgtrap, criu, kmap if gfx [gfx1103]: W.", Live: true},
+		{Key: "safety.hazards.one", From: "deny dbgtrap, criu if gfx [gfx1100]: W.", To: "limit dbgtrap, criu if gfx [gfx1100]: W.", Live: true},
+		{Key: "safety.hazards.old", From: "deny dbgtrap, criu if gfx [gfx1102]: W.", Live: true},
+		{Key: "safety.hazards.new", To: "allow dbgtrap, criu if gfx [gfx1103]: W.", Live: true},
 		{Key: "safety.hazards", From: "one, two", To: "two, one", Live: true},
 		{Key: "discovery.mqds_interval", From: "0s", To: "1s", Live: true},
 		{Key: "containers.kubelet", From: `""`, To: "https://127.0.0.1:10250"},

@@ -107,7 +107,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"unknown mechanisms", "mechanisms: [dbgtrap, freeser, gdb, dbgtrap]\n",
 			[]string{
 				`1:23: mechanisms[1]: "freeser" is not a mechanism: did you mean freezer?`,
-				`1:32: mechanisms[2]: "gdb" is not a mechanism: write dbgtrap, criu, freezer, kmap or nvchannels`,
+				`1:32: mechanisms[2]: "gdb" is not a mechanism: write dbgtrap, criu, freezer or nvchannels`,
 				"1:37: mechanisms[3]: dbgtrap is given twice: keep one of them: the first that works is used",
 			},
 		},

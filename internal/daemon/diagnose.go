@@ -18,7 +18,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
-	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -178,8 +177,6 @@ func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreem
 			all = append(all, criu.New(criu.Config{Sys: kfd.Kernel(), Log: zap.NewNop()}))
 		case mechanism.Freezer:
 			all = append(all, freezer.New(freezer.Config{Root: "/", Log: zap.NewNop()}))
-		case mechanism.Kmap:
-			all = append(all, kmap.New(kmap.Config{Open: openKmap, GPUs: gpusOf}))
 		case mechanism.NVChannels:
 			host := ThisHost()
 			if profile, err := nvrm.ReadProfile(host.files()); err == nil { // the check reports the error
@@ -198,16 +195,12 @@ func (o Options) examination(cfg config.Config) safety.Config {
 			needMQDs = append(needMQDs, r.Name)
 		}
 	}
-	var examineKmap func() (string, string, bool)
-	if slices.Contains(cfg.Mechanisms, mechanism.Kmap) {
-		examineKmap = kmap.Examine
-	}
 	var nvidia func() (string, string, bool)
 	if slices.Contains(cfg.Mechanisms, mechanism.NVChannels) && o.Host.RM != nil {
 		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), o.Host.RM, cfg.Safety.Hazards) }
 	}
 	return safety.Config{
-		NVIDIA: nvidia, Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
+		NVIDIA: nvidia, MaxSuspend: cfg.Policy.MaxSuspend, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
 		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups), PrivateKey: keyWarnings(cfg.TCP),
 	}

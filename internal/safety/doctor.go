@@ -43,11 +43,8 @@ type Config struct {
 	OpenDriver func() (Driver, error)
 	// Hazards are the results of the hazard table for dbgtrap; nil without a table.
 	Hazards map[gpreempt.GPUID]Result
-	// Kmap opens the extension of the kernel that the mechanism kmap uses, and says what it
-	// found, and what to do if that cannot be used; nil if the mechanism is not enabled.
-	Kmap func() (found, remedy string, usable bool)
-	// NVIDIA is the same for the NVIDIA driver and the mechanism nvchannels. A remedy may be about
-	// some GPUs only.
+	// NVIDIA says what it found of the NVIDIA driver, and what to do if nvchannels cannot use that; nil
+	// if the mechanism is not enabled. A remedy may be about some GPUs only.
 	NVIDIA func() (found, remedy string, usable bool)
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
@@ -168,9 +165,6 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 			continue
 		}
 		add(c.id, c.title, c.run(h))
-	}
-	if cfg.Kmap != nil && cfg.Simulated == "" && !none {
-		add("kfd-kmap", "kfd_kmap", h.kmap())
 	}
 	otherGPUs := false
 	if cfg.NVIDIA != nil && cfg.Simulated == "" {

@@ -33,16 +33,6 @@ func (h *host) driverInterface() finding {
 	return fail("see dmesg | grep -i kfd", "%v", err).blocking(mechanism.DBGTrap, mechanism.CRIU)
 }
 
-// kmap is the finding for the extension of the kernel. Without it the next mechanism of the
-// config is used.
-func (h *host) kmap() finding {
-	found, remedy, usable := h.cfg.Kmap()
-	if !usable {
-		return warn(remedy, "%s", found)
-	}
-	return ok("%s", found)
-}
-
 func isErrno(err error) bool {
 	_, ok := errors.AsType[syscall.Errno](err)
 	return ok
