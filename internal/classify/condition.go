@@ -30,7 +30,6 @@ const (
 	containerLabels
 	podNamespace
 	podName
-	podPriorityClass
 	podLabels
 	slurmPartition
 	slurmAccount
@@ -65,7 +64,6 @@ var fields = [...]struct {
 	containerLabels:  {"container.labels", func(m *Match) any { return &m.Container.Labels }, nil, func(s *Subject) map[string]string { return s.Container.Labels }},
 	podNamespace:     {"pod.namespace", func(m *Match) any { return &m.Pod.Namespace }, func(s *Subject) string { return s.Container.Namespace }, nil},
 	podName:          {"pod.name", func(m *Match) any { return &m.Pod.Name }, func(s *Subject) string { return s.Container.Pod }, nil},
-	podPriorityClass: {"pod.priority_class", func(m *Match) any { return &m.Pod.PriorityClass }, func(s *Subject) string { return s.Container.PriorityClass }, nil},
 	podLabels:        {"pod.labels", func(m *Match) any { return &m.Pod.Labels }, nil, func(s *Subject) map[string]string { return s.Container.PodLabels }},
 	slurmPartition:   {"slurm.partition", func(m *Match) any { return &m.Slurm.Partition }, func(s *Subject) string { return s.Slurm.Partition }, nil},
 	slurmAccount:     {"slurm.account", func(m *Match) any { return &m.Slurm.Account }, func(s *Subject) string { return s.Slurm.Account }, nil},

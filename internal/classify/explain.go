@@ -143,8 +143,6 @@ func (c *condition) explainUnknown(s *Subject) string {
 		return "the container has no such label"
 	case f == podLabels && s.Container.Pod != "":
 		return "the pod has no such label"
-	case f == podPriorityClass && s.Container.Pod != "":
-		return "the pod has none, or the kubelet has not reported it"
 	}
 	return "not reported by the runtime"
 }

@@ -99,19 +99,19 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 		},
 		{
 			"no pod", vllm,
-			classify.Match{Pod: classify.PodMatch{Namespace: "*", PriorityClass: "*", Labels: labels}},
-			`pod.namespace: not in a Kubernetes pod; pod.priority_class: not in a Kubernetes pod; pod.labels["a/b"]: not in a Kubernetes pod`,
+			classify.Match{Pod: classify.PodMatch{Namespace: "*", Labels: labels}},
+			`pod.namespace: not in a Kubernetes pod; pod.labels["a/b"]: not in a Kubernetes pod`,
 		},
 		{
 			"a pod not reported", inContainer,
-			classify.Match{Pod: classify.PodMatch{Name: "*", PriorityClass: "*", Labels: labels}},
-			`pod.name: not reported by the runtime; pod.priority_class: not reported by the runtime; pod.labels["a/b"]: not reported by the runtime`,
+			classify.Match{Pod: classify.PodMatch{Name: "*", Labels: labels}},
+			`pod.name: not reported by the runtime; pod.labels["a/b"]: not reported by the runtime`,
 		},
 		{
 			"a pod reported",
-			func() classify.Subject { s := training; s.Container.PriorityClass = ""; return s }(),
-			classify.Match{Pod: classify.PodMatch{Name: "x", PriorityClass: "*", Labels: labels}},
-			`pod.name "train-0" is not "x"; pod.priority_class: the pod has none, or the kubelet has not reported it; pod.labels["a/b"]: the pod has no such label`,
+			training,
+			classify.Match{Pod: classify.PodMatch{Name: "x", Labels: labels}},
+			`pod.name "train-0" is not "x"; pod.labels["a/b"]: the pod has no such label`,
 		},
 		{
 			"no Slurm job", vllm,

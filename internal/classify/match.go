@@ -70,9 +70,8 @@ type ContainerMatch struct {
 
 // PodMatch is the part of a Match that is about the Kubernetes pod.
 type PodMatch struct {
-	Namespace     string `yaml:"namespace"`
-	Name          string `yaml:"name"`
-	PriorityClass string `yaml:"priority_class"`
+	Namespace string `yaml:"namespace"`
+	Name      string `yaml:"name"`
 	// Labels are by name. Each must exist.
 	Labels map[string]string `yaml:"labels"`
 }
