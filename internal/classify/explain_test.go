@@ -67,8 +67,8 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 		{"all that do not hold", training, classify.Match{Comm: "a", Exe: "/b", UID: uid(2000), GID: uid(0)}, `comm "python3" is not "a"; gid 2001 is not 0; exe "/opt/conda/bin/python3.11" is not "/b"`},
 		{"exe unknown", vllm, classify.Match{Exe: "/b"}, "exe: unknown"},
 		{"cgroup unknown", empty, classify.Match{Cgroup: "/a"}, `cgroup "" is not "/a"`},
-		{"unit of what is unknown", empty, classify.Match{Unit: "*", Slice: "*"}, "unit: the control group is unknown; slice: the control group is unknown"},
-		{"no unit", vllm, classify.Match{Unit: "*", Slice: "*", UserUnit: "*"}, "unit: not in a unit of systemd; slice: not in a slice of systemd; user_unit: not in a unit of a user's systemd"},
+		{"unit of what is unknown", empty, classify.Match{Unit: "*", Slice: "*"}, "unit: the control group has none; slice: the control group has none"},
+		{"no unit", vllm, classify.Match{Unit: "*", Slice: "*", UserUnit: "*"}, "unit: the control group has none; slice: the control group has none; user_unit: the control group has none"},
 		{
 			"ids that are refused",
 			classify.Subject{Process: gpreempt.Process{Cgroup: gpreempt.Cgroup{Path: "/a", Conflict: "containers a and b\x1b[1m"}}, ContainerKnown: true},
@@ -95,7 +95,7 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 		{
 			"a container reported", training,
 			classify.Match{Container: classify.ContainerMatch{Name: "x", Labels: labels}},
-			`container.name "trainer" is not "x"; container.labels["a/b"]: the container has no such label`,
+			`container.name "trainer" is not "x"; container.labels["a/b"]: there is no such label`,
 		},
 		{
 			"no pod", vllm,
@@ -111,7 +111,7 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 			"a pod reported",
 			training,
 			classify.Match{Pod: classify.PodMatch{Name: "x", Labels: labels}},
-			`pod.name "train-0" is not "x"; pod.labels["a/b"]: the pod has no such label`,
+			`pod.name "train-0" is not "x"; pod.labels["a/b"]: there is no such label`,
 		},
 		{
 			"no Slurm job", vllm,
@@ -121,37 +121,37 @@ func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 		{
 			"a Slurm job without a record", inSlurm,
 			classify.Match{Slurm: classify.SlurmMatch{Partition: "*"}},
-			"slurm.partition: there is no valid record of Slurm job 7: the prolog writes it",
+			"slurm.partition: the prolog has not recorded it of Slurm job 7",
 		},
 		{
 			"a Slurm job of which some is recorded",
 			func() classify.Subject { s := inSlurm; s.Slurm.Partition = "batch"; return s }(),
 			classify.Match{Slurm: classify.SlurmMatch{Partition: "x", QOS: "*"}},
-			`slurm.partition "batch" is not "x"; slurm.qos: the record of Slurm job 7 does not have it`,
+			`slurm.partition "batch" is not "x"; slurm.qos: the prolog has not recorded it of Slurm job 7`,
 		},
-		{"gpu holds", training, classify.Match{GPU: []string{"node:1", "renderD129"}}, `gpu: it has a queue on "renderD129"`},
+		{"gpu holds", training, classify.Match{GPU: []string{"node:1", "renderD129"}}, "gpu 3183 (node:2, 0001:c1:00.0, renderD129) is in node:1,renderD129"},
 		{
 			"gpu", training,
 			classify.Match{GPU: []string{"node:1", "renderD128"}},
-			`gpu: it has queues on 3183 (node:2, 0001:c1:00.0, renderD129) and not on "node:1", "renderD128"`,
+			"gpu 3183 (node:2, 0001:c1:00.0, renderD129) is not in node:1,renderD128",
 		},
-		{"gpu nobody reported", many, classify.Match{GPU: []string{"node:1"}}, `gpu: it has queues on 10, 11, 12, 13 and not on "node:1"`},
+		{"gpu nobody reported", many, classify.Match{GPU: []string{"node:1"}}, "gpu 10, 11, 12, 13 is not in node:1"},
 		{"gpu without queues", vllm, classify.Match{GPU: []string{"node:1"}}, "gpu: the process has no queues"},
-		{"priority", training, classify.Match{QueuePriority: &classify.PriorityRange{Min: 7, Max: 15}}, "queue_priority 3 is not in 7 to 15"},
+		{"priority", training, classify.Match{QueuePriority: &classify.PriorityRange{Min: 7, Max: 15}}, "queue_priority 3 is not in 7..15"},
 		{
 			"priority of a kernel that distinguishes less", hip,
 			classify.Match{QueuePriority: &classify.PriorityRange{Min: 8, Max: 15}},
-			"queue_priority 11 is in 8 to 15 (this kernel distinguishes only 0, 7 and 11)",
+			"queue_priority 11 (this kernel distinguishes only 0, 7 and 11) is in 8..15",
 		},
-		{"priority unknown", many, classify.Match{QueuePriority: &classify.PriorityRange{Max: 15}}, "queue_priority: unknown for all its compute queues"},
-		{"priority without queues", vllm, classify.Match{QueuePriority: &classify.PriorityRange{Max: 15}}, "queue_priority: the process has no compute queues"},
-		{"ring holds", many, classify.Match{RingAddress: &classify.AddressRange{From: 0x3000, To: 0x3fff}}, "ring_address 0x3000 is in 0x3000 to 0x3fff"},
+		{"priority unknown", many, classify.Match{QueuePriority: &classify.PriorityRange{Max: 15}}, "queue_priority: unknown"},
+		{"priority without queues", vllm, classify.Match{QueuePriority: &classify.PriorityRange{Max: 15}}, "queue_priority: the process has no queues"},
+		{"ring holds", many, classify.Match{RingAddress: &classify.AddressRange{From: 0x3000, To: 0x3fff}}, "ring_address 0x1000, 0x2000, 0x3000, 0x4000 and 3 more is in 0x3000..0x3fff"},
 		{
 			"ring", many,
 			classify.Match{RingAddress: &classify.AddressRange{From: 0x8000, To: 0x9000}},
-			"ring_address 0x1000, 0x2000, 0x3000, 0x4000 and 3 more is not in 0x8000 to 0x9000",
+			"ring_address 0x1000, 0x2000, 0x3000, 0x4000 and 3 more is not in 0x8000..0x9000",
 		},
-		{"ring unknown", hip, classify.Match{RingAddress: &classify.AddressRange{To: 0x9000}}, "ring_address: unknown for all its queues"},
+		{"ring unknown", hip, classify.Match{RingAddress: &classify.AddressRange{To: 0x9000}}, "ring_address: unknown"},
 		{"ring without queues", vllm, classify.Match{RingAddress: &classify.AddressRange{To: 0x9000}}, "ring_address: the process has no queues"},
 	}
 	for _, test := range tests {

@@ -195,7 +195,7 @@ var (
 func hopeless(f field, g glob, pattern string) (problem, remedy string) {
 	switch f {
 	case comm:
-		if g.shortest() > maxComm {
+		if g.shortest > maxComm {
 			return fmt.Sprintf("matches no name of at most %d bytes, which is all that the kernel keeps", maxComm), "shorten it and end it with *, or match cmdline"
 		}
 	case cgroup, exe:
