@@ -184,7 +184,6 @@ access: {admin_groups: [wheel, 0]}
 limits: {leases_per_user: 9}
 policy: {preset: shadow, max_wait: 5ms}
 discovery: {mqds_interval: 1s}
-containers: {kubelet: "https://127.0.0.1:10250"}
 rules:
   - {name: d, match: {cgroup: "/batch/*", uid: 7, pod: {labels: {app: "x*"}}, queue_priority: {max: 6}}, class: offline}
   - {name: c, match: {comm: c}, class: online}
@@ -217,7 +216,6 @@ safety:
 		{Key: "safety.hazards.new", To: "allow dbgtrap, criu if gfx [gfx1103]: W.", Live: true},
 		{Key: "safety.hazards", From: "one, two", To: "two, one", Live: true},
 		{Key: "discovery.mqds_interval", From: "0s", To: "1s", Live: true},
-		{Key: "containers.kubelet", From: `""`, To: "https://127.0.0.1:10250"},
 	}
 	if diff := cmp.Diff(want, Changes(old, changed)); diff != "" {
 		t.Errorf("Changes (-want +got):\n%s", diff)

@@ -173,7 +173,7 @@ func containerMessage(at gpreempt.Cgroup, c gpreempt.Container) *gpreemptv1.Cont
 	}
 	return &gpreemptv1.Container{
 		Runtime: at.Runtime, ContainerId: at.ContainerID, Name: c.Name, Image: c.Image, Labels: c.Labels,
-		PodUid: at.PodUID, Namespace: c.Namespace, Pod: c.Pod, PodLabels: c.PodLabels, PriorityClass: c.PriorityClass,
+		PodUid: at.PodUID, Namespace: c.Namespace, Pod: c.Pod, PodLabels: c.PodLabels,
 	}
 }
 

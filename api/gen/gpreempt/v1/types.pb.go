@@ -1082,9 +1082,7 @@ type Container struct {
 	// Name of the pod.
 	Pod string `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Labels of the pod.
-	PodLabels map[string]string `protobuf:"bytes,9,rep,name=pod_labels,json=podLabels,proto3" json:"pod_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Priority class of the pod; only the kubelet reports it.
-	PriorityClass string `protobuf:"bytes,10,opt,name=priority_class,json=priorityClass,proto3" json:"priority_class,omitempty"`
+	PodLabels     map[string]string `protobuf:"bytes,9,rep,name=pod_labels,json=podLabels,proto3" json:"pod_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1180,13 +1178,6 @@ func (x *Container) GetPodLabels() map[string]string {
 		return x.PodLabels
 	}
 	return nil
-}
-
-func (x *Container) GetPriorityClass() string {
-	if x != nil {
-		return x.PriorityClass
-	}
-	return ""
 }
 
 // A process that has KFD queues.
@@ -3059,7 +3050,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x1aoffline_mapped_queue_count\x18\x12 \x01(\rR\x17offlineMappedQueueCount\x12+\n" +
 	"\x0ffree_slot_count\x18\x13 \x01(\rH\x01R\rfreeSlotCount\x88\x01\x01B\x13\n" +
 	"\x11_memory_evictionsB\x12\n" +
-	"\x10_free_slot_count\"\xdd\x03\n" +
+	"\x10_free_slot_count\"\xcc\x03\n" +
 	"\tContainer\x12\x18\n" +
 	"\aruntime\x18\x01 \x01(\tR\aruntime\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x12\n" +
@@ -3070,15 +3061,14 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\tnamespace\x18\a \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\b \x01(\tR\x03pod\x12D\n" +
 	"\n" +
-	"pod_labels\x18\t \x03(\v2%.gpreempt.v1.Container.PodLabelsEntryR\tpodLabels\x12%\n" +
-	"\x0epriority_class\x18\n" +
-	" \x01(\tR\rpriorityClass\x1a9\n" +
+	"pod_labels\x18\t \x03(\v2%.gpreempt.v1.Container.PodLabelsEntryR\tpodLabels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
 	"\x0ePodLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcb\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\n" +
+	"\x10\vR\x0epriority_class\"\xcb\n" +
 	"\n" +
 	"\x06Target\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
