@@ -269,7 +269,7 @@ func TestErrorsOfAHelperAreThoseOfTheMechanism(t *testing.T) {
 		fmt.Errorf("process 1: %w", mechanism.ErrDebugged), &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7, 8}, Err: errors.New("hung")},
 		fmt.Errorf("process 1: %w", api), errors.New("another"),
 	} {
-		got := newFailure(err).error()
+		got := (&message{Err: newFailure(err)}).err()
 		diff(t, "text", err.Error(), got.Error())
 		for _, known := range []error{mechanism.ErrGone, mechanism.ErrReplaced, mechanism.ErrDebugged} {
 			if errors.Is(got, known) != errors.Is(err, known) {
@@ -283,7 +283,7 @@ func TestErrorsOfAHelperAreThoseOfTheMechanism(t *testing.T) {
 		}
 		diff(t, "reason", gpreempt.ReasonOf(err), gpreempt.ReasonOf(got))
 	}
-	if err := (*failure)(nil).error(); err != nil {
+	if err := (&message{Err: newFailure(nil)}).err(); err != nil {
 		t.Errorf("no failure is %v", err)
 	}
 }

@@ -69,7 +69,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	s.helper.session.Store(s)
 	m.refill()
 	known := &m.cfg.Local.Foreign
-	r, err := s.call(request{Op: opAttach, Safe: m.cfg.Safe(), DebuggedFor: known.Since(target)})
+	held, err := s.call(request{Op: opAttach, Safe: m.cfg.Safe(), DebuggedFor: known.Since(target)})
 	if errors.Is(err, mechanism.ErrDebugged) {
 		known.Seen(target)
 	} else {
@@ -81,7 +81,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	switch {
 	case err == nil:
 		return s, nil
-	case !r.Held && s.lost == nil:
+	case !held && s.lost == nil:
 		s.leave()
 		return nil, err
 	}
