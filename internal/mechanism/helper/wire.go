@@ -30,8 +30,8 @@ type request struct {
 	Target gpreempt.ProcessKey
 	// Safe are the GPUs for which dbgtrap.Config.Crashes returns false.
 	Safe []gpreempt.GPUID
-	// DebuggedFor is for how long somebody else is known to debug the target.
-	DebuggedFor time.Duration
+	// Deserted is the result of dbgtrap.Config.Deserted.
+	Deserted bool
 	// Seen and Doubtful are those of criu.Calls.
 	Seen     []int
 	Doubtful bool

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -83,6 +82,7 @@ type worker struct {
 	target    gpreempt.ProcessKey
 	listed    []kfd.QueueSnapshotEntry // as the daemon knows them
 	spent     bool
+	deserted  bool // see request
 }
 
 // serve carries out the requests from a connection until the other side closes it, and handles the
@@ -171,8 +171,9 @@ func (w *worker) openDriver() (err error) {
 		return nil
 	}
 	w.mechanism, w.device, err = w.open(dbgtrap.Config{
-		Crashes: func(gpu gpreempt.GPUID) bool { return !slices.Contains(*w.safe.Load(), gpu) },
-		Log:     w.log,
+		Crashes:  func(gpu gpreempt.GPUID) bool { return !slices.Contains(*w.safe.Load(), gpu) },
+		Deserted: func(gpreempt.ProcessKey) bool { return w.deserted },
+		Log:      w.log,
 	})
 	w.spent = w.spent || err != nil
 	return err
@@ -183,8 +184,7 @@ func (w *worker) attach(ctx context.Context, req request) error {
 		return err
 	}
 	w.safe.Store(&req.Safe)
-	w.target, w.listed = req.Target, nil
-	w.mechanism.Foreign.Known(req.Target, time.Now().Add(-req.DebuggedFor))
+	w.target, w.listed, w.deserted = req.Target, nil, req.Deserted
 	session, err := w.mechanism.Attach(ctx, req.Target)
 	if session != nil {
 		w.session = session
