@@ -368,7 +368,7 @@ func tryBatch(t *testing.T, does [3]rune, steps string) {
 	// The actor of between takes its commands, which hold Flush up, when the test says so.
 	between := gpreempt.ProcessKey{PID: 400, Start: 4}
 	gate := newActor(r.Sessions, between)
-	gate.commands = make(chan command)
+	gate.orders = make(chan order)
 	r.actors[between] = gate
 	targets := []gpreempt.ProcessKey{job, other, third}
 	var acts [3]chan struct{}
@@ -388,7 +388,7 @@ func tryBatch(t *testing.T, does [3]rune, steps string) {
 		acts[i] = make(chan struct{})
 		go func() {
 			<-acts[i]
-			if c := <-a.commands; does[i] != ended {
+			if c := <-a.orders; does[i] != ended {
 				a.do(c)
 			}
 		}()
@@ -407,7 +407,7 @@ func tryBatch(t *testing.T, does [3]rune, steps string) {
 		synctest.Wait()
 		switch step {
 		case 'H':
-			<-gate.commands
+			<-gate.orders
 			continue
 		case 'W':
 			time.Sleep(joinTime)

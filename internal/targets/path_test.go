@@ -173,6 +173,9 @@ func announcementPath(t *testing.T, profile string) [][]string {
 				attached <- ev
 			}
 		},
+		Assess:     permitAll,
+		Bystanders: func(gpreempt.ProcessKey) ([]gpreempt.GPUID, bool) { return nil, false },
+		Look:       func(gpreempt.ProcessKey) {},
 		Now: func() time.Duration {
 			path.act()
 			return time.Since(start)
