@@ -540,6 +540,7 @@ type GpuSelector struct {
 	//	*GpuSelector_Node
 	//	*GpuSelector_Bdf
 	//	*GpuSelector_RenderMinor
+	//	*GpuSelector_All
 	By            isGpuSelector_By `protobuf_oneof:"by"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -618,6 +619,15 @@ func (x *GpuSelector) GetRenderMinor() uint32 {
 	return 0
 }
 
+func (x *GpuSelector) GetAll() bool {
+	if x != nil {
+		if x, ok := x.By.(*GpuSelector_All); ok {
+			return x.All
+		}
+	}
+	return false
+}
+
 type isGpuSelector_By interface {
 	isGpuSelector_By()
 }
@@ -642,6 +652,11 @@ type GpuSelector_RenderMinor struct {
 	RenderMinor uint32 `protobuf:"varint,4,opt,name=render_minor,json=renderMinor,proto3,oneof"`
 }
 
+type GpuSelector_All struct {
+	// true: every GPU of the host.
+	All bool `protobuf:"varint,5,opt,name=all,proto3,oneof"`
+}
+
 func (*GpuSelector_GpuId) isGpuSelector_By() {}
 
 func (*GpuSelector_Node) isGpuSelector_By() {}
@@ -649,6 +664,8 @@ func (*GpuSelector_Node) isGpuSelector_By() {}
 func (*GpuSelector_Bdf) isGpuSelector_By() {}
 
 func (*GpuSelector_RenderMinor) isGpuSelector_By() {}
+
+func (*GpuSelector_All) isGpuSelector_By() {}
 
 // How long each part of a call took inside the daemon.
 type Timing struct {
@@ -2996,12 +3013,13 @@ var File_gpreempt_v1_types_proto protoreflect.FileDescriptor
 
 const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x17gpreempt/v1/types.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"{\n" +
+	"\x17gpreempt/v1/types.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n" +
 	"\vGpuSelector\x12\x17\n" +
 	"\x06gpu_id\x18\x01 \x01(\rH\x00R\x05gpuId\x12\x14\n" +
 	"\x04node\x18\x02 \x01(\rH\x00R\x04node\x12\x12\n" +
 	"\x03bdf\x18\x03 \x01(\tH\x00R\x03bdf\x12#\n" +
-	"\frender_minor\x18\x04 \x01(\rH\x00R\vrenderMinorB\x04\n" +
+	"\frender_minor\x18\x04 \x01(\rH\x00R\vrenderMinor\x12\x12\n" +
+	"\x03all\x18\x05 \x01(\bH\x00R\x03allB\x04\n" +
 	"\x02by\"\xa1\x01\n" +
 	"\x06Timing\x121\n" +
 	"\x06decide\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06decide\x123\n" +
@@ -3456,6 +3474,7 @@ func file_gpreempt_v1_types_proto_init() {
 		(*GpuSelector_Node)(nil),
 		(*GpuSelector_Bdf)(nil),
 		(*GpuSelector_RenderMinor)(nil),
+		(*GpuSelector_All)(nil),
 	}
 	file_gpreempt_v1_types_proto_msgTypes[3].OneofWrappers = []any{}
 	file_gpreempt_v1_types_proto_msgTypes[6].OneofWrappers = []any{}
