@@ -1,10 +1,8 @@
 package auth
 
 import (
-	"fmt"
 	"os"
 	"os/user"
-	"slices"
 	"strconv"
 )
 
@@ -45,40 +43,6 @@ func (n Names) LookUp() (p *Policy, unknown []string) {
 
 		ContainerAdmins: n.ContainerAdmins,
 	}, unknown
-}
-
-// Unreachable returns a warning for each user and group with a right who cannot connect
-// to the socket, because it belongs to another group. Unknown names are not in it.
-func (n Names) Unreachable() (warnings []string) {
-	socketGroup, gid := "root", "0"
-	if len(n.OnlineGroups) > 0 {
-		socketGroup = n.OnlineGroups[0]
-		gid, _ = groupID(socketGroup)
-	}
-	warn := func(key, name string) {
-		warnings = append(warnings, fmt.Sprintf("access.%s: %s cannot connect: the socket belongs to group %s; add a group of theirs as the first of access.online_groups", key, name, socketGroup))
-	}
-	for _, name := range n.AdminUsers {
-		uid, known := userID(name)
-		if !known || uid == "0" {
-			continue
-		}
-		u, err := user.LookupId(uid)
-		if err != nil {
-			continue
-		}
-		if gids, err := u.GroupIds(); err == nil && !slices.Contains(gids, gid) {
-			warn("admin_users", name)
-		}
-	}
-	if len(n.OnlineGroups) == 0 {
-		for _, name := range n.AdminGroups {
-			if id, known := groupID(name); known && id != gid {
-				warn("admin_groups", "members of "+name)
-			}
-		}
-	}
-	return warnings
 }
 
 // groupID returns the id of a group that is a name or an id.

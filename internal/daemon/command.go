@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -57,16 +58,13 @@ everything first. SIGHUP applies the changes of the config file.`,
 }
 
 func diagnoseCommand() *cobra.Command {
-	var (
-		opts   Options
-		asJSON bool
-	)
+	var opts Options
 	cmd := &cobra.Command{
 		Use:   "diagnose",
-		Short: "Check whether this host is supported",
-		Long: `Check whether this host is supported, and how, without a daemon. gpctl doctor shows
-the same and asks the daemon first. It opens the driver, so that it is one of the
-driver's processes until it ends, and suspends nothing.`,
+		Short: "Check whether this host is supported, for gpctl doctor",
+		Long: `Check whether this host is supported, and how, without a daemon, and print the JSON of
+the API's DiagnoseResponse: gpctl doctor shows it, and asks the daemon first. It opens the
+driver, so that it is one of the driver's processes until it ends, and suspends nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
@@ -74,14 +72,10 @@ driver's processes until it ends, and suspends nothing.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return safety.WriteReportJSON(cmd.OutOrStdout(), report)
-			}
 			return safety.WriteReport(cmd.OutOrStdout(), report)
 		},
 	}
 	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the JSON of the API's DiagnoseResponse")
 	return cmd
 }
 
@@ -113,7 +107,10 @@ func checkCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			problems := cfg.Access.Unreachable()
+			var problems []string
+			if _, unknown := cfg.Access.LookUp(); len(unknown) > 0 {
+				problems = append(problems, "access: this host does not know "+strings.Join(unknown, ", ")+": they have no rights")
+			}
 			for _, w := range keyWarnings(cfg.TCP) {
 				problems = append(problems, w.Text+": "+w.Remedy)
 			}

@@ -102,7 +102,7 @@ type daemon struct {
 	certificates *auth.CertificateStore // nil without TCP
 	// doubted are the alarms that were doubted since the start. Only the goroutine that reads
 	// the kernel log uses it.
-	doubted map[doubted]int
+	doubted []string
 	// epoch begins the lease ids of this run.
 	epoch uint64
 	// generation is the generation of the topology at the last read of its GPUs. Only the

@@ -136,43 +136,6 @@ func (r Row) holds(h Host, g GPU) bool {
 		r.MES.Contains(g.MES) && r.MESKIQ.Contains(g.MESKIQ) && r.MEC.Contains(g.MEC) && r.SDMA.Contains(g.SDMA)
 }
 
-// Conditions returns the conditions as text, with the keys of the file.
-func (r Row) Conditions() string {
-	var parts []string
-	if len(r.GFX) > 0 {
-		parts = append(parts, "gfx ["+strings.ReplaceAll(strings.Trim(fmt.Sprint(r.GFX), "[]"), " ", ", ")+"]")
-	}
-	if r.APU != nil {
-		parts = append(parts, fmt.Sprintf("apu %t", *r.APU))
-	}
-	for _, c := range []struct{ key, text string }{
-		{"nvidia", string(r.NVIDIA)},
-		{"model", strings.Join(r.Models, " or ")},
-		{"process", r.Process},
-		{"driver", r.Driver},
-		{"kernel", string(r.Kernel)},
-		{"mes", string(r.MES)},
-		{"mes_kiq", string(r.MESKIQ)},
-		{"mec", string(r.MEC)},
-		{"sdma", string(r.SDMA)},
-	} {
-		if c.text != "" {
-			parts = append(parts, c.key+" "+c.text)
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
-// String returns the row in one line, without its ID.
-func (r Row) String() string {
-	s := fmt.Sprintf("%s %s if %s: %s", r.Action, strings.Join(r.Mechanisms, ", "), r.Conditions(), r.Why)
-	if len(r.Issues) > 0 {
-		s += " (" + strings.Join(r.Issues, ", ") + ")"
-	}
-	texts := []string{s, r.Read, r.Searched, r.Remedy}
-	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), " ")
-}
-
 // Result is the result of a check of one mechanism on one GPU.
 type Result struct {
 	Action Action

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing/fstest"
-	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -135,7 +134,7 @@ func mi300x() *fakeHost {
 		driver: Driver{Version: "1.17", Minor: 17, Profile: "6.12"},
 	}
 	h.cfg = Config{
-		Root: h, ByDaemon: true, MaxSuspend: 10 * time.Second, Version: "v0.3.0", Lock: "/run/gpreempt/gpreemptd.lock", Groups: []string{"gpreempt", "gpreempt-admin", "1234"},
+		Root: h, ByDaemon: true, Version: "v0.3.0", Lock: "/run/gpreempt/gpreemptd.lock",
 		OpenDriver: func() (Driver, error) {
 			if h.noOpen != nil {
 				return Driver{}, h.noOpen

@@ -26,17 +26,6 @@ func holdsFlock(b []byte, inode uint64, pid int32) bool {
 	return false
 }
 
-// groupNames returns the names in the text of /etc/group.
-func groupNames(b []byte) map[string]bool {
-	names := map[string]bool{}
-	for line := range bytes.Lines(b) {
-		if name, _, found := bytes.Cut(line, []byte(":")); found {
-			names[string(name)] = true
-		}
-	}
-	return names
-}
-
 // wholeRange reports whether the text of a uid_map maps every id to itself, as that
 // of the first user namespace does.
 func wholeRange(s string) bool {

@@ -16,9 +16,6 @@ import (
 // daemonName is the command name of the daemon.
 const daemonName = "gpreemptd"
 
-// debuggerNames are debuggers that open the driver themselves.
-var debuggerNames = []string{"rocgdb", "gdb"}
-
 // running returns the process that holds the instance lock; 0 if none does.
 func (h *host) running() (int32, error) {
 	path := strings.TrimPrefix(h.cfg.Lock, "/")
@@ -69,58 +66,6 @@ func (h *host) daemon() finding {
 		return ok("gpreemptd runs, pid %d", holder)
 	}
 	return warn("systemctl enable --now gpreemptd", "gpreemptd is not running: nothing is suspended")
-}
-
-func (h *host) debuggers() finding {
-	if h.seenErr != nil {
-		return unread(h.seenErr)
-	}
-	daemon, err := h.running()
-	if err != nil {
-		daemon = 0 // then the daemon itself is listed, which is harmless
-	}
-	var found []string
-	for _, proc := range h.seen {
-		what := fmt.Sprintf("%s (pid %d)", proc.Comm, proc.Key.PID)
-		if slices.Contains(debuggerNames, proc.Comm) {
-			found = append(found, what+" has the driver open")
-		}
-		status, err := h.status(strconv.Itoa(int(proc.Key.PID)))
-		if err != nil || status.Tracer == 0 {
-			continue // it has exited, or is not traced
-		}
-		// The tracer is a thread; procfs has threads too, by their id.
-		tracer, err := h.status(strconv.Itoa(int(status.Tracer)))
-		switch {
-		case err != nil:
-			found = append(found, fmt.Sprintf("%s is traced by thread %d", what, status.Tracer))
-		case h.isDaemon(tracer.Process, daemon), h.isDaemon(h.parent(tracer.Process), daemon): // its helpers trace
-		default:
-			found = append(found, fmt.Sprintf("%s is traced by %s (pid %d)", what, tracer.Name, tracer.Process))
-		}
-	}
-	if len(found) == 0 {
-		return ok("none on a process of the driver")
-	}
-	return warn("end the debugger; dbgtrap and criu cannot attach to its process, which keeps running", "%s", strings.Join(found, "; "))
-}
-
-// isDaemon reports whether pid is this process, or that of the daemon if it is not 0.
-func (h *host) isDaemon(pid, daemon int32) bool {
-	return pid != 0 && (pid == daemon || h.selfErr == nil && pid == h.self.Process)
-}
-
-// parent returns the parent of a process, 0 if it is not known.
-func (h *host) parent(pid int32) int32 {
-	text, err := h.read(fmt.Sprintf("proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	stat, err := discovery.ParseProcStat(text)
-	if err != nil {
-		return 0
-	}
-	return stat.Parent
 }
 
 func (h *host) processes() finding {
