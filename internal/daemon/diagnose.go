@@ -109,8 +109,8 @@ func Diagnose(ctx context.Context, opts Options) (*gpreemptv1.DiagnoseResponse, 
 	c.OpenDriver = openDriver
 	files := discovery.NewFS(c.Root)
 	files.SetEnv(rules.Env())
-	if profile, err := nvrm.ReadProfile(c.Root); err == nil && slices.Contains(cfg.Mechanisms, mechanism.NVChannels) {
-		files.Add(nvrm.NewSource(c.Root, nvrm.Kernel(), profile, func(pid int32) bool { return int(pid) == os.Getpid() }))
+	if _, err := nvrm.ReadVersion(c.Root); err == nil && slices.Contains(cfg.Mechanisms, mechanism.NVChannels) {
+		files.Add(nvrm.NewSource(c.Root, nvrm.Kernel(), func(pid int32) bool { return int(pid) == os.Getpid() }))
 	}
 	// An error of GPUs is found by the checks.
 	if gpus, err := files.GPUs(); err == nil && len(gpus) > 0 {
@@ -179,8 +179,8 @@ func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreem
 			all = append(all, freezer.New(freezer.Config{Root: "/", Log: zap.NewNop()}))
 		case mechanism.NVChannels:
 			host := ThisHost()
-			if profile, err := nvrm.ReadProfile(host.files()); err == nil { // the check reports the error
-				all = append(all, newNVIDIA(host, profile, nil, nil, zap.NewNop()))
+			if version, err := nvrm.ReadVersion(host.files()); err == nil { // the check reports the error
+				all = append(all, newNVIDIA(host, version, nil, nil, zap.NewNop()))
 			}
 		}
 	}
