@@ -34,11 +34,11 @@ var constants = map[string]string{
 	"SMIAllProcesses":  "smi-reports-other-processes-by-the-bit-or-by-right",
 	"TriggerTTM":       "- in an event",
 
-	"KmapEvicted":    "- in an answer",
-	"KmapFailed":     "- in an answer",
-	"KmapHeld":       "- in an answer",
-	"KmapMapped":     "- in an answer",
-	"KmapSuspended":  "- in an answer",
+	"KmapEvicted":   "- in an answer",
+	"KmapFailed":    "- in an answer",
+	"KmapHeld":      "- in an answer",
+	"KmapMapped":    "- in an answer",
+	"KmapSuspended": "- in an answer",
 
 	// Of the programs of the acceptance.
 	"AllocVRAM":                 "available-memory-shrinks-by-two-mebibytes",
