@@ -281,7 +281,7 @@ func TestInterruptedCalls(t *testing.T) {
 		"query that clears":    {func(d *Device) error { _, _, err := d.QueryDebugEvent(1, 1); return err }, false},
 		"info that clears":     {func(d *Device) error { _, err := d.TakeRuntimeInfo(1); return err }, false},
 		"snapshot that clears": {func(d *Device) error { _, err := d.Snapshot(1, 1); return err }, false},
-		"SMI":                  {func(d *Device) error { _, err := d.OpenSMI(1); return err }, false},
+		"SMI":                  {func(d *Device) error { _, err := d.OpenSMI(1, 0); return err }, false},
 	}
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
