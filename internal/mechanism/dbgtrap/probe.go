@@ -48,8 +48,8 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 func (m *Mechanism) probeInterface() mechanism.Evidence {
 	d := m.cfg.Device
 	e := mechanism.Evidence{Check: "KFD interface", Found: fmt.Sprintf("%v has DBG_TRAP", d.Version()), OK: true}
-	if w := d.Warning(); w != nil {
-		e.Found += "; " + w.String()
+	if w := d.Warning(); w != "" {
+		e.Found += "; " + w
 	}
 	return e
 }
