@@ -127,11 +127,8 @@ func profileOf(v kfd.Version, release string) string {
 	if _, err := fmt.Sscanf(release, "7.%d.", &minor); err == nil && minor >= 3 && v.Minor == minorOf7 {
 		return "7.3"
 	}
-	p, _, err := kfd.ProfileFor(v)
-	if err != nil {
-		return ""
-	}
-	return p.Name
+	name, _, _ := kfd.ProfileFor(v) // "" for one that is not supported
+	return name
 }
 
 // realTags adds the conditions of a real driver.

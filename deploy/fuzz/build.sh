@@ -48,7 +48,6 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/discovery/debugfs Fuzz
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/discovery/debugfs FuzzParseMQDs pkg_discovery_debugfs_FuzzParseMQDs
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/gpreempt FuzzParseProcessKey pkg_gpreempt_FuzzParseProcessKey
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzDecodeEntries pkg_kfd_FuzzDecodeEntries
-compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzSMILines pkg_kfd_FuzzSMILines
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/nvrm FuzzGPUs pkg_nvrm_FuzzGPUs
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/nvrm FuzzParseVersion pkg_nvrm_FuzzParseVersion
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/scheduler FuzzHistory pkg_scheduler_FuzzHistory

@@ -132,9 +132,5 @@ func openDriver() (safety.Driver, error) {
 
 // describeDriver describes an open driver.
 func describeDriver(device *kfd.Device) safety.Driver {
-	d := safety.Driver{Version: device.Version().String(), Minor: device.Version().Minor, Profile: device.Profile().Name}
-	if w := device.Warning(); w != nil {
-		d.Note = w.String()
-	}
-	return d
+	return safety.Driver{Version: device.Version().String(), Minor: device.Version().Minor, Profile: device.Profile(), Note: device.Warning()}
 }

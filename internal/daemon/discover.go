@@ -71,12 +71,8 @@ func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
 
 // openSMI opens the eviction events of a GPU for all processes.
 func (d *daemon) openSMI(gpu gpreempt.GPUID) (inventory.Stream, error) {
-	stream, err := d.backend.device.OpenSMI(gpu)
+	stream, err := d.backend.device.OpenSMI(gpu, kfd.SMIEvents(kfd.SMIQueueEviction)|kfd.SMIAllProcesses)
 	if err != nil {
-		return nil, err
-	}
-	if err := stream.Select(kfd.SMIEvents(kfd.SMIQueueEviction) | kfd.SMIAllProcesses); err != nil {
-		_ = stream.Close() // the error of Select matters
 		return nil, err
 	}
 	return stream, nil

@@ -115,8 +115,8 @@ func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreem
 		return nil
 	}
 	b.device = device
-	if w := device.Warning(); w != nil {
-		b.warn(gpreempt.WarnKFDUnknown.Warn(w.String()))
+	if w := device.Warning(); w != "" {
+		b.warn(gpreempt.WarnKFDUnknown.Warn(w))
 	}
 	local := dbgtrap.New(dbgtrap.Config{
 		Device:  device,

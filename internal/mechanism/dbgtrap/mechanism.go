@@ -191,7 +191,7 @@ func (m *Mechanism) permission(pid int32) kfd.PermissionRule {
 		m.cfg.Log.Debug("the driver's permission rule is not known", log.PID(pid), log.Err(err))
 		return rule
 	}
-	m.cfg.Log.Info("the driver's permission rule is known", log.Permission(rule), log.Profile(m.cfg.Device.Profile().Name))
+	m.cfg.Log.Info("the driver's permission rule is known", log.Permission(rule), log.Profile(m.cfg.Device.Profile()))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.rule = rule
