@@ -172,8 +172,8 @@ type connection struct {
 	peer   auth.Peer
 	client *client
 	rights auth.Rights // when it was made
-	// refused is why it is none of the clients' connections, see explain; nil if it is. explained: a call
-	// got the reason.
+	// refused is why it does not count as one of the client's, see explain; nil if it does. explained: a
+	// call got the reason.
 	refused   error
 	explained atomic.Bool
 	// scope is the scope of leases of unary calls.
