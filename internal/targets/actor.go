@@ -116,7 +116,7 @@ func (a *actor) attach() (ended bool) {
 		a.s.lost(a.target, err)
 		return false
 	case held == nil:
-		result, gpus := a.s.outcome(a.target, err)
+		result, gpus := a.s.result(a.target, err)
 		a.end()
 		a.s.cfg.Post(scheduler.Attached{Target: a.target, Result: result, FailedGPUs: gpus})
 		return true
@@ -160,20 +160,20 @@ func (a *actor) noteAttach(choice Choice, err error) {
 func (a *actor) suspend(seq uint64) {
 	begin := a.s.cfg.Now()
 	posted := false
-	post := func(result scheduler.Outcome, gpus []gpreempt.GPUID) {
+	post := func(result scheduler.Cause, gpus []gpreempt.GPUID) {
 		posted = true
 		a.s.cfg.Post(scheduler.Suspended{
 			Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin,
 		})
 	}
 	err := mechanism.Guard(func() error {
-		return a.held.session.Suspend(a.s.ctx, func() { post(scheduler.OutcomeOK, nil) })
+		return a.held.session.Suspend(a.s.ctx, func() { post("", nil) })
 	})
 	a.suspended = err == nil
 	a.noteAction(true, err)
 	switch {
 	case !posted:
-		post(a.s.outcome(a.target, err))
+		post(a.s.result(a.target, err))
 	case err != nil:
 		a.s.lost(a.target, err)
 	}
@@ -256,7 +256,7 @@ func (a *actor) detach() (ended bool) {
 	} else {
 		a.end()
 	}
-	result, gpus := a.s.outcome(a.target, err)
+	result, gpus := a.s.result(a.target, err)
 	a.s.cfg.Post(scheduler.Detached{Target: a.target, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin})
 	return err == nil
 }
