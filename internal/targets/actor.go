@@ -117,7 +117,7 @@ func (a *actor) attach() (ended bool) {
 		a.s.lost(a.target, err)
 		return false
 	case held == nil:
-		result, gpus := a.s.outcome(a.target, err)
+		result, gpus := a.s.result(a.target, err)
 		a.end()
 		a.s.cfg.Post(scheduler.Attached{Target: a.target, Result: result, FailedGPUs: gpus})
 		return true
@@ -255,7 +255,7 @@ func (a *actor) detach() (ended bool) {
 	} else {
 		a.end()
 	}
-	result, gpus := a.s.outcome(a.target, err)
+	result, gpus := a.s.result(a.target, err)
 	a.s.cfg.Post(scheduler.Detached{Target: a.target, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin})
 	return err == nil
 }

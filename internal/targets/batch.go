@@ -157,7 +157,7 @@ func (b *batch) call() {
 
 // post reports the result of an action to the scheduler.
 func (a *actor) post(kind kind, seq uint64, err error, took time.Duration) {
-	result, gpus := a.s.outcome(a.target, err)
+	result, gpus := a.s.result(a.target, err)
 	if kind == suspend {
 		a.s.cfg.Post(scheduler.Suspended{Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: took})
 		return

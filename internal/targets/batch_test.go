@@ -171,13 +171,13 @@ func TestFailureOfOneTargetHarmsNoOtherOfItsBatch(t *testing.T) {
 	hardware := &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("unmap timed out")}
 	for name, tc := range map[string]struct {
 		fail error
-		want scheduler.Outcome
+		want scheduler.Cause
 		gpus []gpreempt.GPUID
 	}{
-		"gone":     {fail: mechanism.ErrGone, want: scheduler.OutcomeGone},
-		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.OutcomeReplaced},
-		"hardware": {fail: hardware, want: scheduler.OutcomeHardware, gpus: hardware.GPUs},
-		"deadline": {fail: context.DeadlineExceeded, want: scheduler.OutcomeFailed},
+		"gone":     {fail: mechanism.ErrGone, want: scheduler.CauseGone},
+		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.CauseReplaced},
+		"hardware": {fail: hardware, want: scheduler.CauseHardware, gpus: hardware.GPUs},
+		"deadline": {fail: context.DeadlineExceeded, want: scheduler.CauseFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -221,8 +221,8 @@ func TestPanicInABatchFailsItsTargets(t *testing.T) {
 		r.Flush()
 		time.Sleep(b.cost)
 		r.wantInAnyOrder(
-			scheduler.Suspended{Target: job, Seq: 1, Result: scheduler.OutcomeFailed, Took: b.cost},
-			scheduler.Suspended{Target: other, Seq: 2, Result: scheduler.OutcomeFailed, Took: b.cost},
+			scheduler.Suspended{Target: job, Seq: 1, Result: scheduler.CauseFailed, Took: b.cost},
+			scheduler.Suspended{Target: other, Seq: 2, Result: scheduler.CauseFailed, Took: b.cost},
 		)
 		r.detachAll(job, other, third)
 	})
@@ -247,7 +247,7 @@ func TestDetachFollowsABatch(t *testing.T) {
 		r.Flush()
 		time.Sleep(b.cost)
 		r.wantInAnyOrder(
-			scheduler.Suspended{Target: job, Seq: 3, Result: scheduler.OutcomeFailed},
+			scheduler.Suspended{Target: job, Seq: 3, Result: scheduler.CauseFailed},
 			scheduler.Suspended{Target: other, Seq: 4, Took: b.cost},
 		)
 		b.wantBatches(t, "suspend 200")

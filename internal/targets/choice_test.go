@@ -80,7 +80,7 @@ func TestNoUsableMechanismIsAnErrorThatNamesEveryReason(t *testing.T) {
 			{newRig(t, nil), "no mechanism is enabled and usable: the config key mechanisms names those to use, gpctl status shows why they cannot be used"},
 		} {
 			tc.r.Attach(job)
-			tc.r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeFailed})
+			tc.r.want(scheduler.Attached{Target: job, Result: scheduler.CauseFailed})
 			if err := mustState(t, tc.r, job).Err; err == nil || err.Error() != tc.want {
 				t.Errorf("error %v, want %s", err, tc.want)
 			}
@@ -94,7 +94,7 @@ func TestTargetThatLeftIsNoReasonToTryTheNextMechanism(t *testing.T) {
 		best.attachErr = mechanism.ErrGone
 		r := newRig(t, nil, best, middle, last)
 		r.Attach(job)
-		r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeGone})
+		r.want(scheduler.Attached{Target: job, Result: scheduler.CauseGone})
 		middle.wantCalls(t)
 	})
 }
@@ -334,7 +334,7 @@ func TestTargetWhoseMechanismCannotBeReplacedKeepsIt(t *testing.T) {
 		synctest.Wait()
 		r.forgetPosted()
 		r.Resume(job, 2)
-		r.want(scheduler.Resumed{Target: job, Seq: 2}, scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed})
+		r.want(scheduler.Resumed{Target: job, Seq: 2}, scheduler.Lost{Target: job, Result: scheduler.CauseFailed})
 		r.detachAll(job)
 	})
 }

@@ -155,7 +155,7 @@ func (s *Sessions) hand(o order) {
 	var result scheduler.Event = scheduler.Detached{Target: o.target}
 	switch o.kind {
 	case suspend:
-		result = scheduler.Suspended{Target: o.target, Seq: o.seq, Result: scheduler.OutcomeFailed}
+		result = scheduler.Suspended{Target: o.target, Seq: o.seq, Result: scheduler.CauseFailed}
 	case resume:
 		result = scheduler.Resumed{Target: o.target, Seq: o.seq}
 	case attach, detach:
@@ -259,39 +259,38 @@ func (s *Sessions) lost(target gpreempt.ProcessKey, err error) {
 	st.Choice, st.Err = Choice{}, err
 	s.mu.Unlock()
 	s.cfg.Log.Warn("target can no longer be suspended", log.Target(target), log.Err(err))
-	result, gpus := s.outcome(target, err)
+	result, gpus := s.result(target, err)
 	s.cfg.Post(scheduler.Lost{Target: target, Result: result, FailedGPUs: gpus})
 }
 
-// outcome is the outcome of a failure about a target, whose tracer may be a permitted one.
-func (s *Sessions) outcome(target gpreempt.ProcessKey, err error) (scheduler.Outcome, []gpreempt.GPUID) {
-	result, gpus := outcome(err)
-	if result == scheduler.OutcomeResisted && s.cfg.Permitted(target) {
-		result = scheduler.OutcomeFailed
+// result is that of a failure about a target, whose tracer may be a permitted one.
+func (s *Sessions) result(target gpreempt.ProcessKey, err error) (scheduler.Cause, []gpreempt.GPUID) {
+	why, gpus := result(err)
+	if why == gpreempt.ReasonResisted && s.cfg.Permitted(target) {
+		why = scheduler.CauseFailed
 	}
-	return result, gpus
+	return why, gpus
 }
 
-// outcome returns what an error of a mechanism means to the scheduler, and the GPUs that
-// failed.
-func outcome(err error) (scheduler.Outcome, []gpreempt.GPUID) {
+// result returns what an error of a mechanism means to the scheduler, which is the worst obstacle if it names
+// some, and the GPUs that failed.
+func result(err error) (scheduler.Cause, []gpreempt.GPUID) {
 	hardware, failed := errors.AsType[*mechanism.HardwareError](err)
 	rejected, _ := errors.AsType[*NotSuspendable](err)
 	switch {
 	case err == nil:
-		return scheduler.OutcomeOK, nil
+		return "", nil
 	case errors.Is(err, mechanism.ErrGone):
-		return scheduler.OutcomeGone, nil
+		return scheduler.CauseGone, nil
 	case errors.Is(err, mechanism.ErrReplaced):
-		return scheduler.OutcomeReplaced, nil
+		return scheduler.CauseReplaced, nil
 	case failed:
-		return scheduler.OutcomeHardware, hardware.GPUs
-	case reasonOf(err) == gpreempt.ReasonResisted:
-		return scheduler.OutcomeResisted, nil
-	case rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == gpreempt.ReasonDRMQueues }):
-		return scheduler.OutcomeDRMQueues, nil
-	case rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == gpreempt.ReasonResisted }):
-		return scheduler.OutcomeResisted, nil
+		return scheduler.CauseHardware, hardware.GPUs
 	}
-	return scheduler.OutcomeFailed, nil
+	for _, o := range slices.Backward(gpreempt.Obstacles()) {
+		if reasonOf(err) == o || rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == o }) {
+			return o, nil
+		}
+	}
+	return scheduler.CauseFailed, nil
 }
