@@ -73,7 +73,7 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	want.Safety.Hazards = []safety.Row{{
 		ID: "site-gfx1102", GFX: []safety.GFXRange{"gfx1102"},
 		Kernel: ">=7.1", MES: ">=0x60",
-		Mechanisms: []string{"dbgtrap", "criu", "kmap"}, Action: safety.Limit,
+		Mechanisms: []string{"dbgtrap", "criu"}, Action: safety.Limit,
 		Why: "No failure in a week of suspensions under load.",
 	}}
 	if diff := cmp.Diff(want, parsed(t, all)); diff != "" {
