@@ -40,7 +40,7 @@ func Mechanisms() []string {
 
 // defaultMechanisms are those that unmap queues. The freezer only stops the program, and
 // does not use the GPU's scheduler.
-var defaultMechanisms = mechanism.Names(func(k mechanism.Kind) bool { return k.Unmaps && k.Driver == "kfd" })
+var defaultMechanisms = mechanism.Names(func(k mechanism.Kind) bool { return k.Driver == "kfd" })
 
 // Host has the facts that all GPUs of a host share.
 type Host struct {

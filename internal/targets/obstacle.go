@@ -26,7 +26,7 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 		return otherDriver(name, proc.Driver)
 	case d.Mechanism != "" && d.Mechanism != name:
 		return &mechanism.Evidence{Check: "mechanism", Found: "an admin chose " + d.Mechanism, Remedy: "gpctl target classify without --mechanism leaves the choice to the daemon"}
-	case k.LeavesDRM && len(proc.DRM) > 0:
+	case k.Driver == "kfd" && len(proc.DRM) > 0:
 		return drmQueues(name, proc)
 	case d.NeverDebug && k.Debugs:
 		return &mechanism.Evidence{
