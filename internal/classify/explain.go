@@ -119,7 +119,7 @@ func (c *condition) fact(s *Subject) string {
 		}
 		text := strconv.Itoa(int(highest.Priority))
 		if !every {
-			text = text + " or more, as some are unknown,"
+			text += " or more, as some are unknown,"
 		}
 		if !highest.PriorityExact {
 			text += " (this kernel distinguishes only 0, 7 and 11)"
