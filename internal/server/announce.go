@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -30,6 +31,9 @@ type announcement struct {
 	answer scheduler.Answer
 	// decided is when the scheduler had admitted it.
 	decided scheduler.Time
+	// Of an announcement of a stream: the tag of its frame, and who sends the answer.
+	tag    uint64
+	sender atomic.Uint32
 }
 
 // prepare returns the announcement of a request of a client, or of the admins: it sets the defaults,
