@@ -28,12 +28,11 @@ type announcement struct {
 	id     scheduler.LeaseID
 	ttl    time.Duration
 	known  bool
+	sender atomic.Uint32 // of the answer, on a stream
 	answer scheduler.Answer
 	// decided is when the scheduler had admitted it.
 	decided scheduler.Time
-	// Of an announcement of a stream: the tag of its frame, and who sends the answer.
-	tag    uint64
-	sender atomic.Uint32
+	tag     uint64 // of the frame, on a stream
 }
 
 // prepare returns the announcement of a request of a client, or of the admins: it sets the defaults,
