@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -27,9 +28,11 @@ type announcement struct {
 	id     scheduler.LeaseID
 	ttl    time.Duration
 	known  bool
+	sender atomic.Uint32 // of the answer, on a stream
 	answer scheduler.Answer
 	// decided is when the scheduler had admitted it.
 	decided scheduler.Time
+	tag     uint64 // of the frame, on a stream
 }
 
 // prepare returns the announcement of a request of a client, or of the admins: it sets the defaults,

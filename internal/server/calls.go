@@ -49,23 +49,6 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 // unary returns a handler that calls next, the handler of a method that is not a
 // stream, at the end of the chain.
 func (s *Server) unary(method string, next grpc.MethodHandler) grpc.StreamHandler {
-	handle := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		c := callerOf(ctx)
-		need, err := s.allow(c, method)
-		if err != nil {
-			s.auditRefusal(c, method, req, err)
-			return nil, err
-		}
-		if need == auth.Admin {
-			handler = s.audited(c, method, handler)
-		}
-		if s.simulated != nil && strings.HasPrefix(method, adminPrefix) {
-			if err := grpc.SetHeader(ctx, s.simulated); err != nil {
-				return nil, err
-			}
-		}
-		return handler(ctx, req)
-	}
 	need, _ := auth.Need(method)
 	reads := need == auth.Read
 	return func(srv any, ss grpc.ServerStream) (err error) {
@@ -98,15 +81,27 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.StreamHandle
 		}
 		free := func() {}
 		defer func() { free() }()
-		seated := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			var err error // the message has arrived
+		arrived := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
 			if free, err = s.takeSeat(ctx, c, method); err != nil {
 				free = func() {}
 				return nil, err
 			}
-			return handle(ctx, req, info, handler)
+			need, err := s.allow(c, method)
+			if err != nil {
+				s.auditRefusal(c, method, req, err)
+				return nil, err
+			}
+			if need == auth.Admin {
+				handler = s.audited(c, method, handler)
+			}
+			if s.simulated != nil && strings.HasPrefix(method, adminPrefix) {
+				if err := ss.SetHeader(s.simulated); err != nil {
+					return nil, err
+				}
+			}
+			return handler(ctx, req)
 		}
-		resp, err := next(srv, withCaller(ctx, c), readInTime, seated)
+		resp, err := next(srv, withCaller(ctx, c), readInTime, arrived)
 		if err != nil {
 			return err
 		}

@@ -32,7 +32,6 @@ type Thread interface {
 	Do(ctx context.Context, f func() error) error
 	Detach(ctx context.Context) error
 	Done() <-chan struct{}
-	Gone() bool
 }
 
 // Tracer attaches to a process by pid and start time: what proc.Trace does.

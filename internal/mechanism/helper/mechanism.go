@@ -30,7 +30,6 @@ type Mechanism struct {
 	sessions mechanism.Sessions[*session]
 
 	noting sync.Mutex // guards what follows
-	rule   kfd.PermissionRule
 	// calls and took are those of the helpers that have ended, or been used again.
 	calls int64
 	took  time.Duration
@@ -115,13 +114,10 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	return nil, err
 }
 
-// note takes over what all sessions have in common.
-func (m *Mechanism) note(rule kfd.PermissionRule, calls int64, took time.Duration) {
+// count counts calls of the driver.
+func (m *Mechanism) count(calls int64, took time.Duration) {
 	m.noting.Lock()
 	defer m.noting.Unlock()
-	if rule != kfd.PermissionUnknown {
-		m.rule = rule
-	}
 	m.calls, m.took = m.calls+calls, m.took+took
 }
 
@@ -130,13 +126,6 @@ func (m *Mechanism) Calls() (n int64, took time.Duration) {
 	m.noting.Lock()
 	defer m.noting.Unlock()
 	return m.calls, m.took
-}
-
-// PermissionRule is that of dbgtrap.Mechanism.
-func (m *Mechanism) PermissionRule() kfd.PermissionRule {
-	m.noting.Lock()
-	defer m.noting.Unlock()
-	return m.rule
 }
 
 // Queues is that of dbgtrap.Mechanism.

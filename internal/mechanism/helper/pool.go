@@ -70,7 +70,12 @@ var _ criu.Calls = (*Pool)(nil)
 // long no GPU has been failing, negative while one is: until then a call may wait for any time.
 // Both may be nil.
 func NewPool(logger *zap.Logger, ended func(), calm func() time.Duration) *Pool {
-	p := newPool(logger)
+	p := &Pool{
+		log: logger, callTime: callTime, most: maxHelpers, ended: func() {},
+		calm: func() time.Duration { return math.MaxInt64 }, all: map[*helper]bool{}, starter: make(chan func()), stop: make(chan struct{}),
+		serving: map[gpreempt.ProcessKey]*helper{}, abandoned: map[gpreempt.ProcessKey]*helper{},
+	}
+	p.start = p.startProgram
 	if ended != nil {
 		p.ended = ended
 	}
@@ -88,7 +93,6 @@ func NewPool(logger *zap.Logger, ended func(), calm func() time.Duration) *Pool 
 			}
 		}
 	}()
-	p.start = p.startProgram
 	return p
 }
 
@@ -114,14 +118,6 @@ func (p *Pool) startProgram() (h *helper, err error) {
 		return nil, fmt.Errorf("start a helper process: %w", err)
 	}
 	return h, nil
-}
-
-func newPool(logger *zap.Logger) *Pool {
-	return &Pool{
-		log: logger, callTime: callTime, most: maxHelpers, ended: func() {},
-		calm: func() time.Duration { return math.MaxInt64 }, all: map[*helper]bool{}, starter: make(chan func()), stop: make(chan struct{}),
-		serving: map[gpreempt.ProcessKey]*helper{}, abandoned: map[gpreempt.ProcessKey]*helper{},
-	}
 }
 
 // Close kills every helper, which releases what dbgtrap holds.

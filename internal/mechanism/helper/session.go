@@ -49,7 +49,7 @@ func (h *helper) take(m *message) {
 	if m.Listed {
 		s.queues.Store(&m.Queues)
 	}
-	s.m.note(m.Rule, m.Calls-h.calls, m.Took-h.took)
+	s.m.count(m.Calls-h.calls, m.Took-h.took)
 	h.calls, h.took = m.Calls, m.Took
 	if m.Kind == kindHandled {
 		s.mu.Lock()

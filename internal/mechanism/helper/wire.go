@@ -66,7 +66,6 @@ type message struct {
 	// Listed: Queues is the driver's last snapshot, which differs from the one before.
 	Listed bool
 	Queues []kfd.QueueSnapshotEntry
-	Rule   kfd.PermissionRule
 	// Calls and Took are what kfd.Device.Calls returns.
 	Calls int64
 	Took  time.Duration

@@ -125,7 +125,6 @@ func (w *worker) result(kind kind, do func(*message) error) *message {
 	w.spent = w.spent || errors.Is(err, unix.EALREADY) // the driver may not have counted this process
 	m.Err, m.Held, m.Spent = newFailure(err), w.session != nil, w.spent
 	if w.mechanism != nil {
-		m.Rule = w.mechanism.PermissionRule()
 		m.Calls, m.Took = w.device.Calls()
 		queues, held := w.mechanism.Queues(w.target)
 		if held && (len(queues) != len(w.listed) || len(queues) > 0 && &queues[0] != &w.listed[0]) {
