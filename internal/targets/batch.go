@@ -30,7 +30,7 @@ func (s *Sessions) order(target gpreempt.ProcessKey, c command, without schedule
 	s.hand(target, c, without)
 }
 
-// Flush implements scheduler.Flusher: the orders of one kind to one mechanism become one batch.
+// Flush implements scheduler.Executor: the orders of one kind to one mechanism become one batch.
 func (s *Sessions) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
