@@ -34,6 +34,7 @@ func (noTargets) Suspend(gpreempt.ProcessKey, uint64) {}
 func (noTargets) Resume(gpreempt.ProcessKey, uint64)  {}
 func (noTargets) Kill(gpreempt.ProcessKey)            {}
 func (noTargets) Inspect(gpreempt.ProcessKey, uint64) {}
+func (noTargets) Flush()                              {}
 
 func newIdleHost(t *testing.T) *idleHost {
 	t.Helper()

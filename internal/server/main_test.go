@@ -61,6 +61,8 @@ func (m *machine) Attach(gpreempt.ProcessKey) {}
 
 func (m *machine) Kill(gpreempt.ProcessKey) {}
 
+func (m *machine) Flush() {}
+
 func (m *machine) Inspect(target gpreempt.ProcessKey, seq uint64) {
 	m.enqueue(scheduler.Inspected{Target: target, Seq: seq})
 }

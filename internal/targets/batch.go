@@ -24,7 +24,7 @@ func (s *Sessions) order(o order) {
 	s.hand(o)
 }
 
-// Flush implements scheduler.Flusher: the orders of one kind to one mechanism become one batch.
+// Flush implements scheduler.Executor: the orders of one kind to one mechanism become one batch.
 func (s *Sessions) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -51,7 +51,7 @@ type Config struct {
 }
 
 // Sessions are the mechanisms' sessions with targets. They implement
-// scheduler.Flusher; the methods are safe for concurrent use.
+// scheduler.Executor; the methods are safe for concurrent use.
 type Sessions struct {
 	cfg     Config
 	ctx     context.Context // ends when Close gives up waiting
@@ -80,7 +80,7 @@ type State struct {
 	warned bool
 }
 
-var _ scheduler.Flusher = (*Sessions)(nil)
+var _ scheduler.Executor = (*Sessions)(nil)
 
 // NewSessions returns sessions with no target.
 func NewSessions(cfg Config) *Sessions {

@@ -49,16 +49,16 @@ type Action struct {
 // Answer is the answer to an announcement.
 type Answer struct {
 	Quiesced bool
-	// Reason is the cause for which the targets run that are not suspended, as far as answers tell these
-	// apart; CauseDone or CauseNothingToDo if there are none.
+	// OwnerOffline: an offline target on the lease's GPUs is its owner, or has it among its Kin.
+	OwnerOffline bool
+	// Reason is the cause for which targets run, one of Answers; CauseDone or CauseNothingToDo if all
+	// are suspended.
 	Reason Cause
 	// Suspended is the number of targets suspended on the lease's GPUs.
 	Suspended int
 	// CannotSuspend is the number of targets of class offline that run on the lease's GPUs
 	// because they cannot be suspended.
 	CannotSuspend int
-	// OwnerOffline: an offline target on the lease's GPUs is its owner, or has it among its Kin.
-	OwnerOffline bool
 	// Waited is the time from announcement to answer.
 	Waited time.Duration
 }
@@ -176,23 +176,22 @@ func Answers() []Cause {
 // quiet; the cause is the Cause then. The event stream, the log, the statistics,
 // the metrics and the traces are all made from records.
 type Record struct {
-	At         Time
-	Kind       RecordKind
-	Target     gpreempt.ProcessKey
-	FromTarget TargetState
-	ToTarget   TargetState
-	// Class is the target's class; set for RecordTarget and RecordReset.
-	Class gpreempt.Class
-	// Suspects is, for RecordReset, the number of processes whose queue it may have been.
-	Suspects  int
-	Lease     LeaseID
-	FromLease LeaseState
-	ToLease   LeaseState
-	End       LeaseEnd
-	GPU       gpreempt.GPUID
+	At   Time
+	Kind RecordKind
+	// FromTarget and ToTarget are set for RecordTarget and RecordShadow, Class, that of the target, for
+	// RecordTarget and RecordReset, FromLease, ToLease and End for RecordLease.
+	FromTarget, ToTarget TargetState
+	Class                gpreempt.Class
+	FromLease, ToLease   LeaseState
+	End                  LeaseEnd
 	// On is the new state of a breaker or of draining.
-	On    bool
-	Cause Cause
+	On     bool
+	Target gpreempt.ProcessKey
+	Lease  LeaseID
+	GPU    gpreempt.GPUID
+	// Suspects is, for RecordReset, the number of processes whose queue it may have been.
+	Suspects int
+	Cause    Cause
 	// Took is how long a suspend, a resume, a lease or the wait for an answer lasted, and
 	// of a new lease the time since its call arrived.
 	Took time.Duration

@@ -59,6 +59,8 @@ func (m *machine) Inspect(t gpreempt.ProcessKey, seq uint64) {
 
 func (m *machine) Kill(t gpreempt.ProcessKey) { m.note("kill %v", t) }
 
+func (m *machine) Flush() {}
+
 // see makes an offline target known that has a queue on GPU 1.
 func (m *machine) see(t gpreempt.ProcessKey) {
 	m.Post(TargetSeen{Target: t, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1})
