@@ -55,8 +55,6 @@ type Config struct {
 	// need what mqds has.
 	MQDsInterval time.Duration
 	MQDsRules    []string
-	// Lock is the path of the daemon's instance lock.
-	Lock string
 	// PrivateKey are the warnings about the access to the private key for TCP.
 	PrivateKey []gpreempt.Warning
 }
@@ -150,19 +148,23 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 		}
 		add(c.id, c.title, c.run(h))
 	}
-	if cfg.Kmap != nil && cfg.Simulated == "" && !none {
-		add("kfd-kmap", "kfd_kmap", h.kmap())
-	}
-	otherGPUs := false
-	if cfg.NVIDIA != nil && cfg.Simulated == "" {
-		found, remedy, usable := cfg.NVIDIA()
+	// Without an optional mechanism the next one of the config is used.
+	optional := func(id, title string, examine func() (found, remedy string, usable bool)) bool {
+		if examine == nil || cfg.Simulated != "" {
+			return false
+		}
+		found, remedy, usable := examine()
 		f := ok("%s", found)
 		if !usable || remedy != "" {
 			f = warn(remedy, "%s", found)
 		}
-		add("nvidia", "NVIDIA (experimental)", f)
-		otherGPUs = none && usable
+		add(id, title, f)
+		return usable
 	}
+	if !none {
+		optional("kfd-kmap", "kfd_kmap", cfg.Kmap)
+	}
+	otherGPUs := optional("nvidia", "NVIDIA (experimental)", cfg.NVIDIA) && none
 	for _, w := range cfg.PrivateKey {
 		add("private-key", "private key", warn(w.Remedy, "%s", w.Text))
 	}
