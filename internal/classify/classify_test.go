@@ -32,7 +32,6 @@ var (
 		Container: gpreempt.Container{
 			Name: "trainer", Image: "rocm/pytorch:6.4", Labels: map[string]string{"io.x/tier": "batch"},
 			Namespace: "research", Pod: "train-0", PodLabels: map[string]string{"app": "bert", "app.kubernetes.io/name": "llm"},
-			PriorityClass: "low",
 		},
 		GPUs: []gpreempt.GPU{
 			{ID: 51110, Node: 1, BDF: "0000:03:00.0", RenderMinor: 128},

@@ -210,7 +210,6 @@ safety:
 		{Key: "jobs", From: "own, container", To: "container, site", Live: true},
 		{Key: "safety.hazards", From: "one, old", To: "one, new", Live: true},
 		{Key: "discovery.mqds_interval", From: "0s", To: "1s", Live: true},
-		{Key: "containers.kubelet", From: `""`, To: "https://127.0.0.1:10250"},
 	}
 	if diff := cmp.Diff(want, Changes(old, changed)); diff != "" {
 		t.Errorf("Changes (-want +got):\n%s", diff)

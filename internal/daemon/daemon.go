@@ -277,7 +277,7 @@ func (d *daemon) build(cfg config.Config) error {
 	})
 	core := scheduler.New(cfg.Policy, cfg.Limits.Leases)
 	d.runner = scheduler.NewRunner(core, time0, timer, d.sessions, d.record)
-	d.openContainers(cfg.Containers)
+	d.openContainers()
 	d.registry = targets.NewRegistry(targets.RegistryConfig{
 		Inventory: d.inventory, Container: d.container, Sessions: d.sessions, Post: d.runner.Post, Now: time.Now,
 	})

@@ -11,7 +11,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -111,16 +110,12 @@ func (o Options) examination(cfg config.Config) safety.Config {
 			needMQDs = append(needMQDs, r.Name)
 		}
 	}
-	var examineKmap func() (string, string, bool)
-	if slices.Contains(cfg.Mechanisms, mechanism.Kmap) {
-		examineKmap = kmap.Examine
-	}
 	var nvidia func() (string, string, bool)
 	if slices.Contains(cfg.Mechanisms, mechanism.NVChannels) && o.Host.RM != nil {
 		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), o.Host.RM, cfg.Safety.Hazards) }
 	}
 	return safety.Config{
-		NVIDIA: nvidia, Kmap: examineKmap, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
+		NVIDIA: nvidia, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(),
 		PrivateKey: keyWarnings(cfg.TCP),
 	}
@@ -137,9 +132,5 @@ func openDriver() (safety.Driver, error) {
 
 // describeDriver describes an open driver.
 func describeDriver(device *kfd.Device) safety.Driver {
-	d := safety.Driver{Version: device.Version().String(), Minor: device.Version().Minor, Profile: device.Profile().Name}
-	if w := device.Warning(); w != nil {
-		d.Note = w.String()
-	}
-	return d
+	return safety.Driver{Version: device.Version().String(), Minor: device.Version().Minor, Profile: device.Profile(), Note: device.Warning()}
 }

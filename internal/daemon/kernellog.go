@@ -133,7 +133,7 @@ func (d *daemon) resetWarning() []gpreempt.Warning {
 // what the driver printed meanwhile: the driver returns success also when it has reset a queue, or
 // when MES has not removed one.
 func (d *daemon) post(ev scheduler.Event) {
-	if s, ok := ev.(scheduler.Suspended); ok && s.Result == scheduler.OutcomeOK {
+	if s, ok := ev.(scheduler.Suspended); ok && s.Result == "" {
 		d.kernelLog.CatchUp()
 	}
 	d.runner.Post(ev)

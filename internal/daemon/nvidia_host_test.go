@@ -30,10 +30,6 @@ func addNVIDIA(t *testing.T, h *fakeHost, model string) *nvrmtest.Machine {
 	h.put("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t "+model+"\nDevice Minor: \t 0\n")
 	m := nvrmtest.New()
 	t.Cleanup(m.Close)
-	profile, err := nvrm.ReadProfile(os.DirFS(h.root))
-	if err != nil {
-		t.Fatal(err)
-	}
 	h.opts.Host.RM = m.Sys()
 	h.opts.Host.Supervise = func() (*os.File, *exec.Cmd, error) {
 		daemon, socket, err := conn.Pair()
@@ -41,7 +37,7 @@ func addNVIDIA(t *testing.T, h *fakeHost, model string) *nvrmtest.Machine {
 			return nil, nil, err
 		}
 		ended := make(chan error, 1)
-		go func() { ended <- nvchannels.Supervise(socket, m.Sys(), profile, time.Hour) }()
+		go func() { ended <- nvchannels.Supervise(socket, m.Sys(), time.Hour) }()
 		t.Cleanup(func() {
 			if err := <-ended; err != nil {
 				t.Error(err)
@@ -171,11 +167,7 @@ func TestChannelsThatAnEarlierDaemonLeftDisabledAreEnabledByTheNext(t *testing.T
 		t.Fatal(err)
 	}
 	defer process.Close()
-	profile, err := nvrm.ReadProfile(os.DirFS(h.root))
-	if err != nil {
-		t.Fatal(err)
-	}
-	view := nvrm.NewView(m.Sys(), process, profile)
+	view := nvrm.NewView(m.Sys(), process)
 	if err := view.Scan(); err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ const (
 	DBGTrap    = "dbgtrap"
 	CRIU       = "criu"
 	Freezer    = "freezer"
-	Kmap       = "kmap"
 	Stop       = "stop"
 	NVChannels = "nvchannels"
 )
@@ -23,9 +22,8 @@ type Kind struct {
 	// Debugs: it is a debugger, which never_debug forbids.
 	Debugs bool
 	// LeavesDRM: user queues of DRM go on running. LeavesContexts: so do those of secondary KFD
-	// contexts; it has what suspends the others.
-	LeavesDRM      bool
-	LeavesContexts string
+	// contexts.
+	LeavesDRM, LeavesContexts bool
 	// Journal: the kernel does not undo its pauses when the daemon dies.
 	Journal bool
 	// Configured: the config key mechanisms enables it. Else a rule or an admin does, for single
@@ -35,10 +33,9 @@ type Kind struct {
 
 // Kinds are the mechanisms.
 var Kinds = []Kind{
-	{Name: DBGTrap, Driver: "kfd", Unmaps: true, Debugs: true, LeavesDRM: true, LeavesContexts: "DBG_TRAP", Configured: true},
+	{Name: DBGTrap, Driver: "kfd", Unmaps: true, Debugs: true, LeavesDRM: true, LeavesContexts: true, Configured: true},
 	{Name: CRIU, Driver: "kfd", Unmaps: true, Debugs: true, LeavesDRM: true, Journal: true, Configured: true},
 	{Name: Freezer, Journal: true, Configured: true},
-	{Name: Kmap, Driver: "kfd", Unmaps: true, LeavesDRM: true, LeavesContexts: "kfd_kmap", Configured: true},
 	{Name: Stop, Journal: true},
 	{Name: NVChannels, Driver: "nvidia", Unmaps: true, Journal: true, Configured: true},
 }

@@ -42,11 +42,8 @@ type Config struct {
 	OpenDriver func() (Driver, error)
 	// Hazards are the results of the hazard table for dbgtrap; nil without a table.
 	Hazards map[gpreempt.GPUID]Result
-	// Kmap opens the extension of the kernel that the mechanism kmap uses, and says what it
-	// found, and what to do if that cannot be used; nil if the mechanism is not enabled.
-	Kmap func() (found, remedy string, usable bool)
-	// NVIDIA is the same for the NVIDIA driver and the mechanism nvchannels. A remedy may be about
-	// some GPUs only.
+	// NVIDIA says what it found of the NVIDIA driver, and what to do if nvchannels cannot use that; nil
+	// if the mechanism is not enabled. A remedy may be about some GPUs only.
 	NVIDIA func() (found, remedy string, usable bool)
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
@@ -148,23 +145,16 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 		}
 		add(c.id, c.title, c.run(h))
 	}
-	// Without an optional mechanism the next one of the config is used.
-	optional := func(id, title string, examine func() (found, remedy string, usable bool)) bool {
-		if examine == nil || cfg.Simulated != "" {
-			return false
-		}
-		found, remedy, usable := examine()
+	otherGPUs := false
+	if cfg.NVIDIA != nil && cfg.Simulated == "" {
+		found, remedy, usable := cfg.NVIDIA()
 		f := ok("%s", found)
 		if !usable || remedy != "" {
 			f = warn(remedy, "%s", found)
 		}
-		add(id, title, f)
-		return usable
+		add("nvidia", "NVIDIA (experimental)", f)
+		otherGPUs = none && usable
 	}
-	if !none {
-		optional("kfd-kmap", "kfd_kmap", cfg.Kmap)
-	}
-	otherGPUs := optional("nvidia", "NVIDIA (experimental)", cfg.NVIDIA) && none
 	for _, w := range cfg.PrivateKey {
 		add("private-key", "private key", warn(w.Remedy, "%s", w.Text))
 	}

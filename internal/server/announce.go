@@ -176,7 +176,7 @@ func (s *Server) answered(a *announcement) *gpreemptv1.NotifyOnlineResponse {
 		timing.Quiesce = durationpb.New(a.answer.Waited)
 	}
 	return &gpreemptv1.NotifyOnlineResponse{
-		LeaseId: leaseID(s.leasePrefix, a.id), Quiesced: a.answer.Quiesced, OwnerOffline: a.answer.OwnerOffline, Reason: gpreemptv1.QuiesceReason(a.answer.Reason),
+		LeaseId: leaseID(s.leasePrefix, a.id), Quiesced: a.answer.Quiesced, OwnerOffline: a.answer.OwnerOffline, Reason: quiesceReason(a.answer.Reason),
 		SuspendedTargets: uint32(a.answer.Suspended), CannotSuspendTargets: uint32(a.answer.CannotSuspend), GpuIds: gpuIDs(a.GPUs), Ttl: durationpb.New(a.ttl), Timing: timing,
 	}
 }

@@ -188,13 +188,18 @@ func (s *Server) countTooLarge(err error) {
 // enter identifies the caller and takes the cost of a call of its rate. The connection is
 // nil when nothing proves who calls.
 func (s *Server) enter(ctx context.Context, method string) (*connection, error) {
-	conn, ok := auth.FromContext(ctx)
+	conn, _ := auth.FromContext(ctx)
+	c, ok := conn.(*connection)
 	if !ok {
 		return nil, errNoIdentity
 	}
-	c := s.clients.of(conn)
-	if c == nil { // the connection has just ended
-		return nil, errNoIdentity
+	if c.refused != nil {
+		c.client.charge(s.cfg.Limits(), refusalBytes)
+		err := c.refusal(method)
+		if !c.explained.Swap(true) {
+			s.cfg.Log.Warn("client connection refused", log.Err(err))
+		}
+		return c, err
 	}
 	return c, c.client.takeRequest(s.cfg.Limits(), auth.Cost(method))
 }
@@ -214,7 +219,7 @@ func (s *Server) closeSlow(c *connection, method string) {
 	s.cfg.Events.Refused(gpreempt.ReasonSlowRequest)
 	s.cfg.Log.Warn("connection closed: the message of a call did not follow its header in time",
 		log.Peer(c.peer), log.Method(method), log.Waited(messageTime))
-	_ = c.conn.Close()
+	_ = c.Close()
 }
 
 var errNoIdentity error = &gpreempt.Error{

@@ -402,7 +402,7 @@ func (h *host) anyConnection() *connection {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for _, c := range cs.byConn {
+	for c := range cs.conns {
 		return c
 	}
 	return nil

@@ -403,9 +403,9 @@ func reservedPlaces(total int) int { return total / 16 }
 // for users with few: none has more than a sixteenth of what is left. The caller holds mu.
 func (cs *clients) place(u *user, admin bool) error {
 	l := cs.s.cfg.Limits()
-	left := l.ConnectionsTotal - len(cs.byConn)
+	left := l.ConnectionsTotal - len(cs.conns)
 	if !admin {
-		left = l.ConnectionsTotal - reservedPlaces(l.ConnectionsTotal) - (len(cs.byConn) - cs.admins)
+		left = l.ConnectionsTotal - reservedPlaces(l.ConnectionsTotal) - (len(cs.conns) - cs.admins)
 	}
 	most := max(left-l.ConnectionsTotal/10, left/16+1)
 	switch {
@@ -415,7 +415,7 @@ func (cs *clients) place(u *user, admin bool) error {
 			"use the open connections")
 	case left <= 0, !admin && u.conns >= most:
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal,
-			fmt.Sprintf("%d connections are open, %d of them of %s, and %d are left", len(cs.byConn), u.conns, u.id, max(0, left)),
+			fmt.Sprintf("%d connections are open, %d of them of %s, and %d are left", len(cs.conns), u.conns, u.id, max(0, left)),
 			"see which processes have them (ss -xp)")
 	}
 	return nil
@@ -439,13 +439,13 @@ func (t *throttledConn) Read(b []byte) (int, error) {
 			}
 			break
 		}
-		if t.c.debt(l) > 0 && t.c.conn.Left() {
+		if t.c.debt(l) > 0 && t.c.Left() {
 			return 0, errLeft // what it has sent is not worth waiting for
 		}
 		timer := time.NewTimer(min(wait, maxWait))
 		select {
 		case <-timer.C:
-		case <-t.c.conn.Done():
+		case <-t.c.Done():
 			timer.Stop()
 			return t.Conn.Read(b) // it returns why the connection ended
 		}

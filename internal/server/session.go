@@ -77,7 +77,7 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 // its process is reported, so end checks whether the process is exiting.
 func (ses *session) end() {
 	how := scheduler.EndDisconnected
-	if ses.caller.conn.Exiting() {
+	if ses.caller.Exiting() {
 		how = scheduler.EndClientDied
 	}
 	c := ses.caller.client

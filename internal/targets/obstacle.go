@@ -33,11 +33,10 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 			Check: "never_debug", Found: d.By + " forbids debuggers, which " + name + " is", Reason: gpreempt.ReasonNeverDebug,
 			Remedy: "add freezer to the config key mechanisms, or remove never_debug from the rule",
 		}
-	case k.LeavesContexts != "" && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
-		// DBG_TRAP finds the first KFD context of a process (kfd_ioctl_set_debug_trap, Linux 7.2), and
-		// kfd_kmap the process by its memory.
+	case k.LeavesContexts && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
+		// DBG_TRAP finds the first KFD context of a process (kfd_ioctl_set_debug_trap, Linux 7.2).
 		return &mechanism.Evidence{
-			Check: "KFD contexts", Found: "the process has queues in a secondary one, which " + k.LeavesContexts + " cannot suspend",
+			Check: "KFD contexts", Found: "the process has queues in a secondary one, which " + name + " cannot suspend",
 			Remedy: "enable criu or freezer for the process, in the config key mechanisms",
 		}
 	}

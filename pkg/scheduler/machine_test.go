@@ -20,7 +20,7 @@ type machine struct {
 	*Runner
 	start           time.Time
 	suspend, resume time.Duration // 0: it never answers
-	result          Outcome
+	result          Cause
 
 	mu  sync.Mutex
 	log []string

@@ -127,7 +127,7 @@ func (f *fixture) start() (*helper, error) {
 	f.processes[int(p.PID())] = h
 	f.mu.Unlock()
 	c := &helper{log: f.log}
-	take := func(m message) {
+	take := func(m *message) {
 		f.mu.Lock()
 		f.messages = append(f.messages, m.Kind)
 		f.mu.Unlock()
