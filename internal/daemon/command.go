@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -107,15 +106,8 @@ func checkCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var problems []string
-			if _, unknown := cfg.Access.LookUp(); len(unknown) > 0 {
-				problems = append(problems, "access: this host does not know "+strings.Join(unknown, ", ")+": they have no rights")
-			}
 			for _, w := range keyWarnings(cfg.TCP) {
-				problems = append(problems, w.Text+": "+w.Remedy)
-			}
-			for _, problem := range problems {
-				if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s\n", path, problem); err != nil {
+				if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s: %s\n", path, w.Text, w.Remedy); err != nil {
 					return err
 				}
 			}

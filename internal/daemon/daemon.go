@@ -160,11 +160,11 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	defer release()
-	scraped, err := listenMetrics(ctx, cfg.Metrics) // before parts are created that must be closed
-	if err != nil {
-		return errors.Join(err, listener.Close())
-	}
-	if scraped != nil {
+	var scraped net.Listener // of the metrics; before parts are created that must be closed
+	if address := cfg.Metrics.Address; address != "" {
+		if scraped, err = events.Listen(ctx, address); err != nil {
+			return errors.Join(err, listener.Close())
+		}
 		defer func() { _ = scraped.Close() }() // closed already after an orderly end
 	}
 	remote, err := d.listenTCP(ctx, cfg.TCP)
@@ -283,8 +283,9 @@ func (d *daemon) build(cfg config.Config) error {
 	})
 	d.setRules(rules)
 	d.openObserver()
+	d.idle = &idleWatch{runner: d.runner, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.server = server.New(server.Config{
-		Scheduler:       announcer{d.runner, d.onIdleLease},
+		Scheduler:       announcer{d.runner, d.idle},
 		Events:          d.events,
 		Inventory:       d.inventory,
 		Directory:       d.registry,
@@ -305,7 +306,6 @@ func (d *daemon) build(cfg config.Config) error {
 		Diagnose:        d.diagnose,
 		Warnings:        d.listWarnings,
 	})
-	d.idle = &idleWatch{runner: d.runner, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.loads = &loadWatch{runner: d.runner, inventory: d.inventory, backlogs: d.backlogs, waves: d.hasWaves, wake: make(chan struct{}, 1)}
 	d.setHQDBudget(cfg.HQDBudget)
 	d.warnings.set("backend", d.backend.warnings...)

@@ -116,7 +116,7 @@ func (o Options) examination(cfg config.Config) safety.Config {
 	}
 	return safety.Config{
 		NVIDIA: nvidia, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
-		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
+		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(),
 		PrivateKey: keyWarnings(cfg.TCP),
 	}
 }

@@ -55,7 +55,7 @@ func newIdleHost(t *testing.T) *idleHost {
 		},
 		wake: make(chan struct{}, 1),
 	}
-	d.announcer = announcer{runner, d.watch.start}
+	d.announcer = announcer{runner, d.watch}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	go d.watch.run(ctx)

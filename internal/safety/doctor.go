@@ -52,8 +52,6 @@ type Config struct {
 	// need what mqds has.
 	MQDsInterval time.Duration
 	MQDsRules    []string
-	// Lock is the path of the daemon's instance lock.
-	Lock string
 	// PrivateKey are the warnings about the access to the private key for TCP.
 	PrivateKey []gpreempt.Warning
 }

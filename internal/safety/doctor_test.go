@@ -187,14 +187,6 @@ var hosts = []testHost{
 	}, limited},
 	{"ranks-without-a-job", false, func(h *fakeHost) { h.ranks("", "own-2", "container-3", "torch-4") }, limited},
 	{"ranks-of-a-job", false, func(h *fakeHost) { h.ranks("torch-1", "torch-1", "torch-1", "torch-1", "torch-1") }, ready},
-	{"gpu-without-vm", false, func(h *fakeHost) {
-		for pid, gpu := range map[int]gpreempt.GPUID{6001: gpuA, 6002: gpuB} {
-			h.process(pid, "python3", "python3 train.py", 101, gpu)
-			for _, listed := range []gpreempt.GPUID{gpuA, gpuB} {
-				h.write(fmt.Sprintf("sys/class/kfd/kfd/proc/%d/vram_%d", pid, listed), "0\n")
-			}
-		}
-	}, limited},
 	{"queue-unreadable", false, func(h *fakeHost) { h.write("sys/class/kfd/kfd/proc/4242/queues/0/size", "x") }, limited},
 	{"kernel-strange", false, func(h *fakeHost) { h.write("proc/sys/kernel/osrelease", "linux\n") }, limited},
 	{"yama-2", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "2\n") }, ready},
@@ -217,6 +209,7 @@ var hosts = []testHost{
 				h.files[name] = file
 			}
 		}
+		h.write("proc/100/status", processStatus("gpreemptd", 100, 0, 0, allCaps))
 	}, ready},
 	{"container-diagnosis", false, func(h *fakeHost) {
 		h.diagnosis()
@@ -227,7 +220,7 @@ var hosts = []testHost{
 		h.write("proc/self/uid_map", "0 1000 1\n")
 	}, limited},
 	{"files-denied", false, func(h *fakeHost) {
-		for _, name := range []string{"proc/sys/kernel/yama/ptrace_scope", "etc/group", "proc/self/uid_map", "proc/locks"} {
+		for _, name := range []string{"proc/sys/kernel/yama/ptrace_scope", "proc/self/uid_map"} {
 			h.denied[name] = true
 		}
 	}, ready},

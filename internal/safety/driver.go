@@ -2,7 +2,6 @@ package safety
 
 import (
 	"errors"
-	"fmt"
 	"syscall"
 )
 
@@ -10,9 +9,9 @@ func (h *host) driverInterface() finding {
 	d, err := h.open, h.openErr
 	switch {
 	case err == nil && d.Note != "":
-		return warn("watch the first suspends, and check for a newer gpreempt", "%s%s", d.Note, h.trace())
+		return warn("watch the first suspends, and check for a newer gpreempt", "%s", d.Note)
 	case err == nil:
-		return ok("%s, using the %s ABI%s", d.Version, d.Profile, h.trace())
+		return ok("%s, using the %s ABI", d.Version, d.Profile)
 	case !isErrno(err):
 		return fail("Linux 6.5 or newer, or an equally new amdgpu-dkms package of AMD; criu and freezer do not need DBG_TRAP", "%v", err)
 	case absent(err):
@@ -33,14 +32,6 @@ func (h *host) driverInterface() finding {
 func isErrno(err error) bool {
 	_, ok := errors.AsType[syscall.Errno](err)
 	return ok
-}
-
-// trace returns the side effect of opening the driver.
-func (h *host) trace() string {
-	if h.cfg.ByDaemon {
-		return ""
-	}
-	return "; while it runs, this diagnosis is itself a process of the driver"
 }
 
 // fromParam is the finding for a module parameter that cannot be read.
@@ -77,16 +68,4 @@ func (h *host) cwsr() finding {
 			"0: kernels cannot be interrupted: a suspend waits until they end, and after a long one the driver resets the GPU")
 	}
 	return ok("%d: kernels can be interrupted", on)
-}
-
-// kernelQueues describes how many queue slots the driver reserves.
-func (h *host) kernelQueues() string {
-	n, err := h.param("num_kcq")
-	if err != nil {
-		return ""
-	}
-	if n < 0 || n > 8 { // amdgpu_gfx_get_num_kcq
-		n = 8
-	}
-	return fmt.Sprintf("; num_kcq reserves %d of each GPU for the kernel", n)
 }

@@ -68,7 +68,6 @@ func (h *host) queueSlots() finding {
 		}
 		return fmt.Sprintf("%s for %s", plural(g.computeQueues, "compute queue"), plural(g.QueueSlots, "slot"))
 	})
-	said += h.kernelQueues()
 	if slices.ContainsFunc(h.gpus, func(g gpu) bool { return g.QueueSlots > 0 && g.computeQueues > g.QueueSlots }) {
 		return warn("use fewer queues: GPU_MAX_HW_QUEUES=2 for each process, or fewer processes on a GPU; or more slots: amdgpu.num_kcq=2 on the kernel command line",
 			"%s: more queues than slots, so queues take turns, online ones too", said)

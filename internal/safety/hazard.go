@@ -141,8 +141,6 @@ type Result struct {
 	Action Action
 	// Row is the row that decided; its ID is "" if no row is about the mechanism.
 	Row Row
-	// Site reports whether the row is from the config file, not built in.
-	Site bool
 	// Reason is one line: the GPU, the row, why, and the issues.
 	Reason string
 	// Notes are the rows that note something about the GPU and the mechanism.
@@ -159,10 +157,7 @@ func (r Result) Noted() string {
 }
 
 // Table has rows in the order in which they are checked. It does not change.
-type Table struct {
-	rows []Row
-	site int // number of rows from the config file, which come first
-}
+type Table struct{ rows []Row }
 
 //go:embed hazards.yaml
 var builtIn []byte
@@ -181,7 +176,7 @@ func Default() *Table { return defaultTable() }
 
 // With returns a table that checks the override rows first.
 func (t *Table) With(override []Row) *Table {
-	return &Table{rows: slices.Concat(override, t.rows), site: len(override) + t.site}
+	return &Table{rows: slices.Concat(override, t.rows)}
 }
 
 // Check returns the result of the first row that is about the mechanism and whose
@@ -194,7 +189,7 @@ func (t *Table) Check(h Host, g GPU, mechanism string) Result {
 func (t *Table) CheckProcess(h Host, g GPU, process, mechanism string) Result {
 	result := Result{Action: Allow, Reason: "the hazard table has no row about " + mechanism + " here"}
 	decided := false
-	for i, r := range t.rows {
+	for _, r := range t.rows {
 		if r.Process != process || !slices.Contains(r.Mechanisms, mechanism) || !r.holds(h, g) {
 			continue
 		}
@@ -203,7 +198,7 @@ func (t *Table) CheckProcess(h Host, g GPU, process, mechanism string) Result {
 			result.Notes = append(result.Notes, r)
 		case !decided:
 			decided = true
-			result.Action, result.Row, result.Site, result.Reason = r.Action, r, i < t.site, reason(h, g, r)
+			result.Action, result.Row, result.Reason = r.Action, r, reason(h, g, r)
 		}
 	}
 	return result

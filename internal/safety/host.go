@@ -112,6 +112,13 @@ func (h *host) namespaces() finding {
 	return ok("the host's")
 }
 
+// wholeRange reports whether the text of a uid_map maps every id to itself, as that
+// of the first user namespace does.
+func wholeRange(s string) bool {
+	f := strings.Fields(s)
+	return len(f) == 3 && f[0] == "0" && f[1] == "0" && f[2] == "4294967295"
+}
+
 func (h *host) yama() finding {
 	s, err := h.text("proc/sys/kernel/yama/ptrace_scope")
 	switch {

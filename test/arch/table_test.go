@@ -34,6 +34,7 @@ var table = []struct {
 	// Words: the domain, the API's codes and names. No I/O.
 	{apiV1, rule{}},
 	{"internal/stat", rule{stdOnly: true, pure: true}},
+	{"internal/stat/histogram", rule{imports: []string{"internal/stat"}, stdOnly: true, pure: true}},
 	{"test/arch", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
 	{"internal/api", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
@@ -106,8 +107,8 @@ var table = []struct {
 	{"lab/report", rule{imports: []string{"internal/stat", "lab/evidence"}}},
 	{"lab/spans", rule{imports: []string{apiV1, "internal/api", "pkg/scheduler"}}},
 	{"lab/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/regular", "internal/stat", "lab/evidence", "lab/scenario", "lab/spans", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"lab/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"lab/hiplog", rule{imports: []string{"internal/stat"}}},
+	{"lab/kfdtrace", rule{imports: []string{"internal/stat/histogram", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"lab/hiplog", rule{imports: []string{"internal/stat/histogram"}}},
 	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/regular", "internal/term", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/cmd/gplab", rule{imports: []string{"lab/cli"}}},
 
@@ -121,7 +122,7 @@ var table = []struct {
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
 	{"emu/kfdemu", rule{imports: []string{"emu/driver", "emu/engine", "emu/gpumodel", "emu/kfdabi", "emu/seccomp", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"emu/workload", rule{imports: []string{"emu/engine", "emu/kfdabi", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"emu/workload", rule{imports: []string{"emu/engine", "emu/kfdabi", "internal/stat/histogram", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"emu/cmd/kfdemu", rule{imports: []string{apiV1, "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/kfdtest", "emu/workload", "internal/api", "internal/config", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}}},
 
 	// Test files only, or what runs them: they run the built binaries and measure.
