@@ -113,7 +113,7 @@ func TestLeaseSuspendsProcessesOfBothDrivers(t *testing.T) {
 		return by[amd.PID()] == "dbgtrap" && by[first] == "nvchannels" && by[second] == "nvchannels"
 	})
 
-	lease, err := c.Acquire(t.Context(), client.Request{Label: "chat", TTL: time.Minute, MaxWait: 10 * time.Second})
+	lease, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), Label: "chat", TTL: time.Minute, MaxWait: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestLeaseSuspendsProcessesOfBothDrivers(t *testing.T) {
 	for _, p := range jobs {
 		awaitOff(t, p, 0)
 	}
-	if _, err := c.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
+	if _, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -149,7 +149,7 @@ func TestAGPUOfNVIDIAThatTheHazardTableDeniesIsNotUsed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second}); err != nil {
+	if _, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	if off(p) != 0 {

@@ -58,7 +58,7 @@ class Shares:
             return pending, False
 
     def end(self, announcement: bytes, pending: Pending, grant: Optional[Grant], error: Optional[Exception] = None) -> None:
-        """Give the outcome to all who wait for it."""
+        """Note the outcome, and wake the followers."""
         with self._lock:
             del self._pending[announcement]
             pending.done, pending.grant, pending.error = True, grant, error
