@@ -30,7 +30,6 @@ var constants = map[string]string{
 	"CRIUOpUnpause":     "unpause-twice",
 
 	"SMIQueueEviction": "smi-reports-a-pause",
-	"SMIQueueRestore":  "smi-reports-an-eviction",
 	"SMIAllProcesses":  "smi-reports-other-processes-by-the-bit-or-by-right",
 	"TriggerTTM":       "- in an event",
 

@@ -185,7 +185,6 @@ access: {admin_groups: [wheel, 0]}
 limits: {leases_per_user: 9}
 policy: {preset: shadow, max_wait: 5ms}
 discovery: {mqds_interval: 1s}
-containers: {kubelet: "https://127.0.0.1:10250"}
 rules:
   - {name: d, match: {cgroup: "/batch/*", uid: 7, pod: {labels: {app: "x*"}}, queue_priority: {max: 6}}, class: offline}
   - {name: c, match: {comm: c}, class: online}

@@ -44,7 +44,7 @@ var passages = []passage{
 	{"internal/targets", "actor.run", []string{"do"}, nil},
 	{"internal/targets", "actor.do", []string{"suspend"}, nil},
 	{"internal/targets", "actor.suspend", []string{"Suspend", "post"}, nil},
-	{"internal/targets", "actor.post", []string{"outcome", "Post"}, []string{"Suspended"}},
+	{"internal/targets", "actor.post", []string{"result", "Post"}, []string{"Suspended"}},
 	{"internal/mechanism/helper", "session.Suspend", []string{"call"}, []string{"request"}},
 	{"internal/mechanism/helper", "session.call", []string{"call"}, nil},
 	{"internal/mechanism/helper", "Pool.call", []string{"Call"}, nil},
