@@ -6,12 +6,12 @@ import asyncio
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Set
 
 import pytest
 
 import gpreempt
-from gpreempt import _http2, _request
+from gpreempt import _http2, _proto, _request
 from conftest import Daemon, Silent, eventually
 
 
@@ -103,13 +103,14 @@ def test_all_requests_in_flight_are_protected_and_say_so(
     assert made <= 0.05 * len(leases)
 
 
-def test_lease_lasts_until_the_last_of_its_requests_ends(daemon: Daemon, client: gpreempt.Client) -> None:
+def test_lease_lasts_until_the_last_of_its_requests_ends(daemon: Daemon, client: gpreempt.Client, calls: List[str]) -> None:
     first, second = (gpreempt.online(gpus=[0], label="chat", max_wait=10, client=client).acquire() for _ in range(2))
     assert first.id == second.id == daemon.leases()[0].lease_id
     first.release()
     first.release()
-    assert (second.protected, daemon.labels()) == (True, ["chat"])
+    assert (second.protected, daemon.labels(), calls.count(_proto.COMPLETE)) == (True, ["chat"], 0)
     second.release()
+    assert calls.count(_proto.COMPLETE) == 1
     daemon.eventually_free()
     third = gpreempt.online(gpus=[0], label="chat", max_wait=10, client=client).acquire()
     assert third.protected and third.id != first.id
@@ -203,20 +204,25 @@ def test_requests_that_wait_for_a_silent_daemon_return_in_time(directory: Path) 
     assert len(reports) == 1 and silent.received.count(b"work") == 1
 
 
-def test_end_of_the_first_request_before_its_answer_leaves_the_others(daemon: Daemon, client: gpreempt.Client) -> None:
+@pytest.mark.parametrize("cancelled", [{0}, {1}, {0, 2}])
+def test_end_of_some_requests_before_the_answer_leaves_the_others(cancelled: Set[int], daemon: Daemon, client: gpreempt.Client) -> None:
+    """Request 0 announces."""
+
     async def main() -> None:
-        async with gpreempt.online(gpus=[0], max_wait=10, client=client) as other:  # the loop is connected
+        async with gpreempt.online(gpus=[0], label="other", max_wait=10, client=client) as other:  # the loop is connected
             announce = gpreempt.online(gpus=[1], max_wait=10, client=client)
             daemon.pause()
             tasks: "List[asyncio.Task[gpreempt.Lease]]" = [asyncio.ensure_future(announce.acquire_async()) for _ in range(3)]
             await asyncio.sleep(0)
-            tasks[0].cancel()
-            tasks[2].cancel()
-            await asyncio.wait([tasks[0], tasks[2]])
+            for i in cancelled:
+                tasks[i].cancel()
+            await asyncio.wait([tasks[i] for i in cancelled])
             daemon.proceed()
-            lease = await tasks[1]
-            assert lease.protected and other.protected and tasks[0].cancelled() and tasks[2].cancelled()
-            lease.release()
+            leases = [await tasks[i] for i in {0, 1, 2} - cancelled]
+            assert other.protected and all(lease.protected for lease in leases) and all(tasks[i].cancelled() for i in cancelled)
+            for lease in leases:
+                lease.release()
+            eventually("the lease ends", lambda: daemon.labels() == ["other"])
 
     asyncio.run(main())
     daemon.eventually_free()
