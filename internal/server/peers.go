@@ -28,6 +28,7 @@ type serverCredentials struct {
 }
 
 func (sc *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	sc.s.drainer.handshake()
 	conn, info, err := sc.prove(raw)
 	if err != nil {
 		sc.s.Refused(err)

@@ -189,6 +189,8 @@ type Server struct {
 	closing context.Context
 	close   context.CancelCauseFunc
 
+	drainer drainer
+
 	allTaken atomic.Pointer[allTaken] // the last
 
 	statistics *shared[*gpreemptv1.GetStatisticsResponse]
@@ -255,7 +257,7 @@ func New(cfg Config) *Server {
 // closes lis. Connections of any other listener are refused. After Shutdown it
 // returns nil. It may be called for several listeners at once.
 func (s *Server) Serve(lis net.Listener) error {
-	if err := s.grpc.Serve(lis); err != nil && s.closing.Err() == nil {
+	if err := s.grpc.Serve(s.drainer.listen(lis)); err != nil && s.closing.Err() == nil {
 		return fmt.Errorf("serve the API on %v: %w", lis.Addr(), err)
 	}
 	return nil
@@ -282,6 +284,7 @@ func (s *Server) SetServing(serving bool) {
 func (s *Server) Shutdown(ctx context.Context) {
 	s.close(errShuttingDown)
 	s.health.Shutdown()
+	s.drainer.close(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		s.grpc.GracefulStop()
