@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
@@ -32,7 +33,8 @@ func TestRunTagsTheProcessesOfTheCommand(t *testing.T) {
 		"-c", script))
 	t.Cleanup(func() { _ = job.in.Close() }) // which ends the worker below the shell, if it has not ended
 	ready := job.await("ready")
-	d.offlineTarget(job, 1)
-	d.check(0, "GPREEMPT_CLASS is offline", "target", "explain", fmt.Sprint(ready.PID))
+	d.eventually("the process is offline by its tag", func() bool {
+		return strings.Contains(d.ctl("target", "explain", fmt.Sprint(ready.PID)).Out, "GPREEMPT_CLASS is offline")
+	})
 	job.stop()
 }
