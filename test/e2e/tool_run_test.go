@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
@@ -33,8 +32,11 @@ func TestRunTagsTheProcessesOfTheCommand(t *testing.T) {
 		"-c", script))
 	t.Cleanup(func() { _ = job.in.Close() }) // which ends the worker below the shell, if it has not ended
 	ready := job.await("ready")
-	d.eventually("the process is offline by its tag", func() bool {
-		return strings.Contains(d.ctl("target", "explain", fmt.Sprint(ready.PID)).Out, "GPREEMPT_CLASS is offline")
+	var explained result
+	d.eventually("the process is explained", func() bool {
+		explained = d.ctl("target", "explain", fmt.Sprint(ready.PID))
+		return explained.Code == 0
 	})
+	says(t, explained.Out, "offline, priority 3, by tag")
 	job.stop()
 }
