@@ -270,7 +270,7 @@ history: ## Have FAULTS random faults strike the daemon on an emulated GPU, and 
 # last one on 3 machines.
 CRASHES ?= 2000
 crashes: ## Kill daemons CRASHES times with each mechanism, at its steps and at random: nothing may stay suspended
-	GPREEMPT_CRASHES=$(CRASHES) $(GO) test -count=1 -timeout 0 -run '^TestDeathAtEveryCall' ./internal/mechanism/dbgtrap ./internal/mechanism/criu ./internal/mechanism/kmap ./internal/mechanism/nvchannels
+	GPREEMPT_CRASHES=$(CRASHES) $(GO) test -count=1 -timeout 0 -run '^TestDeathAtEveryCall' ./internal/mechanism/dbgtrap ./internal/mechanism/criu ./internal/mechanism/nvchannels
 	GPREEMPT_CRASHES=$(CRASHES) $(GO) test -count=1 -timeout 0 -v -run '^TestNoProcessStaysPausedAfterTheDaemonIsKilled$$' ./internal/mechanism/freezer
 	GPREEMPT_CRASHES=$$(($(CRASHES) * 3)) $(GO) test -count=1 -timeout 0 -v -run '^TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning$$' ./test/e2e
 

@@ -20,7 +20,7 @@ func fingerprint(_ context.Context, r *result) error {
 	b := r.b
 	device := fmt.Sprintf("sys/class/drm/renderD%d/device/", b.gpu.RenderMinor)
 	node := fmt.Sprintf("sys/class/kfd/kfd/topology/nodes/%d/", b.gpu.Node)
-	facts := map[string]string{"KFD interface": b.device.Version().String(), "profile": b.device.Profile().Name}
+	facts := map[string]string{"KFD interface": b.device.Version().String(), "profile": b.device.Profile()}
 	for _, pattern := range []string{
 		"proc/version", "etc/os-release", "sys/module/amdgpu/version", "sys/module/amdgpu/srcversion", "sys/module/amdgpu/parameters/*",
 		node + "name", node + "properties", device + "fw_version/*", device + "vbios_version", device + "current_compute_partition",
@@ -219,7 +219,8 @@ func (r *result) measured(ctx context.Context, j job) (err error) {
 		return err
 	}
 	g, err := gap(ctx, j)
-	if err == nil && g < float64(long.Microseconds()) {
+	// Half: the job may have seen its last packet late, and then sees a shorter gap.
+	if err == nil && g < float64(long.Microseconds())/2 {
 		err = fmt.Errorf("the check cannot fail: the process was suspended for %v, and its longest gap is %.0f µs", long, g)
 	}
 	if err == nil {

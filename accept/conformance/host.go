@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -126,11 +127,8 @@ func profileOf(v kfd.Version, release string) string {
 	if _, err := fmt.Sscanf(release, "7.%d.", &minor); err == nil && minor >= 3 && v.Minor == minorOf7 {
 		return "7.3"
 	}
-	p, _, err := kfd.ProfileFor(v)
-	if err != nil {
-		return ""
-	}
-	return p.Name
+	name, _, _ := kfd.ProfileFor(v) // "" for one that is not supported
+	return name
 }
 
 // realTags adds the conditions of a real driver.
@@ -139,13 +137,19 @@ func realTags(holds tags) tags {
 	return holds
 }
 
-// addKmap adds the condition that the running kernel has the extension at kfd.KmapPath.
+// addKmap adds the condition that the running kernel has the extension at kfdabi.KmapPath.
 func (t tags) addKmap() {
-	_, support, _ := kfd.ProbeKmap(kfd.Kernel(), kfd.KmapPath) // the error says why it has not
-	t["kmap"] = support == kfd.KmapReady
+	sys := kfd.Kernel()
+	fd, err := sys.Open(kfdabi.KmapPath, unix.O_RDWR|unix.O_CLOEXEC)
+	if err == nil {
+		var info kfdabi.KmapInfoArgs
+		_, err = sys.Ioctl(fd, kfdabi.ReqKmapInfo, kfd.PointerTo(&info))
+		err = errors.Join(err, sys.Close(fd))
+	}
+	t["kmap"] = err == nil // it says why it has not
 }
 
-// kmapProfile is the profile of kfdtest with the extension at kfd.KmapPath.
+// kmapProfile is the profile of kfdtest with the extension at kfdabi.KmapPath.
 const kmapProfile = "6.12+kmap"
 
 // profileTags returns the conditions of the drivers of a profile of kfdtest. "7.2" holds of 7.3,

@@ -316,14 +316,19 @@ func smiEvents(d *doing) (int64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("event %q: %w", line, err)
 		}
-		ev := kfd.QueueEviction{} // of other events only the kind is compared
-		if id := kfd.SMIEventID(kind); id == kfd.SMIQueueEviction || id == kfd.SMIQueueRestore {
-			if ev, err = kfd.ParseQueueEviction(kfd.SMIEvent{ID: id, Text: text}); err != nil {
-				return 0, err
-			}
+		var pid, gpu, cause uint32 // of other events only the kind is compared
+		switch kfd.SMIEventID(kind) {
+		case kfd.SMIQueueEviction:
+			_, err = fmt.Sscanf(text, "%d -%d %x %d", new(int64), &pid, &gpu, &cause)
+		case kfd.SMIQueueRestore: // a mark, or nothing, follows
+			_, err = fmt.Sscanf(text, "%d -%d %x", new(int64), &pid, &gpu)
+		default:
 		}
-		kinds, pids = append(kinds, uint32(kind)), append(pids, uint32(ev.PID))
-		gpus, causes = append(gpus, uint32(ev.GPU)), append(causes, uint32(ev.Trigger))
+		if err != nil {
+			return 0, fmt.Errorf("event %q: %w", line, err)
+		}
+		kinds, pids = append(kinds, uint32(kind)), append(pids, pid)
+		gpus, causes = append(gpus, gpu), append(causes, cause)
 	}
 	d.list("kinds", kinds)
 	d.list("pid", pids)

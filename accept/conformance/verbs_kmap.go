@@ -9,17 +9,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// The verbs of the extension at kfd.KmapPath. Its descriptor is the default where fd is not given.
+// The verbs of the extension at kfdabi.KmapPath. Its descriptor is the default where fd is not given.
 func init() {
 	verbs["kmap"] = func(d *doing) (int64, error) {
 		flags := unix.O_RDWR
 		if d.text("inherit", "no") != "yes" {
 			flags |= unix.O_CLOEXEC
 		}
-		fd, err := d.sys.Open(kfd.KmapPath, flags)
+		fd, err := d.sys.Open(kfdabi.KmapPath, flags)
 		return d.newFD(fd, err)
 	}
 	verbs["pidfd"] = func(d *doing) (int64, error) {
@@ -43,19 +44,19 @@ func limit(d *doing) (int64, error) {
 	defer drop()
 	limits := d.limits()
 	room := d.num("room", 64)
-	lists := make([][]kfd.KmapQueue, len(fds))
-	targets := make([]kfd.KmapTargetArgs, len(fds))
+	lists := make([][]kfdabi.KmapQueue, len(fds))
+	targets := make([]kfdabi.KmapTargetArgs, len(fds))
 	for i, fd := range fds {
-		lists[i] = make([]kfd.KmapQueue, room)
-		targets[i] = kfd.KmapTargetArgs{
+		lists[i] = make([]kfdabi.KmapQueue, room)
+		targets[i] = kfdabi.KmapTargetArgs{
 			PIDFD: fd, Limit: limits[min(i, len(limits)-1)], QueuesPtr: pointerBy(d, "list", lists[i]), NumQueues: uint32(room), Pad: uint32(d.num("pad", 0)),
 		}
 	}
-	args := []kfd.KmapSetArgs{{
+	args := []kfdabi.KmapSetArgs{{
 		TargetsPtr: pointerBy(d, "targets", targets), NumTargets: uint32(d.num("num", uint64(len(targets)))), TargetSize: uint32(d.num("size", 32)),
 		LeaseMS: uint32(d.num("lease", 60000)), Flags: uint32(d.num("flags", 0)), Grace: uint32(d.num("grace", 0)),
 	}}
-	r, err := d.ioctl(kfd.ReqKmapSet, pointer(d, args))
+	r, err := d.ioctl(kfdabi.ReqKmapSet, pointer(d, args))
 	d.out("failed", args[0].Failed)
 	d.out("cycles", args[0].Cycles)
 	d.out("lapses", args[0].Lapses)
@@ -71,11 +72,11 @@ func limit(d *doing) (int64, error) {
 		}
 		for _, q := range list {
 			ids, gpus, states = append(ids, q.ID), append(gpus, q.GPUID), append(states, q.State.String())
-			if q.State&kfd.KmapFailed != 0 {
+			if q.State&kfdabi.KmapFailed != 0 {
 				hung = append(hung, q.GPUID)
 			}
 		}
-		sorted = sorted && slices.IsSortedFunc(list, func(a, b kfd.KmapQueue) int { return cmp.Or(cmp.Compare(a.GPUID, b.GPUID), cmp.Compare(a.ID, b.ID)) })
+		sorted = sorted && slices.IsSortedFunc(list, func(a, b kfdabi.KmapQueue) int { return cmp.Or(cmp.Compare(a.GPUID, b.GPUID), cmp.Compare(a.ID, b.ID)) })
 	}
 	d.out("results", strings.Join(results, ","))
 	d.out("states", strings.Join(states, ","))
@@ -122,7 +123,7 @@ func (d *doing) limits() []uint32 {
 	for word := range strings.SplitSeq(d.text("n", "0"), ",") {
 		n, err := strconv.ParseUint(word, 0, 32)
 		if word == "none" {
-			n, err = uint64(kfd.KmapNoLimit), nil
+			n, err = uint64(kfdabi.KmapNoLimit), nil
 		}
 		if err != nil {
 			d.wrong = err
@@ -141,8 +142,8 @@ func pointerBy[T any](d *doing, key string, buf []T) kfd.Pointer {
 }
 
 func kmapInfo(d *doing) (int64, error) {
-	args := []kfd.KmapInfoArgs{{Pad: uint32(d.num("pad", 0))}}
-	r, err := d.ioctl(kfd.ReqKmapInfo, pointer(d, args))
+	args := []kfdabi.KmapInfoArgs{{Pad: uint32(d.num("pad", 0))}}
+	r, err := d.ioctl(kfdabi.ReqKmapInfo, pointer(d, args))
 	a := args[0]
 	d.out("major", a.ABIMajor)
 	d.out("minor", a.ABIMinor)
@@ -157,15 +158,15 @@ func kmapInfo(d *doing) (int64, error) {
 // lapse waits until n leases of the handle have ended.
 func lapse(d *doing) (int64, error) {
 	return 0, eventually("the lease does not end", func() (bool, error) {
-		var args kfd.KmapInfoArgs
-		_, err := d.ioctl(kfd.ReqKmapInfo, kfd.PointerTo(&args))
+		var args kfdabi.KmapInfoArgs
+		_, err := d.ioctl(kfdabi.ReqKmapInfo, kfd.PointerTo(&args))
 		return uint64(args.Lapses) >= d.num("n", 1), err
 	})
 }
 
 func occupancy(d *doing) (int64, error) {
-	args := []kfd.KmapOccupancyArgs{{GPUID: uint32(d.num("gpu", 0)), Flags: uint32(d.num("flags", 0)), Pad: [2]uint32{0, uint32(d.num("pad", 0))}}}
-	r, err := d.ioctl(kfd.ReqKmapOccupancy, pointer(d, args))
+	args := []kfdabi.KmapOccupancyArgs{{GPUID: uint32(d.num("gpu", 0)), Flags: uint32(d.num("flags", 0)), Pad: [2]uint32{0, uint32(d.num("pad", 0))}}}
+	r, err := d.ioctl(kfdabi.ReqKmapOccupancy, pointer(d, args))
 	a := args[0]
 	d.out("mapped", a.CPMapped)
 	d.out("held", a.CPHeld)

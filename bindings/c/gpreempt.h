@@ -3,8 +3,9 @@
  *
  * An inference server announces its work, runs it on quiet GPUs, and completes:
  *
+ *	gpreempt_request_t request = { .label = "chat", .gpu_count = GPREEMPT_OWN_GPUS };
  *	gpreempt_lease_t lease;
- *	int err = gpreempt_notify_online(NULL, &lease);
+ *	int err = gpreempt_notify_online(&request, &lease);
  *	run_inference();                    // also when err is not 0
  *	if (err == 0)
  *		gpreempt_complete(&lease);
@@ -70,6 +71,11 @@ extern "C" {
 
 /* The max_wait_us that is assumed for GPREEMPT_BOUND_NOTIFY when a request has none. */
 #define GPREEMPT_DEFAULT_MAX_WAIT 200000
+/* As gpu_count: all GPUs of the host. */
+#define GPREEMPT_ALL_GPUS UINT32_MAX
+/* As gpu_count: those on which this process has queues when it announces; all of the host
+ * while it has none. */
+#define GPREEMPT_OWN_GPUS (UINT32_MAX - 1)
 /* As max_wait_us: do not wait for quiet GPUs. */
 #define GPREEMPT_NO_WAIT (-1)
 /* The longest ttl_us of an announcement. The daemon closes a connection on which it has
@@ -78,14 +84,15 @@ extern "C" {
 /* The most queue ids in one call, and one more than the largest. */
 #define GPREEMPT_MAX_QUEUES 1024
 
-/* Work to announce. All zero means the daemon's defaults; later versions use reserved. */
+/* Work to announce. Zero means the daemon's default, except in gpu_count; later versions use
+ * reserved. */
 typedef struct gpreempt_request {
 	/* Name of the work for a person to read, at most 128 bytes; NULL for none. */
 	const char *label;
 	/* At most 64 bytes; the same id returns the same lease. NULL: a new lease. */
 	const char *request_id;
-	/* KFD gpu_ids of the GPUs that the work uses, at most 64. None: those on which
-	 * this process has queues, or all when it has none yet. */
+	/* KFD gpu_ids of the GPUs that the work uses, 1 to 64; or gpu_count alone, as
+	 * GPREEMPT_ALL_GPUS or GPREEMPT_OWN_GPUS. 0 is -EINVAL. */
 	const uint32_t *gpu_ids;
 	uint32_t gpu_count;
 	/* 1..15; offline processes of lower priority are suspended. 0: 11. */
@@ -209,9 +216,12 @@ const char *gpreempt_last_error(void);
 
 /*
  * gpreempt_notify_online announces work and waits until the GPUs are quiet or
- * max_wait_us has passed. request may be NULL. 0: there is a lease, and lease->quiet
+ * max_wait_us has passed. 0: there is a lease, and lease->quiet
  * reports whether the GPUs are quiet. Otherwise *lease is empty, and the work runs
- * beside offline work: run it anyway.
+ * beside offline work: run it anyway. -EINVAL is a mistake of the caller, with or without a
+ * daemon, unless the daemon alone can see it. Each call has its own lease, of which the daemon
+ * grants a process 512 at a time: a server with more requests in flight counts them itself, and
+ * announces for the first and completes for the last.
  */
 int gpreempt_notify_online(const gpreempt_request_t *request, gpreempt_lease_t *lease);
 

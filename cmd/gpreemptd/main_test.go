@@ -105,14 +105,6 @@ func TestConfigCheckListsEveryError(t *testing.T) {
 	}
 }
 
-func TestConfigCheckWarnsOfUsersWhoCannotConnect(t *testing.T) {
-	path := write(t, "access: {online_groups: [], admin_groups: [], admin_users: [nobody]}\n")
-	got := runWith("config", "check", path)
-	if got.code != 0 || got.out != path+": valid\n" || !strings.HasPrefix(got.err, path+": warning: access.admin_users: nobody cannot connect") {
-		t.Errorf("%+v", got)
-	}
-}
-
 func TestVersionIsACommandAndAFlag(t *testing.T) {
 	want := ran{0, "gpreemptd " + api.VersionString() + "\n", ""}
 	for _, arg := range []string{"version", "--version"} {
@@ -236,13 +228,10 @@ func TestCleanupResumesWhatACrashedDaemonLeftPaused(t *testing.T) {
 	}
 }
 
-func TestDiagnosePrintsTheSameAsTextAndAsJSON(t *testing.T) {
-	words, json := runWith("diagnose"), runWith("diagnose", "--json")
+func TestDiagnosePrintsJSON(t *testing.T) {
+	got := runWith("diagnose")
 	var m gpreemptv1.DiagnoseResponse
-	if err := protojson.Unmarshal([]byte(json.out), &m); err != nil || json.code != 0 {
-		t.Fatalf("diagnose --json: %+v: %v", json, err)
-	}
-	if m.GetSummary() == "" || words.code != 0 || !strings.HasPrefix(words.out, m.GetSummary()+"\n") {
-		t.Errorf("diagnose prints %+v, and its JSON has the summary %q", words, m.GetSummary())
+	if err := protojson.Unmarshal([]byte(got.out), &m); err != nil || got.code != 0 || m.GetSummary() == "" {
+		t.Fatalf("diagnose: %+v: %v", got, err)
 	}
 }

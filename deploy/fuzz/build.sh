@@ -19,7 +19,6 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/classify FuzzGlob
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/classify FuzzJobOfAnyProcess internal_classify_FuzzJobOfAnyProcess
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/config FuzzParse internal_config_FuzzParse
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/container FuzzParseInspect internal_container_FuzzParseInspect
-compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/container FuzzParsePods internal_container_FuzzParsePods
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/fleet FuzzParseHosts internal_fleet_FuzzParseHosts
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/log FuzzJournaldEntry internal_log_FuzzJournaldEntry
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/mechanism FuzzDecode internal_mechanism_FuzzDecode
@@ -49,8 +48,6 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/discovery/debugfs Fuzz
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/discovery/debugfs FuzzParseMQDs pkg_discovery_debugfs_FuzzParseMQDs
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/gpreempt FuzzParseProcessKey pkg_gpreempt_FuzzParseProcessKey
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzDecodeEntries pkg_kfd_FuzzDecodeEntries
-compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzKmapAnswer pkg_kfd_FuzzKmapAnswer
-compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/kfd FuzzSMILines pkg_kfd_FuzzSMILines
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/nvrm FuzzGPUs pkg_nvrm_FuzzGPUs
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/nvrm FuzzParseVersion pkg_nvrm_FuzzParseVersion
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/pkg/scheduler FuzzHistory pkg_scheduler_FuzzHistory

@@ -36,18 +36,14 @@ var installs = map[string]values{
 		"deviceResources": values{"squat.ai/gpreempt": "1"},
 		"csi":             values{"enabled": false}, // its container is privileged
 	},
-	"every mechanism, the kubelet's own certificate": {
+	"every mechanism": {
 		"mechanisms":      []any{"dbgtrap", "criu", "freezer"},
 		"deviceResources": values{"squat.ai/gpreempt": "1"},
 		"runtimeSocket":   "",
-		"kubelet": values{
-			"enabled": true, "host": "$(NODE_NAME)", "nodeCA": "/var/lib/kubelet/pki/kubelet.crt", "allowProxy": true,
-		},
 	},
-	"the kubelet, priority classes": {
-		"kubelet": values{"enabled": true},
+	"another rule": {
 		"rules": []any{
-			values{"name": "batch", "match": values{"pod": values{"priority_class": "batch-*"}}, "class": "offline"},
+			values{"name": "batch", "match": values{"pod": values{"namespace": "batch-*"}}, "class": "offline"},
 		},
 		"imagePullSecrets": []any{values{"name": "registry"}},
 	},

@@ -15,7 +15,7 @@ import (
 
 // configHead is the text before the first key of the chart's config file.
 const configHead = `# Configuration of gpreemptd in Kubernetes: what gpreemptd config default prints, but for what values of the
-# chart say: mechanisms, the group of the socket, rules, kubelet and metrics. Every other key has its
+# chart say: mechanisms, the group of the socket, rules and metrics. Every other key has its
 # default here. Durations have a unit: 20ms, 1.5s, 10m. After a change the pods have to be replaced, which helm upgrade
 # does by itself.
 `
@@ -31,7 +31,6 @@ var configEdits = []struct{ pattern, template string }{
   admin_groups: []`},
 	{`(?m)^#rules:\n(?:#.*\n)+`, `${0}rules: {{- if .Values.rules }}{{ .Values.rules | toYaml | nindent 2 }}{{ else }} []{{ end }}
 `},
-	{`(?m)^  kubelet: .*$`, `  kubelet: {{ if .Values.kubelet.enabled }}https://{{ .Values.kubelet.host }}:{{ .Values.kubelet.port }}{{ else }}""{{ end }}`},
 	{`(?m)(^metrics:\n(?:  #.*\n)+  address: )""$`, `${1}{{ if .Values.metrics.enabled }}":{{ .Values.metrics.port }}"{{ else }}""{{ end }}`},
 }
 

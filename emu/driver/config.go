@@ -238,7 +238,7 @@ type profile struct {
 	freeWaits bool
 	// graceOfZero: a grace period of 0 is passed to firmware that takes it, and is not 1.
 	graceOfZero bool
-	// kmap: it has the extension at kfd.KmapPath.
+	// kmap: it has the extension at kfdabi.KmapPath.
 	kmap bool
 }
 

@@ -8,11 +8,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// The rules of the extension at kfd.KmapPath, which no released kernel has: they were not read
+// The rules of the extension at kfdabi.KmapPath, which no released kernel has: they were not read
 // from a driver, but written for it. It keeps queues of a process out of the runlist, beside
 // evictions and debuggers.
 
@@ -71,9 +72,9 @@ func (d *Driver) ReleaseKmap(f *KmapFile) {
 
 // kmapHandlers are the ioctls.
 var kmapHandlers = map[kfd.Request]func(*Driver, *call, *KmapFile) errno{
-	kfd.ReqKmapInfo:      kmapIoctl((*Driver).kmapInfo),
-	kfd.ReqKmapSet:       kmapIoctl((*Driver).kmapSet),
-	kfd.ReqKmapOccupancy: kmapIoctl((*Driver).kmapOccupancy),
+	kfdabi.ReqKmapInfo:      kmapIoctl((*Driver).kmapInfo),
+	kfdabi.ReqKmapSet:       kmapIoctl((*Driver).kmapSet),
+	kfdabi.ReqKmapOccupancy: kmapIoctl((*Driver).kmapOccupancy),
 }
 
 // kmapIoctl returns the handler of a request whose argument is a T.
@@ -103,7 +104,7 @@ func (d *Driver) IoctlKmap(t Task, f *KmapFile, req kfd.Request, arg Memory) (er
 		return ENOTTY
 	}
 	c := &call{
-		d: d, task: t, caller: t.Leader().TID(), op: Op(req.String()), usize: req.Size(), arg: arg, data: make([]byte, req.Size()),
+		d: d, task: t, caller: t.Leader().TID(), op: Op(kfdabi.KmapName(req)), usize: req.Size(), arg: arg, data: make([]byte, req.Size()),
 	}
 	if !read(arg, c.data) {
 		return EFAULT
@@ -111,13 +112,13 @@ func (d *Driver) IoctlKmap(t Task, f *KmapFile, req kfd.Request, arg Memory) (er
 	return handle(d, c, f)
 }
 
-func (d *Driver) kmapInfo(_ *call, f *KmapFile, args *kfd.KmapInfoArgs) errno {
+func (d *Driver) kmapInfo(_ *call, f *KmapFile, args *kfdabi.KmapInfoArgs) errno {
 	if args.Pad != 0 {
 		return EINVAL
 	}
-	*args = kfd.KmapInfoArgs{
-		ABIMajor: kmapMajor, ABIMinor: kmapMinor, MaxTargets: kfd.KmapMaxTargets,
-		MinLeaseMS: kfd.KmapMinLeaseMS, MaxLeaseMS: kfd.KmapMaxLeaseMS,
+	*args = kfdabi.KmapInfoArgs{
+		ABIMajor: kmapMajor, ABIMinor: kmapMinor, MaxTargets: kfdabi.KmapMaxTargets,
+		MinLeaseMS: kfdabi.KmapMinLeaseMS, MaxLeaseMS: kfdabi.KmapMaxLeaseMS,
 		Lapses: f.lapses, Limited: uint32(len(f.limited)),
 	}
 	return 0
@@ -125,17 +126,17 @@ func (d *Driver) kmapInfo(_ *call, f *KmapFile, args *kfd.KmapInfoArgs) errno {
 
 // kmapTarget is a target of a SET, or with args == nil of the end of a handle or lease.
 type kmapTarget struct {
-	args *kfd.KmapTargetArgs
+	args *kfdabi.KmapTargetArgs
 	// named is its process, with a reference, and p the same unless the target failed.
 	named, p *process
 }
 
-func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfd.KmapSetArgs) errno {
-	size := sizeOf[kfd.KmapTargetArgs]()
+func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfdabi.KmapSetArgs) errno {
+	size := sizeOf[kfdabi.KmapTargetArgs]()
 	switch {
-	case args.Flags != 0, args.TargetSize != uint32(size), args.LeaseMS < kfd.KmapMinLeaseMS, args.LeaseMS > kfd.KmapMaxLeaseMS:
+	case args.Flags != 0, args.TargetSize != uint32(size), args.LeaseMS < kfdabi.KmapMinLeaseMS, args.LeaseMS > kfdabi.KmapMaxLeaseMS:
 		return EINVAL
-	case args.NumTargets > kfd.KmapMaxTargets:
+	case args.NumTargets > kfdabi.KmapMaxTargets:
 		return E2BIG
 	}
 	// The bytes are kept: those of the pointers are written back as they are.
@@ -143,7 +144,7 @@ func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfd.KmapSetArgs) errno {
 	if !read(from, b) {
 		return EFAULT
 	}
-	array := make([]kfd.KmapTargetArgs, args.NumTargets)
+	array := make([]kfdabi.KmapTargetArgs, args.NumTargets)
 	decode(reflect.ValueOf(array), b)
 
 	defer d.hold(c, &f.mutex)()
@@ -192,13 +193,13 @@ func (d *Driver) kmapSet(c *call, f *KmapFile, args *kfd.KmapSetArgs) errno {
 const queuesPtrOffset = 8
 
 // kmapProcess returns the process of a target. listed: it has an array for queues.
-func (d *Driver) kmapProcess(c *call, args *kfd.KmapTargetArgs, listed bool) (*process, errno) {
+func (d *Driver) kmapProcess(c *call, args *kfdabi.KmapTargetArgs, listed bool) (*process, errno) {
 	switch {
 	case args.Pad != 0:
 		return nil, EINVAL
 	case !listed && args.NumQueues > 0:
 		return nil, EFAULT
-	case args.NumQueues > kfd.KmapMaxRoom:
+	case args.NumQueues > kfdabi.KmapMaxRoom:
 		return nil, E2BIG
 	}
 	task, ok := c.task.Pidfd(args.PIDFD)
@@ -221,7 +222,7 @@ func (d *Driver) claim(f *KmapFile, t *kmapTarget, earlier []kmapTarget) errno {
 		return EINVAL
 	case p.limit != nil && p.limit.file != f:
 		return EBUSY
-	case t.args.Limit == kfd.KmapNoLimit:
+	case t.args.Limit == kfdabi.KmapNoLimit:
 		return 0
 	case slices.ContainsFunc(p.pdds, func(x *pdd) bool { return len(x.queues) > 0 && d.perQueue(x.gpu) }):
 		return EOPNOTSUPP
@@ -231,7 +232,7 @@ func (d *Driver) claim(f *KmapFile, t *kmapTarget, earlier []kmapTarget) errno {
 
 // record stores the limit of a process, or removes it.
 func (d *Driver) record(f *KmapFile, p *process, most uint32) {
-	if most == kfd.KmapNoLimit {
+	if most == kfdabi.KmapNoLimit {
 		p.unlimit()
 		return
 	}
@@ -256,7 +257,7 @@ func (p *process) unlimit() {
 
 // applyLimits makes the choice again for the targets with queues on a GPU, with one runlist
 // if that changes anything, or if the last one failed and a call names them.
-func (d *Driver) applyLimits(c *call, g *gpu, targets []kmapTarget, args *kfd.KmapSetArgs) {
+func (d *Driver) applyLimits(c *call, g *gpu, targets []kmapTarget, args *kfdabi.KmapSetArgs) {
 	if d.perQueue(g) {
 		return // out of reach: no queue there is held
 	}
@@ -350,33 +351,33 @@ func (q *queue) compute() bool {
 
 // reportQueues writes the states of the process's queues, as many as fit. It returns false for
 // EFAULT.
-func (p *process) reportQueues(args *kfd.KmapTargetArgs, to Memory) bool {
+func (p *process) reportQueues(args *kfdabi.KmapTargetArgs, to Memory) bool {
 	room := args.NumQueues
 	args.NumQueues, args.NumHeld = 0, 0
-	var list []kfd.KmapQueue
+	var list []kfdabi.KmapQueue
 	for _, x := range p.pdds {
 		for _, q := range x.queues {
-			list = append(list, kfd.KmapQueue{GPUID: uint32(q.GPU), ID: q.ID, State: q.kmapState()})
+			list = append(list, kfdabi.KmapQueue{GPUID: uint32(q.GPU), ID: q.ID, State: q.kmapState()})
 			args.NumQueues++
 			if q.Held {
 				args.NumHeld++
 			}
 		}
 	}
-	slices.SortFunc(list, func(a, b kfd.KmapQueue) int { return cmp.Or(cmp.Compare(a.GPUID, b.GPUID), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(list, func(a, b kfdabi.KmapQueue) int { return cmp.Or(cmp.Compare(a.GPUID, b.GPUID), cmp.Compare(a.ID, b.ID)) })
 	return copyTo(to, bytesOf(list[:min(len(list), int(room))]))
 }
 
-func (q *queue) kmapState() (s kfd.KmapQueueState) {
+func (q *queue) kmapState() (s kfdabi.KmapQueueState) {
 	for _, bit := range []struct {
 		set  bool
-		mask kfd.KmapQueueState
+		mask kfdabi.KmapQueueState
 	}{
-		{q.Active, kfd.KmapMapped},
-		{q.Held, kfd.KmapHeld},
-		{q.Evicted, kfd.KmapEvicted},
-		{q.Suspended, kfd.KmapSuspended},
-		{q.pdd.gpu.kmapFailed, kfd.KmapFailed},
+		{q.Active, kfdabi.KmapMapped},
+		{q.Held, kfdabi.KmapHeld},
+		{q.Evicted, kfdabi.KmapEvicted},
+		{q.Suspended, kfdabi.KmapSuspended},
+		{q.pdd.gpu.kmapFailed, kfdabi.KmapFailed},
 	} {
 		if bit.set {
 			s |= bit.mask
@@ -428,7 +429,7 @@ func (d *Driver) lift(c *call, f *KmapFile) {
 		targets = append(targets, kmapTarget{p: p})
 	}
 	for _, g := range d.gpus {
-		d.applyLimits(c, g, targets, &kfd.KmapSetArgs{Grace: DefaultGrace})
+		d.applyLimits(c, g, targets, &kfdabi.KmapSetArgs{Grace: DefaultGrace})
 	}
 }
 
@@ -439,7 +440,7 @@ const cpSlots = 24
 // kmapProcesses is the most processes that it maps at once, one for each VMID of the driver.
 const kmapProcesses = 8
 
-func (d *Driver) kmapOccupancy(c *call, _ *KmapFile, args *kfd.KmapOccupancyArgs) errno {
+func (d *Driver) kmapOccupancy(c *call, _ *KmapFile, args *kfdabi.KmapOccupancyArgs) errno {
 	if args.Flags != 0 || args.Pad != [2]uint32{} {
 		return EINVAL
 	}
@@ -451,7 +452,7 @@ func (d *Driver) kmapOccupancy(c *call, _ *KmapFile, args *kfd.KmapOccupancyArgs
 		return EOPNOTSUPP
 	}
 	defer d.hold(c, &g.dqm)()
-	*args = kfd.KmapOccupancyArgs{GPUID: args.GPUID, CPSlots: cpSlots, SDMASlots: g.node.sdmaSlots()}
+	*args = kfdabi.KmapOccupancyArgs{GPUID: args.GPUID, CPSlots: cpSlots, SDMASlots: g.node.sdmaSlots()}
 	processes := 0
 	for _, p := range d.procs {
 		x := p.on(g)

@@ -3,6 +3,7 @@ package driver
 import (
 	"slices"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -34,7 +35,7 @@ func Ops() []Op {
 		ops = append(ops, RequestOp(req))
 	}
 	for req := range kmapHandlers {
-		ops = append(ops, Op(req.String()))
+		ops = append(ops, Op(kfdabi.KmapName(req)))
 	}
 	for op := kfd.TrapEnable; op <= kfd.TrapGetDeviceSnapshot; op++ {
 		ops = append(ops, TrapOp(op))

@@ -16,7 +16,7 @@ type QueueState struct {
 	GPU    gpreempt.GPUID
 	Type   uint32
 	// Suspended, Evicted, Active and Destroying are the driver's flags, Held that of the
-	// extension at kfd.KmapPath.
+	// extension at kfdabi.KmapPath.
 	Suspended, Evicted, Active, Destroying, Held bool
 	// Reset: the driver has marked it as reset.
 	Reset bool

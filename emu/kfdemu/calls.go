@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -183,7 +184,7 @@ func (e *Emulator) fileCall(c *served, f *file, task *Task) (int64, syscall.Errn
 	began := time.Now()
 	task.Begin(c.Interrupted, c.waits, c.stepped, func(fd int) (int, error) { return c.AddFD(fd, false) })
 	memory := argument(task.Memory(arg), kfd.Request(req).Size())
-	what := driver.Described{Op: driver.Op(kfd.Request(req).String())}
+	what := driver.Described{Op: driver.Op(kfdabi.KmapName(kfd.Request(req)))}
 	if f.kfd != nil {
 		what = driver.Describe(kfd.Request(req), memory)
 	}
@@ -429,7 +430,7 @@ func deviceAt(tid, at int32, name string) (kind device, render uint32) {
 	switch name {
 	case kfd.DevicePath:
 		return kfdDevice, 0
-	case kfd.KmapPath:
+	case kfdabi.KmapPath:
 		return kmapDevice, 0
 	}
 	minor, ok := strings.CutPrefix(name, "/dev/dri/renderD")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -100,7 +101,7 @@ func TestOnlyTheDevicesAreEmulated(t *testing.T) {
 	}
 	got := map[string]error{}
 	here(t, e, func() {
-		for _, name := range []string{"/dev/kfd", "/dev/../dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129", file, "/dev/kfd2", kfd.KmapPath} {
+		for _, name := range []string{"/dev/kfd", "/dev/../dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129", file, "/dev/kfd2", kfdabi.KmapPath} {
 			fd, err := unix.Open(name, unix.O_RDWR|unix.O_CLOEXEC, 0)
 			got[name] = err
 			if err == nil {
@@ -116,7 +117,7 @@ func TestOnlyTheDevicesAreEmulated(t *testing.T) {
 	})
 	want := map[string]error{
 		"/dev/kfd": nil, "/dev/../dev/kfd": nil, "/dev/dri/renderD128": nil, file: nil,
-		"/dev/dri/renderD129": unix.ENOENT, "/dev/kfd2": unix.ENOENT, kfd.KmapPath: unix.ENOENT,
+		"/dev/dri/renderD129": unix.ENOENT, "/dev/kfd2": unix.ENOENT, kfdabi.KmapPath: unix.ENOENT,
 	}
 	same := cmp.Comparer(func(a, b error) bool { return errors.Is(a, b) || errors.Is(b, a) })
 	if diff := cmp.Diff(want, got, same); diff != "" {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -64,7 +65,7 @@ func TestFileEndsWithItsLastDescriptor(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, path := range []string{kfd.DevicePath, kfd.KmapPath, "/dev/dri/renderD128"} {
+			for _, path := range []string{kfd.DevicePath, kfdabi.KmapPath, "/dev/dri/renderD128"} {
 				var fd int
 				here(t, e, func() {
 					var err error

@@ -152,9 +152,8 @@ func TestOtherCheckpointOperations(t *testing.T) {
 // smi opens the events of a GPU for a process.
 func (s *scene) smi(p *kfdtest.Process, mask kfd.SMIMask) *kfd.SMIStream {
 	s.Helper()
-	stream, err := s.open(p).OpenSMI(gpuA)
+	stream, err := s.open(p).OpenSMI(gpuA, mask)
 	s.must(err)
-	s.must(stream.Select(mask))
 	return stream
 }
 

@@ -21,7 +21,7 @@ func TestAnswersRecordedInAGuestWithoutAGPU(t *testing.T) {
 		pid := job.PID()
 		_, w, err := dbg.Main().Pipe(true)
 		s.must(err)
-		_, err = d.OpenSMI(0)
+		_, err = d.OpenSMI(0, 0)
 		s.want(unix.EINVAL, err)
 		_, err = d.Enable(pid, enabledMask, w)
 		s.want(unix.ESRCH, err) // never opened the driver

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -105,7 +106,7 @@ func (p *Process) install(f *file, closeOnExec bool) int {
 func (t *Thread) Open(path string, flags int) (fd int, err error) {
 	op := driver.OpOpen
 	switch {
-	case path == kfd.KmapPath:
+	case path == kfdabi.KmapPath:
 		op = driver.OpOpenKmap
 	case t.p.real && path != kfd.DevicePath:
 		return kfd.Kernel().Open(path, flags)
@@ -120,7 +121,7 @@ func (t *Thread) Open(path string, flags int) (fd int, err error) {
 		switch path {
 		case kfd.DevicePath:
 			f.kfd, err = f.m.Driver.Open(t)
-		case kfd.KmapPath:
+		case kfdabi.KmapPath:
 			f.kmap, err = f.m.Driver.OpenKmap(t)
 		default:
 			err = unix.ENOENT
@@ -141,7 +142,7 @@ func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, er
 	if err := t.enter(); err != nil {
 		return 0, err
 	}
-	desc := driver.Described{Op: driver.Op(req.String())}
+	desc := driver.Described{Op: driver.Op(kfdabi.KmapName(req))}
 	if !t.p.isKmap(fd) {
 		desc = driver.Describe(req, memory(arg))
 	}
@@ -252,7 +253,7 @@ func (t *Thread) Pipe(nonblock bool) (r, w int, err error) {
 }
 
 // PidfdOpen returns a pidfd of process pid, with O_CLOEXEC: ESRCH if there is no such process.
-// Only [kfd.Kmap] takes it.
+// Only the extension of the driver takes it.
 func (t *Thread) PidfdOpen(pid int32) (int, error) {
 	if err := t.enter(); err != nil {
 		return -1, err

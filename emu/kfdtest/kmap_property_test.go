@@ -33,7 +33,7 @@ type limits struct {
 // handle is a limiter, and what it should have done.
 type handle struct {
 	*kfdtest.Process
-	k      *kfd.Kmap
+	k      kmap
 	of     map[*actor]uint32
 	ends   time.Time // of the lease
 	lapses uint32
@@ -78,7 +78,7 @@ func (l *limits) job() *actor {
 func (l *limits) limiter() *handle {
 	h := &handle{Process: l.m.Spawn(), of: map[*actor]uint32{}}
 	var err error
-	h.k, err = kfd.OpenKmapWith(h.Main(), kfd.KmapPath)
+	h.k, err = openKmap(h.Main())
 	l.must(err)
 	return h
 }
@@ -145,7 +145,7 @@ func (l *limits) actions() map[string]func(*rapid.T) {
 		"handle ends": func(*rapid.T) {
 			i := limiter()
 			h := l.handles[i]
-			rapid.SampledFrom([]func(){func() { l.must(h.k.Close()) }, h.Kill, h.Exec}).Draw(l.rt, "how")()
+			rapid.SampledFrom([]func(){func() { l.must(h.k.close()) }, h.Kill, h.Exec}).Draw(l.rt, "how")()
 			l.handles[i] = l.limiter()
 		},
 		"job ends": func(*rapid.T) {
@@ -179,39 +179,39 @@ func (l *limits) set(h *handle) {
 	l.expire()
 	chosen := rapid.SliceOfNDistinct(rapid.SampledFrom(l.jobs), 0, len(l.jobs), rapid.ID[*actor]).Draw(l.rt, "targets")
 	lease := time.Duration(rapid.IntRange(100, 1000).Draw(l.rt, "lease")) * time.Millisecond
-	var targets []kfd.KmapTarget
+	var targets []limited
 	before := map[*actor]map[uint32]driver.QueueState{}
 	for _, j := range chosen {
 		fd, err := h.Main().PidfdOpen(j.PID())
 		l.must(err)
-		limit := rapid.SampledFrom([]uint32{0, 0, 1, 2, 3, kfd.KmapNoLimit}).Draw(l.rt, "limit")
-		targets = append(targets, kfd.KmapTarget{PIDFD: fd, PID: j.PID(), Limit: limit, Queues: make([]kfd.KmapQueue, 16)})
+		limit := rapid.SampledFrom([]uint32{0, 0, 1, 2, 3, kfdabi.KmapNoLimit}).Draw(l.rt, "limit")
+		targets = append(targets, limited{pidfd: fd, limit: limit, room: 16})
 		before[j] = j.Queues()
 	}
-	answer, err := h.k.Set(targets, lease, 0)
+	cycles, err := h.k.set(targets, lease)
 	l.must(err)
 	h.ends = time.Now().Add(lease)
 	changed := map[gpreempt.GPUID]bool{}
 	for i, j := range chosen {
-		owner, r := l.owner(j), answer.Results[i]
-		if refused := owner != nil && owner != h; refused != (r.Err != nil) {
-			l.fatalf("process %d of another handle: %v: %v", j.PID(), refused, r.Err)
+		owner, r := l.owner(j), targets[i]
+		if refused := owner != nil && owner != h; refused != (r.err != nil) {
+			l.fatalf("process %d of another handle: %v: %v", j.PID(), refused, r.err)
 		}
-		if r.Err != nil {
+		if r.err != nil {
 			continue
 		}
-		if delete(h.of, j); targets[i].Limit != kfd.KmapNoLimit {
-			h.of[j] = targets[i].Limit
+		if delete(h.of, j); r.limit != kfdabi.KmapNoLimit {
+			h.of[j] = r.limit
 		}
 		after := j.Queues()
-		l.checkChoice(j, after, targets[i].Limit, r)
+		l.checkChoice(j, after, r.limit, r)
 		for id, q := range after {
 			changed[q.GPU] = changed[q.GPU] || q.Held != before[j][id].Held
 		}
 	}
 	maps.DeleteFunc(changed, func(_ gpreempt.GPUID, is bool) bool { return !is })
-	if answer.Cycles != len(changed) {
-		l.fatalf("%d runlists, want one for each of %v", answer.Cycles, changed)
+	if cycles != len(changed) {
+		l.fatalf("%d runlists, want one for each of %v", cycles, changed)
 	}
 }
 
@@ -225,7 +225,7 @@ func compute(q driver.QueueState) bool {
 }
 
 // checkChoice compares a process after a SET with the rules.
-func (l *limits) checkChoice(j *actor, queues map[uint32]driver.QueueState, limit uint32, r kfd.KmapResult) {
+func (l *limits) checkChoice(j *actor, queues map[uint32]driver.QueueState, limit uint32, r limited) {
 	want := map[uint32]bool{} // held
 	for _, gpu := range []gpreempt.GPUID{gpuA, gpuB} {
 		var order []driver.QueueState
@@ -233,7 +233,7 @@ func (l *limits) checkChoice(j *actor, queues map[uint32]driver.QueueState, limi
 			if q.GPU != gpu {
 				continue
 			}
-			want[id] = limit == 0 || limit != kfd.KmapNoLimit && compute(q)
+			want[id] = limit == 0 || limit != kfdabi.KmapNoLimit && compute(q)
 			if compute(q) && eligible(q) {
 				order = append(order, q)
 			}
@@ -254,13 +254,13 @@ func (l *limits) checkChoice(j *actor, queues map[uint32]driver.QueueState, limi
 			held++
 		}
 	}
-	if r.Total != len(queues) || r.Held != held || len(r.Queues) != len(queues) {
+	if r.total != len(queues) || r.held != held || len(r.queues) != len(queues) {
 		l.fatalf("got %+v of %d queues, %d held", r, len(queues), held)
 	}
-	for _, q := range r.Queues {
+	for _, q := range r.queues {
 		s := queues[q.ID]
-		if q.GPU() != s.GPU || (q.State&kfd.KmapHeld != 0) != s.Held || (q.State&kfd.KmapMapped != 0) != s.Running ||
-			(q.State&kfd.KmapEvicted != 0) != s.Evicted || (q.State&kfd.KmapSuspended != 0) != s.Suspended {
+		if q.GPU() != s.GPU || (q.State&kfdabi.KmapHeld != 0) != s.Held || (q.State&kfdabi.KmapMapped != 0) != s.Running ||
+			(q.State&kfdabi.KmapEvicted != 0) != s.Evicted || (q.State&kfdabi.KmapSuspended != 0) != s.Suspended {
 			l.fatalf("%v in the answer is %+v", q, s)
 		}
 	}
@@ -297,9 +297,9 @@ func (l *limits) check() {
 		}
 	}
 	for _, h := range l.handles {
-		info, err := h.k.Info()
+		info, err := h.k.info()
 		l.must(err)
-		if info.Lapses != h.lapses || info.Limited != len(h.of) {
+		if info.Lapses != h.lapses || int(info.Limited) != len(h.of) {
 			l.fatalf("a handle is %+v, want %d lapses and %d processes", info, h.lapses, len(h.of))
 		}
 	}
@@ -335,7 +335,7 @@ func TestRandomLimits(t *testing.T) {
 			l.handles = []*handle{l.limiter(), l.limiter()}
 			rt.Repeat(l.actions())
 			for _, h := range l.handles {
-				l.must(h.k.Close())
+				l.must(h.k.close())
 			}
 			l.handles = nil
 			l.check()

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -21,13 +22,13 @@ import (
 type limiter struct {
 	*scene
 	*kfdtest.Process
-	k *kfd.Kmap
+	k kmap
 }
 
 func (s *scene) limiter() *limiter {
 	s.Helper()
 	p := s.m.Spawn()
-	k, err := kfd.OpenKmapWith(p.Main(), kfd.KmapPath)
+	k, err := openKmap(p.Main())
 	s.must(err)
 	return &limiter{scene: s, Process: p, k: k}
 }
@@ -42,16 +43,16 @@ func (l *limiter) pidfd(pid int32) int {
 // set limits processes and returns the number of runlists.
 func (l *limiter) set(limit uint32, lease time.Duration, jobs ...*kfdtest.Process) int {
 	l.scene.Helper()
-	var targets []kfd.KmapTarget
+	var targets []limited
 	for _, j := range jobs {
-		targets = append(targets, kfd.KmapTarget{PIDFD: l.pidfd(j.PID()), PID: j.PID(), Limit: limit})
+		targets = append(targets, limited{pidfd: l.pidfd(j.PID()), limit: limit})
 	}
-	answer, err := l.k.Set(targets, lease, 0)
+	cycles, err := l.k.set(targets, lease)
 	l.must(err)
-	for _, r := range answer.Results {
-		l.must(r.Err)
+	for _, target := range targets {
+		l.must(target.err)
 	}
-	return answer.Cycles
+	return cycles
 }
 
 // held returns the job's queues that a limit keeps out, after a check that none of them runs.
@@ -86,12 +87,12 @@ func onKmap(t *testing.T, test func(s *scene)) {
 func TestOtherDriversHaveNoExtension(t *testing.T) {
 	for _, profile := range append(driver.Profiles(), driver.KmapProfile) {
 		m := kfdtest.New(kfdtest.Config{Profile: profile})
-		want := kfd.KmapMissing
+		var want error = unix.ENOENT
 		if profile == driver.KmapProfile {
-			want = kfd.KmapReady
+			want = nil
 		}
-		if _, got, err := kfd.ProbeKmap(m.Spawn().Main(), kfd.KmapPath); got != want {
-			t.Errorf("%s: %v, %v; want %v", profile, got, err, want)
+		if _, err := openKmap(m.Spawn().Main()); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", profile, err, want)
 		}
 	}
 }
@@ -118,7 +119,7 @@ func TestOneRunlistPerGPUHoldsManyProcesses(t *testing.T) {
 			limit  uint32
 			cycles int
 			queues int
-		}{{0, 2, 0}, {0, 0, 0}, {kfd.KmapNoLimit, 2, 64}, {kfd.KmapNoLimit, 0, 64}} {
+		}{{0, 2, 0}, {0, 0, 0}, {kfdabi.KmapNoLimit, 2, 64}, {kfdabi.KmapNoLimit, 0, 64}} {
 			if got := l.set(c.limit, time.Minute, jobs...); got != c.cycles {
 				t.Errorf("limit %d took %d runlists, want %d", c.limit, got, c.cycles)
 			}
@@ -147,16 +148,16 @@ func TestKmapLeaseEndsOnTheClock(t *testing.T) {
 		s.wantHeld(0)
 		at(1900 * time.Millisecond)
 		s.wantHeld()
-		info, err := l.k.Info()
+		info, err := l.k.info()
 		s.must(err)
 		if info.Lapses != 1 || info.Limited != 0 {
 			t.Errorf("after the lease: %+v", info)
 		}
 		l.set(0, time.Second, s.job) // the handle is usable
 		s.wantHeld(0)
-		l.set(kfd.KmapNoLimit, time.Second, s.job)
+		l.set(kfdabi.KmapNoLimit, time.Second, s.job)
 		at(time.Minute)
-		if info, err = l.k.Info(); err != nil || info.Lapses != 1 {
+		if info, err = l.k.info(); err != nil || info.Lapses != 1 {
 			t.Errorf("a lease without a limit lapsed: %+v, %v", info, err)
 		}
 	})
@@ -171,12 +172,13 @@ func TestHungGPUKeepsTheLimit(t *testing.T) {
 			l := s.limiter()
 			fault := s.m.FailGPU("KMAP_SET", gpuB, errno)
 			set := func(limit uint32) (states []string, cycles int, err error) {
-				answer, setErr := l.k.Set([]kfd.KmapTarget{{PIDFD: l.pidfd(s.job.PID()), Limit: limit, Queues: make([]kfd.KmapQueue, 4)}}, time.Minute, 0)
+				job := []limited{{pidfd: l.pidfd(s.job.PID()), limit: limit, room: 4}}
+				cycles, setErr := l.k.set(job, time.Minute)
 				s.must(setErr)
-				for _, q := range answer.Results[0].Queues {
+				for _, q := range job[0].queues {
 					states = append(states, fmt.Sprint(q.GPU(), " ", q.State))
 				}
-				return states, answer.Cycles, answer.Results[0].Err
+				return states, cycles, job[0].err
 			}
 			good, bad := fmt.Sprint(gpuA, " held"), fmt.Sprint(gpuB, " held+failed")
 			if states, cycles, err := set(0); !errors.Is(err, unix.EIO) || cycles != 1 || !slices.Equal(states, []string{good, bad}) {
@@ -207,16 +209,17 @@ func TestResetKeepsToTheLimit(t *testing.T) {
 		s.queue(gpuB)
 		l := s.limiter()
 		s.m.StartReset(gpuA)
-		answer, err := l.k.Set([]kfd.KmapTarget{{PIDFD: l.pidfd(s.job.PID())}}, time.Minute, 0)
+		job := []limited{{pidfd: l.pidfd(s.job.PID())}}
+		_, err := l.k.set(job, time.Minute)
 		s.must(err)
-		s.want(unix.EIO, answer.Results[0].Err)
+		s.want(unix.EIO, job[0].err)
 		s.m.EndReset(gpuA)
 		s.must(s.m.Restore(s.job.MM()))
 		s.wantHeld(0, 1)
 		if got := s.running(); got != nil {
 			t.Errorf("queues %d run", got)
 		}
-		s.must(l.k.Close())
+		s.must(l.k.close())
 		if got := s.running(); len(got) != 2 {
 			t.Errorf("only queues %d run after the handle's end", got)
 		}
@@ -230,7 +233,7 @@ func TestLeaseThatEndsDuringASet(t *testing.T) {
 		l := s.limiter()
 		hang := s.m.Hang("KMAP_SET")
 		done := start(func() error {
-			_, err := l.k.Set([]kfd.KmapTarget{{PIDFD: l.pidfd(s.job.PID())}}, 100*time.Millisecond, 0)
+			_, err := l.k.set([]limited{{pidfd: l.pidfd(s.job.PID())}}, 100*time.Millisecond)
 			return err
 		})
 		time.Sleep(time.Second)
@@ -248,7 +251,7 @@ func TestLeaseThatEndsDuringASet(t *testing.T) {
 // The end of the process that limits, in each way, releases at once.
 func TestHandleEndsWithItsLastDescriptor(t *testing.T) {
 	for name, end := range map[string]func(l *limiter){
-		"close": func(l *limiter) { l.must(l.k.Close()) },
+		"close": func(l *limiter) { l.must(l.k.close()) },
 		"kill":  func(l *limiter) { l.Kill() },
 		"exec":  func(l *limiter) { l.Exec() },
 	} {
@@ -292,9 +295,9 @@ func TestTargetThatExitsDuringASetIsNotMapped(t *testing.T) {
 		l.set(0, time.Minute, s.job)
 		mapped, job = nil, s.job.PID()
 		hang := s.m.Inject(kfdtest.Fault{Op: "KMAP_SET", GPU: gpuA, Stage: kfdtest.Hardware, Hold: true})
-		targets := []kfd.KmapTarget{{PIDFD: l.pidfd(s.job.PID())}, {PIDFD: l.pidfd(other.PID())}}
+		targets := []limited{{pidfd: l.pidfd(s.job.PID())}, {pidfd: l.pidfd(other.PID())}}
 		done := start(func() error {
-			_, err := l.k.Set(targets, time.Minute, 0)
+			_, err := l.k.set(targets, time.Minute)
 			return err
 		})
 		s.job.Kill()
@@ -325,7 +328,7 @@ func TestHeldProcessThatExitsIsNotMapped(t *testing.T) {
 				if mapped != nil {
 					t.Errorf("mapped queues %s", strings.Join(mapped, ", "))
 				}
-				if info, err := l.k.Info(); err != nil || info.Limited != 0 {
+				if info, err := l.k.info(); err != nil || info.Limited != 0 {
 					t.Errorf("the handle still limits: %+v, %v", info, err)
 				}
 			})

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/engine"
-	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/stat/histogram"
 )
 
 // load is the work of one process: its queues and their workers. Several goroutines may
@@ -238,7 +238,7 @@ func (l *load) tally() *Tally {
 	defer l.mu.Unlock()
 	var sum Tally
 	var hash uint64
-	var all stat.Histogram
+	var all histogram.Histogram
 	for _, w := range l.workers {
 		w.mu.Lock()
 		t := w.sum()

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/engine"
-	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/stat/histogram"
 )
 
 // queue is a queue with its memory, used by one goroutine.
@@ -67,8 +67,8 @@ type worker struct {
 	// which the latency of each of the others counts.
 	retired uint64
 	begun   []time.Time
-	total   total          // of destroyed queues
-	latency stat.Histogram // nanoseconds
+	total   total               // of destroyed queues
+	latency histogram.Histogram // nanoseconds
 	// last and lastHash are the result of the last destroyed queue.
 	last, lastHash uint64
 }

@@ -33,8 +33,8 @@ func main() {
 
 // serve answers each line of standard input.
 func serve(ctx context.Context, c *client.Client) error {
-	// GPUs: those of this process when it has queues, as a server has.
-	batch := client.Request{Label: "example"}
+	// The GPUs of the work; client.OwnGPUs() in a process that runs the model itself.
+	batch := client.Request{GPUs: client.AllGPUs(), Label: "example"}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		lease, err := c.Acquire(ctx, batch)
 		if err != nil {

@@ -22,6 +22,8 @@ func Selects(sel *gpreemptv1.GpuSelector, id, node, renderMinor uint32, bdf stri
 			address = "0000:" + address
 		}
 		return address != "" && strings.EqualFold(address, bdf)
+	case *gpreemptv1.GpuSelector_All:
+		return by.All
 	default:
 		return false
 	}

@@ -9,33 +9,14 @@ import "runtime/debug"
 // It is empty in other builds; VersionString describes those too.
 var Version string
 
-// VersionString returns Version; without one, the commit the binary was built
-// from, as "devel-0123456789ab", with "-dirty" when files had changed; without
-// that, "devel".
+// VersionString returns Version; without one, the version that go build has derived from the commit,
+// with "+dirty" when files had changed; without that, "devel".
 func VersionString() string {
 	if Version != "" {
 		return Version
 	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "devel"
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
 	}
-	return versionOf(info.Settings)
-}
-
-// versionOf returns the version of a build that was not released.
-func versionOf(settings []debug.BuildSetting) string {
-	var revision, dirty string
-	for _, s := range settings {
-		switch {
-		case s.Key == "vcs.revision" && s.Value != "":
-			revision = "-" + s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			dirty = "-dirty"
-		}
-	}
-	if revision == "" {
-		return "devel"
-	}
-	return "devel" + revision + dirty
+	return "devel"
 }

@@ -32,26 +32,3 @@ func TestUnknownNamesHaveNoRightAndAreReturned(t *testing.T) {
 		t.Errorf("unknown (-want +got):\n%s", diff)
 	}
 }
-
-func TestUsersWhoCannotConnectToTheSocketAreWarnings(t *testing.T) {
-	const next = "; add a group of theirs as the first of access.online_groups"
-	for _, tc := range []struct {
-		access Names
-		want   []string
-	}{
-		{Names{AdminUsers: []string{"nobody", "root", "no-such-user"}}, []string{
-			"access.admin_users: nobody cannot connect: the socket belongs to group root" + next,
-		}},
-		{Names{OnlineGroups: []string{"daemon"}, AdminUsers: []string{"65534"}}, []string{
-			"access.admin_users: 65534 cannot connect: the socket belongs to group daemon" + next,
-		}},
-		{Names{AdminGroups: []string{"daemon", "0", "no-such-group"}}, []string{
-			"access.admin_groups: members of daemon cannot connect: the socket belongs to group root" + next,
-		}},
-		{Names{OnlineGroups: []string{"daemon"}, AdminGroups: []string{"adm"}, AdminUsers: []string{"daemon"}}, nil},
-	} {
-		if diff := cmp.Diff(tc.want, tc.access.Unreachable()); diff != "" {
-			t.Errorf("%+v (-want +got):\n%s", tc.access, diff)
-		}
-	}
-}

@@ -167,7 +167,7 @@ func compileRule(r *Rule, fail reject) rule {
 }
 
 // Decide returns the decision of the first rule that matches s, else that of its tag,
-// else unmanaged. It does not allocate.
+// else unmanaged. It does not allocate: package regexp keeps what it needs.
 //
 // Missing facts make no process preemptible: while an earlier rule that protects it more, by
 // another class, by NeverDebug, or by another OnResist where the decision is to stop or kill, may match

@@ -32,7 +32,6 @@ var (
 		Container: gpreempt.Container{
 			Name: "trainer", Image: "rocm/pytorch:6.4", Labels: map[string]string{"io.x/tier": "batch"},
 			Namespace: "research", Pod: "train-0", PodLabels: map[string]string{"app": "bert", "app.kubernetes.io/name": "llm"},
-			PriorityClass: "low",
 		},
 		GPUs: []gpreempt.GPU{
 			{ID: 51110, Node: 1, BDF: "0000:03:00.0", RenderMinor: 128},
@@ -140,23 +139,6 @@ func TestMatchingReturnsEveryRuleAndTheTag(t *testing.T) {
 	tagged.Env = map[string]string{"GPREEMPT_CLASS": "offline"}
 	if diff := cmp.Diff([]bool{true, false, false, true}, c.Matching(&tagged, nil)); diff != "" {
 		t.Errorf("vllm with a tag (-want +got):\n%s", diff)
-	}
-}
-
-func TestDecideAndMatchingAllocateNothing(t *testing.T) {
-	last := everything()
-	last.Cmdline = "*--model=*"
-	c := compile(t, classify.Rule{Name: "train", Match: last, Class: gpreempt.Offline})
-	tagged := training
-	tagged.Env = map[string]string{
-		"RANK": "3", "GPREEMPT_CLASS": "BATCH", "AMD_QUEUE_TAG": "Offline_AI", "AMD_QUEUE_PRIORITY": "two",
-	}
-	if got, want := c.Decide(&tagged), (classify.Decision{Class: gpreempt.Offline, By: "tag"}); got != want {
-		t.Errorf("decision %+v, want %+v", got, want)
-	}
-	dst := make([]bool, 2)
-	if allocs := testing.AllocsPerRun(100, func() { c.Decide(&tagged); c.Matching(&tagged, dst) }); allocs != 0 {
-		t.Errorf("%v allocations, want 0", allocs)
 	}
 }
 

@@ -30,7 +30,6 @@ const (
 	containerLabels
 	podNamespace
 	podName
-	podPriorityClass
 	podLabels
 	slurmPartition
 	slurmAccount
@@ -65,7 +64,6 @@ var fields = [...]struct {
 	containerLabels:  {"container.labels", func(m *Match) any { return &m.Container.Labels }, nil, func(s *Subject) map[string]string { return s.Container.Labels }},
 	podNamespace:     {"pod.namespace", func(m *Match) any { return &m.Pod.Namespace }, func(s *Subject) string { return s.Container.Namespace }, nil},
 	podName:          {"pod.name", func(m *Match) any { return &m.Pod.Name }, func(s *Subject) string { return s.Container.Pod }, nil},
-	podPriorityClass: {"pod.priority_class", func(m *Match) any { return &m.Pod.PriorityClass }, func(s *Subject) string { return s.Container.PriorityClass }, nil},
 	podLabels:        {"pod.labels", func(m *Match) any { return &m.Pod.Labels }, nil, func(s *Subject) map[string]string { return s.Container.PodLabels }},
 	slurmPartition:   {"slurm.partition", func(m *Match) any { return &m.Slurm.Partition }, func(s *Subject) string { return s.Slurm.Partition }, nil},
 	slurmAccount:     {"slurm.account", func(m *Match) any { return &m.Slurm.Account }, func(s *Subject) string { return s.Slurm.Account }, nil},
@@ -82,6 +80,8 @@ func (f field) isMap() bool { return fields[f].texts != nil }
 func (f field) ofContainer() bool { return containerID <= f && f <= containerLabels }
 
 func (f field) ofPod() bool { return podNamespace <= f && f <= podLabels }
+
+func (f field) ofQueues() bool { return gpu <= f && f <= ringAddress }
 
 func (f field) ofSlurm() bool { return slurmPartition <= f && f <= slurmQOS }
 
@@ -135,15 +135,13 @@ func (c *condition) holds(s *Subject) bool {
 	case gid:
 		return s.GID == c.id
 	case gpu:
-		_, on := c.selected(s)
-		return on
+		return slices.ContainsFunc(s.Queues, func(q gpreempt.QueueEntry) bool { return c.selects(gpuOf(s, q.GPU)) })
 	case queuePriority:
 		p, known, all := highestPriority(s)
 		// An unknown one may be the highest.
 		return known && c.includes(uint64(p.Priority)) && (all || c.last >= uint64(gpreempt.MaxPriority))
 	case ringAddress:
-		_, inside := c.ring(s)
-		return inside
+		return slices.ContainsFunc(s.Queues, func(q gpreempt.QueueEntry) bool { return q.Info.RingBase != 0 && c.includes(q.Info.RingBase) })
 	default:
 		text, known := c.text(s)
 		return known && c.glob.matches(text)
@@ -190,17 +188,9 @@ func (c *condition) text(s *Subject) (text string, known bool) {
 
 func (c *condition) includes(n uint64) bool { return c.first <= n && n <= c.last }
 
-// selected returns the first selector of a GPU that has a queue of s.
-func (c *condition) selected(s *Subject) (sel *selector, on bool) {
-	for n := range s.Queues {
-		g := gpuOf(s, s.Queues[n].GPU)
-		for i := range c.gpus {
-			if c.gpus[i].selects(&g) {
-				return &c.gpus[i], true
-			}
-		}
-	}
-	return nil, false
+// selects reports whether one of the selectors names a GPU.
+func (c *condition) selects(g gpreempt.GPU) bool {
+	return slices.ContainsFunc(c.gpus, func(sel selector) bool { return sel.selects(&g) })
 }
 
 // gpuOf returns what is known of a GPU, at least its id.
@@ -211,16 +201,6 @@ func gpuOf(s *Subject, id gpreempt.GPUID) gpreempt.GPU {
 		}
 	}
 	return gpreempt.GPU{ID: id, Node: -1}
-}
-
-// ring returns the address of a ring that begins in the range.
-func (c *condition) ring(s *Subject) (address uint64, inside bool) {
-	for n := range s.Queues {
-		if base := s.Queues[n].Info.RingBase; base != 0 && c.includes(base) {
-			return base, true
-		}
-	}
-	return 0, false
 }
 
 // utilityRing is the size, in bytes, of the ring that ROCm's runtime creates on each GPU

@@ -84,93 +84,92 @@ func (r *rule) explain(s *Subject) (matches bool, detail string) {
 
 // explain describes the fact and the value of the rule.
 func (c *condition) explain(s *Subject, holds bool) string {
-	is := "is not"
-	if holds {
-		is = "is"
+	fact, is, wanted := c.fact(s), "is ", c.wanted()
+	if fact == "" {
+		return c.name() + ": " + c.explainUnknown(s)
 	}
+	if !holds {
+		is = "is not "
+	}
+	switch {
+	case c.field.ofQueues():
+		is += "in "
+	case c.pattern != "":
+		wanted = quoted(c.pattern)
+	}
+	return c.name() + " " + fact + " " + is + wanted
+}
+
+// fact returns what a process has, "" if that is not known.
+func (c *condition) fact(s *Subject) string {
+	var all []string
 	switch c.field {
 	case uid:
-		return fmt.Sprintf("uid %d %s %d", s.UID, is, c.id)
+		return strconv.FormatUint(uint64(s.UID), 10)
 	case gid:
-		return fmt.Sprintf("gid %d %s %d", s.GID, is, c.id)
+		return strconv.FormatUint(uint64(s.GID), 10)
 	case gpu:
-		return c.explainGPU(s)
+		for n := range s.Queues {
+			all = append(all, gpuText(gpuOf(s, s.Queues[n].GPU)))
+		}
 	case queuePriority:
-		return c.explainPriority(s, is)
+		highest, known, every := highestPriority(s)
+		if !known {
+			return ""
+		}
+		text := strconv.Itoa(int(highest.Priority))
+		if !every {
+			text += " or more, as some are unknown,"
+		}
+		if !highest.PriorityExact {
+			text += " (this kernel distinguishes only 0, 7 and 11)"
+		}
+		return text
 	case ringAddress:
-		return c.explainRing(s)
+		for n := range s.Queues {
+			if base := s.Queues[n].Info.RingBase; base != 0 {
+				all = append(all, fmt.Sprintf("%#x", base))
+			}
+		}
 	default:
 		text, known := c.text(s)
 		if !known {
-			return c.name() + ": " + c.explainUnknown(s)
+			return ""
 		}
-		return fmt.Sprintf("%s %s %s %s", c.name(), quoted(text), is, quoted(c.pattern))
+		return quoted(text)
 	}
+	slices.Sort(all)
+	return listed(slices.Compact(all))
 }
 
-// explainUnknown returns why there is no text to compare with.
+// explainUnknown returns why there is nothing to compare with.
 func (c *condition) explainUnknown(s *Subject) string {
 	f, answered := c.field, !s.Container.Equal(gpreempt.Container{})
-	inPod := s.Cgroup.PodUID != "" || s.Container.Pod != ""
 	switch {
-	case f == cmdline, f == exe, f == env && s.Unread:
-		return "unknown"
-	case f == env:
+	case f.ofQueues() && len(s.Queues) == 0:
+		return "the process has no queues"
+	case f == env && !s.Unread:
 		return "not set"
-	case (f == unit || f == slice) && s.Cgroup.Path == "":
-		return "the control group is unknown"
-	case f == unit:
-		return "not in a unit of systemd"
-	case f == slice:
-		return "not in a slice of systemd"
-	case f == userUnit:
-		return "not in a unit of a user's systemd"
-	case s.Cgroup.Conflict != "":
+	case f == unit, f == slice, f == userUnit:
+		return "the control group has none"
+	case s.Cgroup.Conflict != "" && (f.ofContainer() || f.ofPod() || f.ofSlurm()):
 		return "refused, because names contradict each other: " + gpreempt.Printable(s.Cgroup.Conflict)
 	case f.ofContainer() && s.Cgroup.ContainerID == "" && !answered:
 		return "not in a container"
 	case f.ofSlurm() && s.Cgroup.SlurmJob == 0:
 		return "not in a control group of a Slurm job"
-	case f.ofSlurm() && s.Slurm == (gpreempt.SlurmJob{}):
-		return fmt.Sprintf("there is no valid record of Slurm job %d: the prolog writes it", s.Cgroup.SlurmJob)
 	case f.ofSlurm():
-		return fmt.Sprintf("the record of Slurm job %d does not have it", s.Cgroup.SlurmJob)
-	case f.ofPod() && !inPod:
+		return fmt.Sprintf("the prolog has not recorded it of Slurm job %d", s.Cgroup.SlurmJob)
+	case f.ofPod() && s.Cgroup.PodUID == "" && s.Container.Pod == "":
 		return "not in a Kubernetes pod"
 	case f == containerID, f == containerRuntime:
 		return "not part of the control group"
-	case f == containerLabels && answered:
-		return "the container has no such label"
-	case f == podLabels && s.Container.Pod != "":
-		return "the pod has no such label"
-	case f == podPriorityClass && s.Container.Pod != "":
-		return "the pod has none, or the kubelet has not reported it"
+	case f == containerLabels && answered, f == podLabels && s.Container.Pod != "":
+		return "there is no such label"
+	case f.ofContainer(), f.ofPod():
+		return "not reported by the runtime"
 	}
-	return "not reported by the runtime"
-}
-
-func (c *condition) explainGPU(s *Subject) string {
-	if sel, on := c.selected(s); on {
-		return "gpu: it has a queue on " + quoted(sel.text)
-	}
-	var ids []gpreempt.GPUID
-	for n := range s.Queues {
-		ids = append(ids, s.Queues[n].GPU)
-	}
-	if ids == nil {
-		return "gpu: the process has no queues"
-	}
-	slices.Sort(ids)
-	ids = slices.Compact(ids)
-	texts := make([]string, len(ids))
-	for n, id := range ids {
-		texts[n] = gpuText(gpuOf(s, id))
-	}
-	wanted := make([]string, len(c.gpus))
-	for n := range c.gpus {
-		wanted[n] = quoted(c.gpus[n].text)
-	}
-	return "gpu: it has queues on " + listed(texts) + " and not on " + strings.Join(wanted, ", ")
+	return "unknown"
 }
 
 // gpuText returns all names of a GPU that rules can use.
@@ -189,48 +188,6 @@ func gpuText(g gpreempt.GPU) string {
 		return g.ID.String()
 	}
 	return g.ID.String() + " (" + strings.Join(names, ", ") + ")"
-}
-
-func (c *condition) explainPriority(s *Subject, is string) string {
-	if !slices.ContainsFunc(s.Queues, func(q gpreempt.QueueEntry) bool { return q.Type == gpreempt.QueueCompute }) {
-		return "queue_priority: the process has no compute queues"
-	}
-	highest, known, all := highestPriority(s)
-	if !known {
-		return "queue_priority: unknown for all its compute queues"
-	}
-	text := fmt.Sprintf("queue_priority %d %s in %d to %d", highest.Priority, is, c.first, c.last)
-	if !all {
-		text = fmt.Sprintf("queue_priority: unknown for some queues, at most %d for the others", highest.Priority)
-	}
-	if !highest.PriorityExact {
-		text += " (this kernel distinguishes only 0, 7 and 11)"
-	}
-	return text
-}
-
-func (c *condition) explainRing(s *Subject) string {
-	if address, inside := c.ring(s); inside {
-		return fmt.Sprintf("ring_address %#x is in %#x to %#x", address, c.first, c.last)
-	}
-	var addresses []uint64
-	for n := range s.Queues {
-		if base := s.Queues[n].Info.RingBase; base != 0 {
-			addresses = append(addresses, base)
-		}
-	}
-	switch {
-	case len(s.Queues) == 0:
-		return "ring_address: the process has no queues"
-	case addresses == nil:
-		return "ring_address: unknown for all its queues"
-	}
-	slices.Sort(addresses)
-	texts := make([]string, len(addresses))
-	for n, address := range addresses {
-		texts[n] = fmt.Sprintf("%#x", address)
-	}
-	return fmt.Sprintf("ring_address %s is not in %#x to %#x", listed(texts), c.first, c.last)
 }
 
 // listed joins the first few of a list and counts the others.

@@ -76,7 +76,7 @@ const (
 // jobRule is a compiled JobRule.
 type jobRule struct {
 	name   string
-	cgroup glob // nil is not set
+	cgroup *glob // nil is not set
 	by     []condition
 }
 
@@ -89,7 +89,7 @@ func compileJob(r *JobRule, fail reject) jobRule {
 		fail("by", "is missing: all processes would be one job", "name properties, such as [env.SLURM_JOB_ID], or write a cgroup")
 	}
 	if r.Cgroup != "" {
-		j.cgroup = compileText(cgroup, "", r.Cgroup, fail).glob
+		j.cgroup = new(compileText(cgroup, "", r.Cgroup, fail).glob)
 	}
 	for n, name := range r.By {
 		c, ok := property(name)
@@ -137,7 +137,7 @@ func (r *jobRule) job(s *Subject) (Job, bool) {
 	var parts []string
 	local := false
 	if r.cgroup != nil {
-		path, ok := beginning(r.cgroup, s.Cgroup.Path)
+		path, ok := beginning(*r.cgroup, s.Cgroup.Path)
 		if !ok {
 			return Job{}, false
 		}

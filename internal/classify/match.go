@@ -70,9 +70,8 @@ type ContainerMatch struct {
 
 // PodMatch is the part of a Match that is about the Kubernetes pod.
 type PodMatch struct {
-	Namespace     string `yaml:"namespace"`
-	Name          string `yaml:"name"`
-	PriorityClass string `yaml:"priority_class"`
+	Namespace string `yaml:"namespace"`
+	Name      string `yaml:"name"`
 	// Labels are by name. Each must exist.
 	Labels map[string]string `yaml:"labels"`
 }
@@ -196,7 +195,7 @@ var (
 func hopeless(f field, g glob, pattern string) (problem, remedy string) {
 	switch f {
 	case comm:
-		if g.shortest() > maxComm {
+		if g.shortest > maxComm {
 			return fmt.Sprintf("matches no name of at most %d bytes, which is all that the kernel keeps", maxComm), "shorten it and end it with *, or match cmdline"
 		}
 	case cgroup, exe:

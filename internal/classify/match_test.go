@@ -68,8 +68,6 @@ func TestARuleMatchesWhenAllItsFieldsDo(t *testing.T) {
 		{"another pod namespace", pod(classify.PodMatch{Namespace: "prod"}), false},
 		{"pod name", pod(classify.PodMatch{Name: "train-[0-9]"}), true},
 		{"another pod name", pod(classify.PodMatch{Name: "serve-*"}), false},
-		{"pod priority class", pod(classify.PodMatch{PriorityClass: "low"}), true},
-		{"another pod priority class", pod(classify.PodMatch{PriorityClass: "high"}), false},
 		{"pod labels", pod(classify.PodMatch{Labels: map[string]string{"app": "bert", "app.kubernetes.io/name": "l?m"}}), true},
 		{"one pod label of two", pod(classify.PodMatch{Labels: map[string]string{"app": "bert", "app.kubernetes.io/name": "x"}}), false},
 		{"pod label that is the container's", pod(classify.PodMatch{Labels: map[string]string{"io.x/tier": "*"}}), false},
@@ -273,7 +271,6 @@ func TestUnknownValuesDoNotMatch(t *testing.T) {
 		"label":           {Container: classify.ContainerMatch{Labels: map[string]string{"x": "*"}}},
 		"namespace":       {Pod: classify.PodMatch{Namespace: "*"}},
 		"pod":             {Pod: classify.PodMatch{Name: "*"}},
-		"priority class":  {Pod: classify.PodMatch{PriorityClass: "*"}},
 		"pod label":       {Pod: classify.PodMatch{Labels: map[string]string{"x": "*"}}},
 		"gpu":             {GPU: []string{"node:0", "renderD128", "0000:00:00.0"}},
 		"queue priority":  {QueuePriority: &classify.PriorityRange{Max: 15}},
@@ -328,7 +325,7 @@ func TestQueuePriorityIsTheProgramsOwn(t *testing.T) {
 func TestAMatchIsWrittenInOneLine(t *testing.T) {
 	if got := everything().String(); got != `comm="python*" uid=2000 gid=2001 exe="/opt/*" cgroup="/kubepods*" unit="*.scope" slice="*.slice" env.RANK="[0-9]" `+
 		`container.id="3f*" container.name="train*" container.image="*pytorch*" container.runtime="containerd" container.labels["io.x/tier"]="batch" `+
-		`pod.namespace="research" pod.name="train-*" pod.priority_class="low" pod.labels.app="*" `+
+		`pod.namespace="research" pod.name="train-*" pod.labels.app="*" `+
 		`slurm.partition="batch*" slurm.account="phys*" slurm.qos="low" gpu=51110,node:2 queue_priority=0..6 `+
 		`ring_address=0x7f0000000000..0x7fffffffffff cmdline="*train*[0-9]"` {
 		t.Errorf("got %s", got)
@@ -346,7 +343,7 @@ func everything() classify.Match {
 		Container: classify.ContainerMatch{
 			ID: "3f*", Name: "train*", Image: "*pytorch*", Runtime: "containerd", Labels: map[string]string{"io.x/tier": "batch"},
 		},
-		Pod:   classify.PodMatch{Namespace: "research", Name: "train-*", PriorityClass: "low", Labels: map[string]string{"app": "*"}},
+		Pod:   classify.PodMatch{Namespace: "research", Name: "train-*", Labels: map[string]string{"app": "*"}},
 		Slurm: classify.SlurmMatch{Partition: "batch*", Account: "phys*", QOS: "low"},
 		GPU:   []string{"51110", "node:2"}, QueuePriority: &classify.PriorityRange{Max: 6},
 		RingAddress: &classify.AddressRange{From: 0x7f0000000000, To: 0x7fffffffffff},

@@ -39,7 +39,6 @@ func drawSubject(t *rapid.T) *classify.Subject {
 		Container: gpreempt.Container{
 			Name: someText.Draw(t, "name"), Image: someText.Draw(t, "image"), Labels: someMap.Draw(t, "labels"),
 			Namespace: someText.Draw(t, "namespace"), Pod: someText.Draw(t, "pod"), PodLabels: someMap.Draw(t, "pod labels"),
-			PriorityClass: someText.Draw(t, "priority class"),
 		},
 		ContainerKnown: true,
 		GPUs:           []gpreempt.GPU{{ID: 1, Node: 1, BDF: "0000:01:00.0", RenderMinor: 128}, {ID: 2, Node: 2, BDF: "0000:02:00.0", RenderMinor: 129}},
@@ -118,7 +117,6 @@ func setSome(t *rapid.T, m *classify.Match) {
 		func() { m.Container.Labels = entry() },
 		func() { m.Pod.Namespace = glob() },
 		func() { m.Pod.Name = glob() },
-		func() { m.Pod.PriorityClass = glob() },
 		func() { m.Pod.Labels = entry() },
 		func() { m.Slurm.Partition = glob() },
 		func() { m.Slurm.Account = glob() },
@@ -332,7 +330,6 @@ func parts(m classify.Match) []classify.Match {
 		{Container: classify.ContainerMatch{Labels: m.Container.Labels}},
 		{Pod: classify.PodMatch{Namespace: m.Pod.Namespace}},
 		{Pod: classify.PodMatch{Name: m.Pod.Name}},
-		{Pod: classify.PodMatch{PriorityClass: m.Pod.PriorityClass}},
 		{Pod: classify.PodMatch{Labels: m.Pod.Labels}},
 		{Slurm: classify.SlurmMatch{Partition: m.Slurm.Partition}},
 		{Slurm: classify.SlurmMatch{Account: m.Slurm.Account}},

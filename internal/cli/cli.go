@@ -24,7 +24,7 @@ var Program = &term.Program{
 		term.Group(root, "Look", statusCommand(a), doctorCommand(a), topCommand(a), webCommand(a), statsCommand(a), eventsCommand(a))
 		term.Group(root, "Inventory", gpuCommand(a), targetCommand(a), queueCommand(a))
 		term.Group(root, "Act", leaseCommand(a), policyCommand(a), drainCommand(a), runCommand(a), fleetCommand(a))
-		root.AddCommand(a.CompletionCommand(), a.VersionCommand(), reportRunCommand(a))
+		root.AddCommand(a.CompletionCommand(), a.VersionCommand())
 		forHosts(a, root)
 	},
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"os"
@@ -56,7 +57,7 @@ func TestStatusCheckFailsWhenNothingCanBeSuspended(t *testing.T) {
 		if code != "" {
 			m.Warnings = []*gpreemptv1.Warning{{Code: code, Severity: "warning"}}
 		}
-		got, stdout, stderr := watchMachine(t, m, nil, "status", "--check")
+		got, stdout, stderr := runOnClock(t, m, nil, "status", "--check")
 		if got != want || stdout == "" || strings.Contains(stderr, "gpctl:") {
 			t.Errorf("%q: code %d, want %d; stdout %q, stderr %q", code, got, want, stdout, stderr)
 		}
@@ -66,7 +67,7 @@ func TestStatusCheckFailsWhenNothingCanBeSuspended(t *testing.T) {
 func TestLeaseNeedsAGPU(t *testing.T) {
 	m := clitest.NewMachine()
 	m.GPUs = nil
-	code, stdout, stderr := watchMachine(t, m, nil, "lease", "create")
+	code, stdout, stderr := runOnClock(t, m, nil, "lease", "create")
 	if want := "gpctl: cannot create a lease: this host has no GPU\n  try: gpctl doctor\n"; code != term.ExitNoGPU || stdout != "" || stderr != want {
 		t.Errorf("code %d, stdout %q, stderr %q, want %q", code, stdout, stderr, want)
 	}
@@ -83,4 +84,24 @@ func TestSuggestionsAreNear(t *testing.T) {
 			t.Errorf("%s: %v, want %q", word, f, want)
 		}
 	}
+}
+
+// runOnClock runs gpctl against m on a clock that moves only while gpctl sleeps;
+// slept, if it is not nil, is called with each pause.
+func runOnClock(t *testing.T, m *clitest.Machine, slept func(time.Duration), args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	clitest.Serve(t, socket, m)
+	var out, err bytes.Buffer
+	streams := term.IO{In: strings.NewReader(""), Out: &out, Err: &err, Getenv: func(string) string { return "" }}
+	now, sleep := clitest.Clock()
+	streams.Now = now
+	streams.Sleep = func(ctx context.Context, d time.Duration) error {
+		if slept != nil {
+			slept(d)
+		}
+		return sleep(ctx, d)
+	}
+	code = Program.Run(t.Context(), append(args, "--socket", socket), streams)
+	return code, out.String(), err.String()
 }

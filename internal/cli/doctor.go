@@ -70,7 +70,7 @@ func runDiagnosis(ctx context.Context, a *term.App, daemon string) (*gpreemptv1.
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	diagnose := exec.CommandContext(ctx, path, "diagnose", "--json") //nolint:gosec // G204: the program that the operator named, or the installed one
+	diagnose := exec.CommandContext(ctx, path, "diagnose") //nolint:gosec // G204: the program that the operator named, or the installed one
 	diagnose.Stdout, diagnose.Stderr = &stdout, &stderr
 	diagnose.WaitDelay = time.Second
 	report := &gpreemptv1.DiagnoseResponse{}

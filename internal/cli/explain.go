@@ -184,9 +184,6 @@ func printContainer(field func(string, ...any), g *gpreemptv1.Target, wide bool)
 			field("image", c.GetImage())
 		}
 		if pod := podName(c); pod != "-" {
-			if c.GetPriorityClass() != "" {
-				pod += ", priority class " + c.GetPriorityClass()
-			}
 			field("pod", pod)
 		}
 		if wide {

@@ -7,10 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/fleet"
@@ -18,42 +16,23 @@ import (
 )
 
 func fleetCommand(a *term.App) *cobra.Command {
-	var every time.Duration
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "Show the hosts of --hosts, and their sums",
 		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hosts, err := hostList(a, cmd)
-			switch {
-			case err != nil:
+			if err != nil {
 				return err
-			case !cmd.Flags().Changed("watch"):
-				f := readFleet(cmd.Context(), a, hosts, nil)
-				if err := a.Show(f, func(p *term.Printer) { printFleet(p, f) }); err != nil {
-					return err
-				}
-				return fleetFailure(a, f)
-			case a.ForPrograms():
-				return term.Usage(cmd, "--watch is for people: repeat the command for -o json")
-			case every < leastWatch:
-				return term.Usage(cmd, "--watch must be at least %s; write it as --watch=5s", term.Duration(leastWatch))
-			case a.Terminal:
-				return watchScreen(cmd.Context(), a, cmd.CommandPath(), every, func(ctx context.Context) (proto.Message, func(*term.Printer), error) {
-					f := readFleet(ctx, a, hosts, nil)
-					return nil, func(p *term.Printer) { printFleet(p, f) }, nil
-				})
 			}
-			return repeat(cmd.Context(), a, every, func() error {
-				p := a.Printer()
-				p.Linef("--- %s", a.Now().Format(time.TimeOnly))
-				printFleet(p, readFleet(cmd.Context(), a, hosts, nil))
-				return p.Err
-			})
+			f := readFleet(cmd.Context(), a, hosts)
+			if err := a.Show(f, func(p *term.Printer) { printFleet(p, f) }); err != nil {
+				return err
+			}
+			return fleetFailure(a, f)
 		},
 	}
-	watchFlag(status, &every)
-	return term.Noun("fleet", "Many hosts together", status, term.Noun("policy", "The policy of many hosts", fleetPolicySet(a)))
+	return term.Noun("fleet", "Many hosts together", status)
 }
 
 // fleetView is what gpctl fleet status shows.
@@ -93,8 +72,7 @@ type fleetHost struct {
 	QuietP99  string   `json:"quiet_p99"`
 	Alarms    []string `json:"alarms"`
 
-	reading fleet.Reading
-	code    int
+	code int
 }
 
 // alarmCodes are the warnings, besides all errors, that concern a fleet: those of jobs that suffer.
@@ -111,23 +89,15 @@ func alarmsOf(st *gpreemptv1.GetStatusResponse) []string {
 	return slices.Compact(codes)
 }
 
-// readFleet reads all hosts at once, each within --timeout. also makes further requests of each host by the same connection, if
-// it is not nil; its error is that of the host.
-func readFleet(ctx context.Context, a *term.App, hosts []fleet.Host, also func(ctx context.Context, i int, admin term.AdminClient) error) *fleetView {
+// readFleet reads all hosts at once, each within --timeout.
+func readFleet(ctx context.Context, a *term.App, hosts []fleet.Host) *fleetView {
 	f := &fleetView{
 		Hosts: make([]fleetHost, len(hosts)),
 		Summary: fleetSummary{
 			Hosts: len(hosts), Mechanisms: map[string]int{}, Policies: map[string]int{}, Versions: map[string]int{}, Alarms: map[string]int{},
 		},
 	}
-	eachHost(hosts, func(i int, h fleet.Host) {
-		f.Hosts[i] = readHost(ctx, onHost(a, h), h.Name, func(ctx context.Context, admin term.AdminClient) error {
-			if also == nil {
-				return nil
-			}
-			return also(ctx, i, admin)
-		})
-	})
+	eachHost(hosts, func(i int, h fleet.Host) { f.Hosts[i] = readHost(ctx, onHost(a, h), h.Name) })
 	s := &f.Summary
 	for _, h := range f.Hosts {
 		if h.Error != "" {
@@ -145,7 +115,7 @@ func readFleet(ctx context.Context, a *term.App, hosts []fleet.Host, also func(c
 	return f
 }
 
-func readHost(ctx context.Context, a *term.App, name string, also func(context.Context, term.AdminClient) error) fleetHost {
+func readHost(ctx context.Context, a *term.App, name string) fleetHost {
 	var st *gpreemptv1.GetStatusResponse
 	var statistics *gpreemptv1.Statistics
 	ctx, cancel := context.WithTimeout(ctx, a.Timeout)
@@ -155,11 +125,8 @@ func readHost(ctx context.Context, a *term.App, name string, also func(context.C
 			return err
 		}
 		resp, err := admin.GetStatistics(ctx, &gpreemptv1.GetStatisticsRequest{})
-		if err != nil {
-			return err
-		}
 		statistics = resp.GetStatistics()
-		return also(ctx, admin)
+		return err
 	})
 	if err != nil {
 		f := term.AsFailure(err)
@@ -176,9 +143,6 @@ func readHost(ctx context.Context, a *term.App, name string, also func(context.C
 	}
 	if quiet.GetCount() > 0 {
 		h.QuietP99 = term.Took(quiet.GetP99())
-	}
-	h.reading = fleet.Reading{
-		Up: true, Started: st.GetStartedAt().AsTime(), Alarms: h.Alarms, Failures: h.Failures, Count: quiet.GetCount(), P99: quiet.GetP99().AsDuration(),
 	}
 	return h
 }

@@ -14,7 +14,7 @@ import (
 )
 
 func gpuCommand(a *term.App) *cobra.Command {
-	list := watchable(a, &cobra.Command{
+	list := showing(a, &cobra.Command{
 		Use:   "list",
 		Short: "List the GPU nodes, their load and their breakers",
 		Args:  term.Operands(),

@@ -62,8 +62,6 @@ func checkHosts(a *term.App, cmd *cobra.Command) error {
 		return nil
 	case given("socket") || given("address"):
 		return term.Usage(cmd, "--hosts names the daemons: --socket and --address do not apply")
-	case given("watch") && !inFleet:
-		return term.Usage(cmd, "--watch does not apply to --hosts; gpctl fleet status --watch shows many hosts again and again")
 	case !inFleet && !slices.Contains(onManyHosts, cmd.CommandPath()):
 		return term.Usage(cmd, "%s does not take --hosts; these do: %s, gpctl fleet", cmd.CommandPath(), strings.Join(onManyHosts, ", "))
 	}

@@ -19,7 +19,7 @@ func leaseCommand(a *term.App) *cobra.Command {
 }
 
 func leaseList(a *term.App) *cobra.Command {
-	return watchable(a, &cobra.Command{
+	return showing(a, &cobra.Command{
 		Use:   "list",
 		Short: "List the live leases, oldest first",
 		Args:  term.Operands(),

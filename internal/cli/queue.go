@@ -22,7 +22,7 @@ func queueList(a *term.App) *cobra.Command {
 		f       filter
 		backlog bool
 	)
-	cmd := watchable(a, &cobra.Command{
+	cmd := showing(a, &cobra.Command{
 		Use:   "list",
 		Short: "List the KFD queues of the host",
 		Args:  term.Operands(),

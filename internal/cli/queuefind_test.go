@@ -59,7 +59,7 @@ func TestQueuesAreFoundWithoutTheSlots(t *testing.T) {
 		return nil, clitest.Refuse(gpreempt.CodeFailedPrecondition, "HQDS_UNREADABLE", "debugfs is not mounted", "mount it")
 	}
 	t.Chdir(t.TempDir())
-	code, stdout, stderr := watchMachine(t, m, func(time.Duration) {}, "queue", "find", "5001", "--python-config")
+	code, stdout, stderr := runOnClock(t, m, func(time.Duration) {}, "queue", "find", "5001", "--python-config")
 	_, got, _ := strings.Cut(stdout, "\n\n")
 	want := `#  ADDRESS             QUEUE ID   PID  ACTIVE   TYPE     HIP    GPU   RING  HWPRIO    AGE
 1  0x00007f0000200000         0  5001  unknown  compute    0  34535  64KiB     11~  1m30s

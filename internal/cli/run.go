@@ -34,7 +34,6 @@ func runCommand(a *term.App) *cobra.Command {
 	var (
 		class string
 		rank  uint32
-		quiet bool
 	)
 	cmd := &cobra.Command{
 		Use:         "run --class CLASS -- COMMAND [ARGUMENT...]",
@@ -65,9 +64,6 @@ func runCommand(a *term.App) *cobra.Command {
 			env := slices.DeleteFunc(slices.Clone(a.Environ()), func(v string) bool {
 				return strings.HasPrefix(v, classEnv+"=") || strings.HasPrefix(v, priorityEnv+"=")
 			})
-			if !quiet {
-				startReport(a, cmd, c)
-			}
 			return become(a, args, append(env, tags...))
 		},
 	}
@@ -75,7 +71,6 @@ func runCommand(a *term.App) *cobra.Command {
 	cmd.Flags().SetInterspersed(false)
 	cmd.Flags().StringVar(&class, "class", "", "the class: "+strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: the class's)")
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "do not report what the daemon makes of the command")
 	term.Complete(cmd, "class", api.EnumNames[gpreemptv1.Class]())
 	return cmd
 }

@@ -31,7 +31,7 @@ func queueSlots(a *term.App) *cobra.Command {
 		f   filter
 		all bool
 	)
-	cmd := watchable(a, &cobra.Command{
+	cmd := showing(a, &cobra.Command{
 		Use:   "slots",
 		Short: "List the hardware slots that hold queues",
 		Args:  term.Operands(),

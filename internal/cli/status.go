@@ -16,7 +16,7 @@ import (
 
 func statusCommand(a *term.App) *cobra.Command {
 	var check, sick bool
-	cmd := watchable(a, &cobra.Command{
+	cmd := showing(a, &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of the daemon, and warnings",
 		Args:  term.Operands(),
@@ -29,9 +29,6 @@ func statusCommand(a *term.App) *cobra.Command {
 	})
 	show := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if check && cmd.Flags().Changed("watch") {
-			return term.Usage(cmd, "--check and --watch are mutually exclusive")
-		}
 		err := show(cmd, args)
 		if err == nil && check && sick {
 			err = &term.Failure{Code: term.ExitNotReady}
@@ -150,7 +147,7 @@ func severity(w *gpreemptv1.Warning) term.Style {
 }
 
 func statsCommand(a *term.App) *cobra.Command {
-	return watchable(a, &cobra.Command{
+	return showing(a, &cobra.Command{
 		Use:   "stats",
 		Short: "Show counters and latencies since the daemon started",
 		Args:  term.Operands(),

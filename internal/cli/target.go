@@ -77,7 +77,7 @@ func parseClass(cmd *cobra.Command, s string) (gpreemptv1.Class, error) {
 
 func targetList(a *term.App) *cobra.Command {
 	var f filter
-	cmd := watchable(a, &cobra.Command{
+	cmd := showing(a, &cobra.Command{
 		Use:   "list",
 		Short: "List the processes with GPU queues, their class and state",
 		Args:  term.Operands(),

@@ -89,27 +89,18 @@ func topOnce(ctx context.Context, a *term.App, admin term.AdminClient, every tim
 
 // topLive shows the screen in the terminal until the user quits or ctx ends.
 func topLive(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration) error {
-	screen, err := newScreen()
+	screen, err := tcell.NewScreen()
+	if err == nil {
+		err = screen.Init()
+	}
 	if err != nil {
-		return err
+		return &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("cannot use this terminal: %v", err), Next: "set TERM, or redirect the output"}
 	}
 	defer screen.Fini() // a terminal that stays raw is of no use
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	topOn(ctx, a, admin, screen, every)
 	return nil
-}
-
-// newScreen takes the terminal.
-func newScreen() (tcell.Screen, error) {
-	screen, err := tcell.NewScreen()
-	if err == nil {
-		err = screen.Init()
-	}
-	if err != nil {
-		return nil, &term.Failure{Code: term.ExitFailure, Message: fmt.Sprintf("cannot use this terminal: %v", err), Next: "set TERM, or redirect the output"}
-	}
-	return screen, nil
 }
 
 // topOn is topLive on a screen. Readings and events come from goroutines of their own, so that a
@@ -233,23 +224,21 @@ func keyName(e *tcell.EventKey) string {
 }
 
 var keyNames = map[tcell.Key]string{
-	tcell.KeyUp: "up", tcell.KeyDown: "down", tcell.KeyLeft: "left", tcell.KeyRight: "right", tcell.KeyEnter: "enter", tcell.KeyEscape: "esc",
-	tcell.KeyBackspace: "backspace", tcell.KeyBackspace2: "backspace", tcell.KeyCtrlC: "ctrl-c",
+	tcell.KeyUp: "up", tcell.KeyDown: "down", tcell.KeyEnter: "enter", tcell.KeyEscape: "esc", tcell.KeyBackspace: "backspace",
+	tcell.KeyBackspace2: "backspace", tcell.KeyCtrlC: "ctrl-c",
 }
 
-// paint draws the screen.
-func paint(screen tcell.Screen, s *topScreen) { paintLines(screen, 0, s.lines(screen.Size())) }
-
-// paintLines draws lines from a column on. tcell sends the cells whose content changes, and a cell
-// that is cleared first changes twice; so the rest of the screen is filled with spaces instead.
-func paintLines(screen tcell.Screen, from int, lines []string) {
+// paint draws the screen. tcell sends the cells whose content changes, and a cell that is cleared
+// first changes twice; so the rest of the screen is filled with spaces instead.
+func paint(screen tcell.Screen, s *topScreen) {
 	width, height := screen.Size()
+	lines := s.lines(width, height)
 	for y := range height {
 		line := ""
 		if y < len(lines) {
 			line = lines[y]
 		}
-		x, look := -from, tcell.StyleDefault
+		x, look := 0, tcell.StyleDefault
 		for line != "" {
 			if rest, ok := strings.CutPrefix(line, "\x1b["); ok {
 				code, after, _ := strings.Cut(rest, "m")
@@ -260,7 +249,7 @@ func paintLines(screen tcell.Screen, from int, lines []string) {
 			screen.SetContent(x, y, r, nil, look)
 			x, line = x+1, line[n:]
 		}
-		for x = max(x, 0); x < width; x++ {
+		for ; x < width; x++ {
 			screen.SetContent(x, y, ' ', nil, tcell.StyleDefault)
 		}
 	}

@@ -3,21 +3,18 @@ package config
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
-	"github.com/gpreempt/gpreempt/internal/safety"
 )
 
 // Change is one difference between two configurations.
 type Change struct {
-	// Key is the dotted key; "rules.NAME" for a rule, or "rules" for their order; likewise
-	// "jobs.NAME", and "safety.hazards.ID" for a row.
+	// Key is the dotted key.
 	Key string
-	// From and To are the values as text; "" for a rule or a row that does not exist.
+	// From and To are the values as text. Of rules, jobs and rows they are the names of those that
+	// are not the same in both, or of all if only their order differs.
 	From, To string
 	// Live reports whether a running daemon can apply it; else it needs a restart.
 	Live bool
@@ -27,12 +24,19 @@ type Change struct {
 func Changes(from, to Config) (changes []Change) {
 	was, is := yamlfile.Keys(&from), yamlfile.Keys(&to)
 	for i, key := range was {
-		if lists, ok := entries(key.Value); ok {
-			others, _ := entries(is[i].Value)
-			changes = append(changes, listChanges(key.Name, lists, others)...)
-		} else if a, b := text(key), text(is[i]); a != b {
-			changes = append(changes, Change{Key: key.Name, From: a, To: b, Live: live(key)})
+		from, to := key.Value, is[i].Value
+		if reflect.DeepEqual(from.Interface(), to.Interface()) {
+			continue
 		}
+		a, b := text(key), text(is[i])
+		if t := from.Type(); t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct {
+			was, is := differing(from, to), differing(to, from)
+			if len(was)+len(is) == 0 {
+				was, is = differing(from, reflect.Zero(t)), differing(to, reflect.Zero(t))
+			}
+			a, b = strings.Join(was, ", "), strings.Join(is, ", ")
+		}
+		changes = append(changes, Change{Key: key.Name, From: a, To: b, Live: live(key)})
 	}
 	return changes
 }
@@ -96,77 +100,17 @@ func durationText(d time.Duration) string {
 	return s
 }
 
-// listEntry is an entry of a list in which the first match decides: its name, and all of
-// it in one line.
-type listEntry struct{ name, text string }
-
-// entries returns those of a list in which the first match decides; false for another value.
-func entries(v reflect.Value) (all []listEntry, ok bool) {
-	switch list := v.Interface().(type) {
-	case []classify.Rule:
-		for _, r := range list {
-			text := r.Class.String()
-			if r.Priority != nil {
-				text += fmt.Sprintf(" priority %d", *r.Priority)
-			}
-			if r.NeverDebug {
-				text += " never_debug"
-			}
-			if r.OnResist.Enforced() {
-				text += " on_resist " + r.OnResist.String()
-			}
-			all = append(all, listEntry{r.Name, text + " if " + r.Match.String()})
+// differing returns the names of the entries of a list that another does not have, or not with the
+// same content.
+func differing(list, other reflect.Value) (names []string) {
+	for i := range list.Len() {
+		entry, same := list.Index(i), false
+		for j := range other.Len() {
+			same = same || reflect.DeepEqual(entry.Interface(), other.Index(j).Interface())
 		}
-	case []classify.JobRule:
-		for _, r := range list {
-			all = append(all, listEntry{r.Name, strings.Trim(fmt.Sprintf("%s %s", r.Cgroup, strings.Join(r.By, ", ")), " ")})
-		}
-	case []safety.Row:
-		for _, r := range list {
-			all = append(all, listEntry{r.ID, r.String()})
-		}
-	default:
-		return nil, false
-	}
-	return all, true
-}
-
-// listChanges returns the differences of a list that a running daemon can apply.
-func listChanges(key string, from, to []listEntry) []Change {
-	var changes []Change
-	for _, was := range from {
-		is := ""
-		if i := indexEntry(to, was.name); i >= 0 {
-			is = to[i].text
-		}
-		if was.text != is {
-			changes = append(changes, Change{Key: key + "." + was.name, From: was.text, To: is, Live: true})
+		if !same {
+			names = append(names, entry.Field(0).String())
 		}
 	}
-	for _, is := range to {
-		if indexEntry(from, is.name) < 0 {
-			changes = append(changes, Change{Key: key + "." + is.name, To: is.text, Live: true})
-		}
-	}
-	// The first match decides, so the order matters. Added and removed entries are in
-	// changes already.
-	if was, is := order(from, to), order(to, from); was != is {
-		changes = append(changes, Change{Key: key, From: was, To: is, Live: true})
-	}
-	return changes
-}
-
-func indexEntry(entries []listEntry, name string) int {
-	return slices.IndexFunc(entries, func(e listEntry) bool { return e.name == name })
-}
-
-// order returns the names of the entries that are also in others.
-func order(entries, others []listEntry) string {
-	var names []string
-	for _, e := range entries {
-		if indexEntry(others, e.name) >= 0 {
-			names = append(names, e.name)
-		}
-	}
-	return strings.Join(names, ", ")
+	return names
 }

@@ -4,7 +4,6 @@ package config
 import (
 	"cmp"
 	_ "embed"
-	"regexp"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/auth"
@@ -40,14 +39,13 @@ type Config struct {
 	Policy     scheduler.Policy `yaml:"policy" live:""`
 	// HQDBudget is the most that queues of offline processes take of the slots for compute queues
 	// of each GPU, in percent; 0 parks nothing.
-	HQDBudget  int                `yaml:"hqd_budget" range:"0 90" live:""`
-	Rules      []classify.Rule    `yaml:"rules" write:"write a list, each item beginning with - name: ..." live:""`
-	Jobs       []classify.JobRule `yaml:"jobs" write:"write a list, each item beginning with - name: ..., or [] for no jobs" live:""`
-	Safety     Safety             `yaml:"safety"`
-	Discovery  Discovery          `yaml:"discovery"`
-	Containers Containers         `yaml:"containers"`
-	Metrics    Metrics            `yaml:"metrics"`
-	Log        Log                `yaml:"log"`
+	HQDBudget int                `yaml:"hqd_budget" range:"0 90" live:""`
+	Rules     []classify.Rule    `yaml:"rules" write:"write a list, each item beginning with - name: ..." live:""`
+	Jobs      []classify.JobRule `yaml:"jobs" write:"write a list, each item beginning with - name: ..., or [] for no jobs" live:""`
+	Safety    Safety             `yaml:"safety"`
+	Discovery Discovery          `yaml:"discovery"`
+	Metrics   Metrics            `yaml:"metrics"`
+	Log       Log                `yaml:"log"`
 }
 
 // Safety restricts preemption.
@@ -115,26 +113,6 @@ type Discovery struct {
 	Interval, IdleInterval time.Duration
 	// Debugfs permits to read the driver's dumps of queues.
 	Debugfs bool `yaml:"debugfs" live:""`
-}
-
-// Containers configures the sources of container names.
-type Containers struct {
-	// Kubelet is the address of the kubelet's API, or "".
-	Kubelet string `yaml:"kubelet"`
-}
-
-// variable is a reference to an environment variable, in the form of Kubernetes.
-var variable = regexp.MustCompile(`\$\([A-Za-z_][A-Za-z0-9_]*\)`)
-
-// KubeletAddress returns Kubelet with the values of environment variables. A variable that
-// is not set stays as it is, so that the error that follows has its name.
-func (c Containers) KubeletAddress(lookup func(string) (string, bool)) string {
-	return variable.ReplaceAllStringFunc(c.Kubelet, func(reference string) string {
-		if value, ok := lookup(reference[2 : len(reference)-1]); ok {
-			return value
-		}
-		return reference
-	})
 }
 
 // Metrics configures the HTTP listener for metrics and probes.

@@ -107,7 +107,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"unknown mechanisms", "mechanisms: [dbgtrap, freeser, gdb, dbgtrap]\n",
 			[]string{
 				`1:23: mechanisms[1]: "freeser" is not a mechanism: did you mean freezer?`,
-				`1:32: mechanisms[2]: "gdb" is not a mechanism: write dbgtrap, criu, freezer, kmap or nvchannels`,
+				`1:32: mechanisms[2]: "gdb" is not a mechanism: write dbgtrap, criu, freezer or nvchannels`,
 				"1:37: mechanisms[3]: dbgtrap is given twice: keep one of them: the first that works is used",
 			},
 		},
@@ -143,14 +143,6 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			},
 		},
 		{
-			"kubelet", "containers:\n  kubelet: 127.0.0.1:10250\n",
-			[]string{`2:12: containers.kubelet: "127.0.0.1:10250" is not the address of a kubelet: write one such as https://127.0.0.1:10250`},
-		},
-		{
-			"a kubelet in the open", "containers:\n  kubelet: http://127.0.0.1:10255\n",
-			[]string{`2:12: containers.kubelet: "http://127.0.0.1:10255" is not the address of a kubelet: write one such as https://127.0.0.1:10250`},
-		},
-		{
 			"TCP without certificates", "tcp:\n  address: 7443\n",
 			[]string{"2:12: tcp.address: is the number 7443: write a text; put it in quotes if it looks like a number"},
 		},
@@ -178,7 +170,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write debug, info, warn or error"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, rules, jobs, safety, discovery, containers, metrics, log",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, rules, jobs, safety, discovery, metrics, log",
 			"3:3: log.<<: unknown key: the keys here are level",
 		}},
 		{"jobs without a value", "jobs:\n", []string{
@@ -206,7 +198,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, rules, jobs, safety, discovery, containers, metrics, log",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, hqd_budget, rules, jobs, safety, discovery, metrics, log",
 		}},
 	}
 	checkErrors(t, tests)

@@ -89,7 +89,6 @@ rules:
       pod:
         namespace: research
         name: "train-*"
-        priority_class: low
         labels:
           app.kubernetes.io/name: llm
           job: "*"
@@ -112,8 +111,6 @@ safety:
       action: deny
       why: It hung.
 discovery: {debugfs: false}
-containers:
-  kubelet: https://127.0.0.1:10250
 log: {level: debug}
 `)
 	want := Config{
@@ -144,7 +141,7 @@ log: {level: debug}
 					ID: "3f2a*", Name: "trainer", Image: "rocm/pytorch:*", Runtime: "podman", Labels: map[string]string{"tier": "batch"},
 				},
 				Pod: classify.PodMatch{
-					Namespace: "research", Name: "train-*", PriorityClass: "low",
+					Namespace: "research", Name: "train-*",
 					Labels: map[string]string{"app.kubernetes.io/name": "llm", "job": "*"},
 				},
 				Slurm:         classify.SlurmMatch{Partition: "batch*", Account: "physics", QOS: "low"},
@@ -161,9 +158,8 @@ log: {level: debug}
 			ID: "ours", GFX: []safety.GFXRange{"gfx90a"}, Driver: safety.DKMS,
 			Mechanisms: []string{"criu"}, Action: safety.Deny, Why: "It hung.",
 		}}},
-		Discovery:  Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second},
-		Containers: Containers{Kubelet: "https://127.0.0.1:10250"},
-		Log:        Log{Level: "debug"},
+		Discovery: Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second},
+		Log:       Log{Level: "debug"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
@@ -247,32 +243,6 @@ func TestLoadNamesTheFile(t *testing.T) {
 	}
 }
 
-func TestKubeletAddressHasTheValuesOfVariables(t *testing.T) {
-	environment := map[string]string{"NODE_IP": "10.0.0.5", "EMPTY": "", "TWICE": "$(NODE_IP)"}
-	lookup := func(name string) (string, bool) {
-		value, ok := environment[name]
-		return value, ok
-	}
-	got := map[string]string{}
-	want := map[string]string{
-		"https://127.0.0.1:10250":     "https://127.0.0.1:10250",
-		"https://$(NODE_IP):10250":    "https://10.0.0.5:10250",
-		"https://$(NODE_IP)$(EMPTY):": "https://10.0.0.5:",
-		"https://$(TWICE):10250":      "https://$(NODE_IP):10250",
-		"https://$(NODE_NAME):10250":  "https://$(NODE_NAME):10250", // not set
-		"https://$NODE_IP:10250/$()(": "https://$NODE_IP:10250/$()(",
-	}
-	for text := range want {
-		got[text] = Containers{Kubelet: text}.KubeletAddress(lookup)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if got := parsed(t, "containers: {kubelet: https://$(NODE_IP):10250}\n").Containers.Kubelet; got != "https://$(NODE_IP):10250" {
-		t.Errorf("the file is parsed as %q", got)
-	}
-}
-
 // FuzzParse checks that an accepted file is valid, and that the errors of others have the
 // file's name and are bounded.
 func FuzzParse(f *testing.F) {
@@ -281,7 +251,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("mechanisms: [freezer]\nsafety: {hazards: [{id: a, gfx: [gfx11xx], kernel: \">=7.0\", action: allow, why: W.}]}"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {comm: \"[\", env: {A: x, B: 1}, pod: {labels: {a/b: \"*\"}}, container: {id: \"3f\"}}}]"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {gpu: [node:1, 7, x], queue_priority: {min: 9}, ring_address: {from: 0x10, to: 5}}}]"))
-	f.Add([]byte("containers: {kubelet: http://x}\ndiscovery: {debugfs: 0}"))
+	f.Add([]byte("discovery: {debugfs: 0}"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {comm: *x}}]"))
 	f.Add([]byte("jobs: [{name: a, cgroup: \"/x/job_*\", by: [env.A, unit]}, {name: a, by: [env., x, unit, unit]}, {name: b}]"))
 	f.Add([]byte("a: &a [*a]\n<<: *a\n? [x]\n: 1\n--- {}\n"))

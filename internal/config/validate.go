@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -54,7 +53,6 @@ func (c Config) problems() yamlfile.Errors {
 	ps.tcp(c.TCP)
 	ps.mechanisms(c.Mechanisms)
 	ps.policy(c.Policy)
-	ps.kubelet(c.Containers.Kubelet)
 	if !isAddressOrEmpty(c.Metrics.Address) {
 		ps.add("metrics.address", yamlfile.Quoted(c.Metrics.Address)+" is not an address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
 	}
@@ -95,13 +93,6 @@ func isAddressOrEmpty(address string) bool {
 	host, port, err := net.SplitHostPort(address)
 	n, bad := strconv.ParseUint(port, 10, 16)
 	return err == nil && bad == nil && n != 0 && (host == "" || net.ParseIP(host) != nil || nameProblem(host) == "")
-}
-
-func (ps *problems) kubelet(address string) {
-	u, err := url.Parse(address)
-	if address != "" && (err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "") {
-		ps.add("containers.kubelet", yamlfile.Quoted(address)+" is not the address of a kubelet", "write one such as https://127.0.0.1:10250")
-	}
 }
 
 func (ps *problems) mechanisms(names []string) {

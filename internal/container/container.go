@@ -1,5 +1,5 @@
 // Package container implements the lookup of a container's name, image, labels and pod,
-// through the sockets of the container runtimes and the kubelet.
+// through the sockets of the container runtimes.
 //
 // The peers may misbehave: every answer is bounded in size and time, a peer that fails is
 // not asked again for a while, and a slow peer does not delay the others. The number of
@@ -41,19 +41,13 @@ type Config struct {
 	// with docker or podman use Docker's API, all others the CRI. A socket of a user other
 	// than root and the daemon's is not queried.
 	Sockets []string
-	// Kubelet is the address of the kubelet's API, such as https://127.0.0.1:10250, or
-	// "": only it knows the priority class and the present labels of a pod.
-	// KubeletToken is a file with the token for it, KubeletCA a file with the
-	// certificates of its authorities ("": the host's). Both are read for each query.
-	Kubelet, KubeletToken, KubeletCA string
 	// Cgroup returns the control group of a process, which that of a container's first
 	// process is compared with. It is called from several goroutines; nil compares nothing.
 	Cgroup func(pid int32) (gpreempt.Cgroup, error)
 	// Changed is called, from several goroutines, when the result of Lookup for a
 	// container has changed. It must not block.
 	Changed func(containerID string)
-	// Log receives a line when a socket or the kubelet fails and when it works again;
-	// it may be nil.
+	// Log receives a line when a socket fails and when it works again; it may be nil.
 	Log *zap.Logger
 	// Now is the clock; nil means time.Now. It is called from several goroutines.
 	Now func() time.Time
@@ -63,13 +57,12 @@ type Config struct {
 type Resolver struct {
 	cfg     Config
 	sockets []*socket
-	// wake and wakeKubelet make Run check what is due.
-	wake, wakeKubelet chan struct{}
+	// wake makes Run check what is due.
+	wake chan struct{}
 
 	mu      sync.Mutex // guards all below
 	entries map[key]*entry
 	queries int // that are running
-	pods    podList
 }
 
 // New returns a Resolver without any containers; Run makes the queries.
@@ -80,9 +73,7 @@ func New(cfg Config) *Resolver {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	r := &Resolver{
-		cfg: cfg, wake: make(chan struct{}, 1), wakeKubelet: make(chan struct{}, 1), entries: map[key]*entry{},
-	}
+	r := &Resolver{cfg: cfg, wake: make(chan struct{}, 1), entries: map[key]*entry{}}
 	for _, path := range cfg.Sockets {
 		r.sockets = append(r.sockets, newSocket(path, cfg.Log))
 	}
@@ -96,7 +87,7 @@ func New(cfg Config) *Resolver {
 // It should be called every few minutes while the process lives. A container that was
 // not looked up for ten minutes is not queried, and removed if nothing is known of it.
 func (r *Resolver) Lookup(g gpreempt.Cgroup) (c gpreempt.Container, known bool) {
-	if g.ContainerID == "" || len(r.sockets) == 0 && r.cfg.Kubelet == "" {
+	if g.ContainerID == "" || len(r.sockets) == 0 {
 		return gpreempt.Container{}, false
 	}
 	now := r.cfg.Now()
@@ -106,31 +97,21 @@ func (r *Resolver) Lookup(g gpreempt.Cgroup) (c gpreempt.Container, known bool) 
 	e := r.entries[k]
 	if e == nil {
 		r.makeRoom()
-		e = &entry{key: k, runtime: g.Runtime, pod: g.PodUID, since: now, due: now}
-		e.show(r.pods.facts)
+		e = &entry{key: k, runtime: g.Runtime, pod: g.PodUID, due: now}
 		r.entries[k] = e
 	}
 	e.used = now
 	if !e.busy && !e.due.After(now) {
 		notify(r.wake)
-		if e.pod != "" {
-			notify(r.wakeKubelet)
-		}
 	}
-	return e.shown, e.known()
+	return e.found, e.ever
 }
 
-// Run queries the sockets and the kubelet for the containers that are looked up, until
-// ctx ends. It returns when its goroutines have ended.
+// Run queries the sockets for the containers that are looked up, until ctx ends. It returns
+// when its goroutines have ended.
 func (r *Resolver) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
-	if r.cfg.Kubelet != "" {
-		work.Go(func() { r.runKubelet(ctx) })
-	}
-	if len(r.sockets) == 0 {
-		return
-	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -157,8 +138,7 @@ func (r *Resolver) resolve(ctx context.Context, e *entry) {
 	now := r.cfg.Now()
 	r.mu.Lock()
 	r.queries--
-	e.update(result, now)
-	changed := e.show(r.pods.facts) && r.entries[e.key] == e
+	changed := e.update(result, now) && r.entries[e.key] == e
 	r.mu.Unlock()
 	if changed && ctx.Err() == nil {
 		r.cfg.Changed(e.key.id)

@@ -1,7 +1,6 @@
 package container
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,18 +17,14 @@ type key struct{ id, path string }
 // that never change.
 type entry struct {
 	key          key
-	runtime, pod string    // from the cgroup; never change
-	since        time.Time // when it was first looked up; never changes
+	runtime, pod string // from the cgroup; never change
 
-	// found is the last answer of a runtime.
+	// found is the last answer of a runtime that knew it, and ever reports that there was one.
 	found gpreempt.Container
+	ever  bool
 	// state is the result of the last query, err its error.
 	state state
 	err   error
-	// shown is the result of Lookup: found with what the kubelet adds.
-	shown gpreempt.Container
-	// ever: a runtime knew it at some time. inPod: the kubelet knows its pod.
-	ever, inPod bool
 	// failures is how many queries in a row did not find it.
 	failures int
 	busy     bool // a query is running
@@ -98,17 +93,15 @@ func (e *entry) check(a answer, at func(pid int32) (gpreempt.Cgroup, error)) ans
 	return a
 }
 
-// known reports whether anything is known of the container.
-func (e *entry) known() bool { return e.ever || e.inPod }
-
-// update stores the result of a query. A failure keeps what is known: a process may
-// outlive its container's record in the runtime.
-func (e *entry) update(a answer, now time.Time) {
+// update stores the result of a query, and reports whether that of Lookup changed. A failure keeps
+// what is known: a process may outlive its container's record in the runtime.
+func (e *entry) update(a answer, now time.Time) (changed bool) {
 	e.busy, e.state, e.err = false, a.state, a.err
 	if a.state == isFound {
+		changed = !e.ever || !a.container.Equal(e.found)
 		e.found, e.ever, e.failures = a.container, true, 0
 		e.due = now.Add(refreshEvery)
-		return
+		return changed
 	}
 	last := retryLast
 	if a.state == isUnknown || a.state == noSocket {
@@ -116,22 +109,7 @@ func (e *entry) update(a answer, now time.Time) {
 	}
 	e.due = now.Add(backOff(e.failures, last))
 	e.failures++
-}
-
-// show combines what the runtime and the kubelet know, and reports whether the result
-// changed.
-func (e *entry) show(pods map[string]podFacts) (changed bool) {
-	c, was := e.found, e.known()
-	facts, found := pods[e.pod]
-	found = found && c.Conflict == ""
-	e.inPod = found
-	if found {
-		c.Namespace, c.Pod = cmp.Or(c.Namespace, facts.namespace), cmp.Or(c.Pod, facts.name)
-		c.PodLabels, c.PriorityClass = facts.labels, facts.priorityClass
-	}
-	changed = !c.Equal(e.shown) || e.known() != was
-	e.shown = c
-	return changed
+	return false
 }
 
 // backOff returns the pause after a number of failures in a row.
@@ -153,7 +131,7 @@ func (r *Resolver) takeDue() (due []*entry, next time.Duration) {
 		switch {
 		case e.busy:
 		case now.Sub(e.used) >= idleAfter:
-			if !e.known() {
+			if !e.ever {
 				delete(r.entries, k)
 			}
 		case !e.due.After(now):

@@ -254,7 +254,6 @@ func (r *running) advance(d time.Duration) {
 	r.clock.now = r.clock.now.Add(d)
 	r.clock.mu.Unlock()
 	notify(r.wake)
-	notify(r.wakeKubelet)
 }
 
 // advanceUntil moves the clock until c has a value.

@@ -40,7 +40,6 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 	if len(unknown) > 0 {
 		remedy = unknown[0].remedy()
 	}
-	kubelet := r.pods.err
 	r.mu.Unlock()
 
 	var all []gpreempt.Warning
@@ -62,9 +61,6 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 	}
 	if len(unknown) > 0 {
 		all = append(all, gpreempt.WarnContainerUnknown.Warn("no container runtime knows "+containers(unknown)).WithRemedy(remedy))
-	}
-	if kubelet != nil {
-		warn(gpreempt.WarnKubelet, "the kubelet at %s does not list its pods: %v", r.cfg.Kubelet, kubelet)
 	}
 	return all
 }

@@ -28,12 +28,9 @@ func adopt(files []*os.File, path string) (*net.UnixListener, error) {
 	if len(files) != 1 {
 		return nil, wrong("keep one ListenStream= in gpreemptd.socket", "%d sockets; the daemon serves one", len(files))
 	}
-	const stream = "in gpreemptd.socket, set ListenStream= to an absolute path and do not set Accept=yes"
-	switch kind, err := socketKind(files[0]); {
-	case err != nil:
-		return nil, wrong(stream, "a descriptor that is not a socket: %v", err)
-	case kind != (socketFacts{syscall.AF_UNIX, syscall.SOCK_STREAM, 1}):
-		return nil, wrong(stream, "%v; the daemon needs a listening unix stream socket", kind)
+	if !isListener(files[0]) {
+		return nil, wrong("in gpreemptd.socket, set ListenStream= to an absolute path and do not set Accept=yes",
+			"a descriptor that is not a listening unix stream socket")
 	}
 	l, err := net.FileListener(files[0])
 	if err != nil {
@@ -46,33 +43,18 @@ func adopt(files []*os.File, path string) (*net.UnixListener, error) {
 	return l.(*net.UnixListener), nil
 }
 
-// socketFacts are SO_DOMAIN, SO_TYPE and SO_ACCEPTCONN of a socket.
-type socketFacts struct{ domain, kind, listens int }
-
-// String describes the socket in the terms of unit files.
-func (s socketFacts) String() string {
-	kind := map[int]string{syscall.SOCK_STREAM: "stream", syscall.SOCK_DGRAM: "datagram", syscall.SOCK_SEQPACKET: "seqpacket"}[s.kind]
-	domain := map[int]string{syscall.AF_UNIX: "unix", syscall.AF_INET: "IPv4", syscall.AF_INET6: "IPv6"}[s.domain]
-	if domain == "" || kind == "" {
-		return fmt.Sprintf("a socket of family %d and type %d", s.domain, s.kind)
-	}
-	if s.listens == 0 && s.kind != syscall.SOCK_DGRAM {
-		return fmt.Sprintf("a %s %s socket that does not listen", domain, kind)
-	}
-	return fmt.Sprintf("a %s %s socket", domain, kind)
-}
-
-func socketKind(f *os.File) (s socketFacts, err error) {
+// isListener reports whether a file is a listening unix stream socket.
+func isListener(f *os.File) (is bool) {
 	raw, err := f.SyscallConn()
 	if err != nil {
-		return s, err
+		return false
 	}
-	controlErr := raw.Control(func(fd uintptr) {
-		for option, value := range map[int]*int{syscall.SO_DOMAIN: &s.domain, syscall.SO_TYPE: &s.kind, syscall.SO_ACCEPTCONN: &s.listens} {
-			var failed error
-			*value, failed = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, option)
-			err = errors.Join(err, failed)
+	err = raw.Control(func(fd uintptr) {
+		is = true
+		for option, want := range map[int]int{syscall.SO_DOMAIN: syscall.AF_UNIX, syscall.SO_TYPE: syscall.SOCK_STREAM, syscall.SO_ACCEPTCONN: 1} {
+			got, err := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, option)
+			is = is && err == nil && got == want
 		}
 	})
-	return s, errors.Join(err, controlErr)
+	return is && err == nil
 }

@@ -61,7 +61,7 @@ func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
 	path := filepath.Join(dir, "d.sock")
 	other := filepath.Join(dir, "other.sock")
-	for want, passed := range map[string]func(t *testing.T) []*os.File{
+	for name, passed := range map[string]func(t *testing.T) []*os.File{
 		"2 sockets": func(t *testing.T) []*os.File {
 			l := systemdListens(t, path)
 			return []*os.File{fileOf(t, l), fileOf(t, l)}
@@ -69,7 +69,7 @@ func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 		"the socket " + other + "; the config file has " + path: func(t *testing.T) []*os.File {
 			return []*os.File{fileOf(t, systemdListens(t, other))}
 		},
-		"a unix datagram socket;": func(t *testing.T) []*os.File {
+		"a datagram socket": func(t *testing.T) []*os.File {
 			c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "datagrams"), Net: "unixgram"})
 			if err != nil {
 				t.Fatal(err)
@@ -77,7 +77,7 @@ func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 			t.Cleanup(func() { c.Close() })
 			return []*os.File{fileOf(t, c)}
 		},
-		"a unix seqpacket socket;": func(t *testing.T) []*os.File {
+		"a seqpacket socket": func(t *testing.T) []*os.File {
 			l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: other, Net: "unixpacket"})
 			if err != nil {
 				t.Fatal(err)
@@ -85,7 +85,7 @@ func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 			t.Cleanup(func() { l.Close() })
 			return []*os.File{fileOf(t, l)}
 		},
-		"a IPv4 stream socket;": func(t *testing.T) []*os.File {
+		"a TCP socket": func(t *testing.T) []*os.File {
 			l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 			if err != nil {
 				t.Fatal(err)
@@ -93,7 +93,7 @@ func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 			t.Cleanup(func() { l.Close() })
 			return []*os.File{fileOf(t, l)}
 		},
-		"that does not listen": func(t *testing.T) []*os.File { // Accept=yes
+		"a socket that does not listen": func(t *testing.T) []*os.File { // Accept=yes
 			pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -101,7 +101,7 @@ func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 			t.Cleanup(func() { syscall.Close(pair[1]) })
 			return []*os.File{os.NewFile(uintptr(pair[0]), "pair")}
 		},
-		"a descriptor that is not a socket": func(t *testing.T) []*os.File {
+		"no socket": func(t *testing.T) []*os.File {
 			f, err := os.Open(os.DevNull)
 			if err != nil {
 				t.Fatal(err)
@@ -109,7 +109,11 @@ func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 			return []*os.File{f}
 		},
 	} {
-		t.Run(want, func(t *testing.T) {
+		want := "a descriptor that is not a listening unix stream socket"
+		if strings.Contains(name, "sockets") || strings.Contains(name, "config file") {
+			want = name
+		}
+		t.Run(name, func(t *testing.T) {
 			_, _, err := listen(t.Context(), path, path+".lock", passed(t))
 			if gpreempt.ReasonOf(err) != gpreempt.ReasonSocketPassed || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "gpreemptd.socket") {
 				t.Errorf("got %v", err)

@@ -14,7 +14,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
-	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -44,7 +43,6 @@ type backend struct {
 	dbgtrap debugger
 	pauses  *pauses
 	helpers *helper.Pool
-	kmap    *kmap.Mechanism // nil unless it is enabled
 	// nvidia and channels, which finds its processes, are nil unless it is enabled and can be used.
 	nvidia   *nvchannels.Mechanism
 	channels *nvrm.Source
@@ -69,10 +67,6 @@ func (b *backend) calls() (n int64, took time.Duration) {
 	n, took = b.device.Calls()
 	if helped, ok := b.dbgtrap.(*helper.Mechanism); ok {
 		more, longer := helped.Calls()
-		n, took = n+more, took+longer
-	}
-	if b.kmap != nil {
-		more, longer := b.kmap.Calls()
 		n, took = n+more, took+longer
 	}
 	return n, took
@@ -109,9 +103,6 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 			if dbgtrap := b.openDbgtrap(h, gpus, crashes, log); dbgtrap != nil {
 				b.mechanisms = append(b.mechanisms, dbgtrap)
 			}
-		case name == mechanism.Kmap && h.OpenKmap != nil:
-			b.kmap = kmap.New(kmap.Config{Open: h.OpenKmap, GPUs: gpus, Log: log.Named("kmap")})
-			b.mechanisms = append(b.mechanisms, b.kmap)
 		case name == mechanism.NVChannels && b.pauses != nil:
 			if b.openNVIDIA(h, log); b.nvidia != nil {
 				b.mechanisms = append(b.mechanisms, b.nvidia)
@@ -149,9 +140,6 @@ func (b *backend) close() error {
 		errs = append(errs, b.pauses.Close())
 	}
 	errs = append(errs, b.helpers.Close())
-	if b.kmap != nil {
-		errs = append(errs, b.kmap.Close())
-	}
 	if b.nvidia != nil {
 		errs = append(errs, b.nvidia.Close())
 		b.channels.Close()

@@ -57,16 +57,13 @@ everything first. SIGHUP applies the changes of the config file.`,
 }
 
 func diagnoseCommand() *cobra.Command {
-	var (
-		opts   Options
-		asJSON bool
-	)
+	var opts Options
 	cmd := &cobra.Command{
 		Use:   "diagnose",
-		Short: "Check whether this host is supported",
-		Long: `Check whether this host is supported, and how, without a daemon. gpctl doctor shows
-the same and asks the daemon first. It opens the driver, so that it is one of the
-driver's processes until it ends, and suspends nothing.`,
+		Short: "Check whether this host is supported, for gpctl doctor",
+		Long: `Check whether this host is supported, and how, without a daemon, and print the JSON of
+the API's DiagnoseResponse: gpctl doctor shows it, and asks the daemon first. It opens the
+driver, so that it is one of the driver's processes until it ends, and suspends nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
@@ -74,14 +71,10 @@ driver's processes until it ends, and suspends nothing.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return safety.WriteReportJSON(cmd.OutOrStdout(), report)
-			}
 			return safety.WriteReport(cmd.OutOrStdout(), report)
 		},
 	}
 	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the JSON of the API's DiagnoseResponse")
 	return cmd
 }
 
@@ -113,12 +106,8 @@ func checkCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			problems := cfg.Access.Unreachable()
 			for _, w := range keyWarnings(cfg.TCP) {
-				problems = append(problems, w.Text+": "+w.Remedy)
-			}
-			for _, problem := range problems {
-				if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s\n", path, problem); err != nil {
+				if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s: %s\n", path, w.Text, w.Remedy); err != nil {
 					return err
 				}
 			}

@@ -102,7 +102,7 @@ type daemon struct {
 	certificates *auth.CertificateStore // nil without TCP
 	// doubted are the alarms that were doubted since the start. Only the goroutine that reads
 	// the kernel log uses it.
-	doubted map[doubted]int
+	doubted []string
 	// epoch begins the lease ids of this run.
 	epoch uint64
 	// generation is the generation of the topology at the last read of its GPUs. Only the
@@ -160,11 +160,11 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	defer release()
-	scraped, err := listenMetrics(ctx, cfg.Metrics) // before parts are created that must be closed
-	if err != nil {
-		return errors.Join(err, listener.Close())
-	}
-	if scraped != nil {
+	var scraped net.Listener // of the metrics; before parts are created that must be closed
+	if address := cfg.Metrics.Address; address != "" {
+		if scraped, err = events.Listen(ctx, address); err != nil {
+			return errors.Join(err, listener.Close())
+		}
 		defer func() { _ = scraped.Close() }() // closed already after an orderly end
 	}
 	remote, err := d.listenTCP(ctx, cfg.TCP)
@@ -277,14 +277,15 @@ func (d *daemon) build(cfg config.Config) error {
 	})
 	core := scheduler.New(cfg.Policy, cfg.Limits.Leases)
 	d.runner = scheduler.NewRunner(core, time0, timer, d.sessions, d.record)
-	d.openContainers(cfg.Containers)
+	d.openContainers()
 	d.registry = targets.NewRegistry(targets.RegistryConfig{
 		Inventory: d.inventory, Container: d.container, Sessions: d.sessions, Post: d.runner.Post, Now: time.Now,
 	})
 	d.setRules(rules)
 	d.openObserver()
+	d.idle = &idleWatch{runner: d.runner, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.server = server.New(server.Config{
-		Scheduler:       announcer{d.runner, d.onIdleLease},
+		Scheduler:       announcer{d.runner, d.idle},
 		Events:          d.events,
 		Inventory:       d.inventory,
 		Directory:       d.registry,
@@ -305,7 +306,6 @@ func (d *daemon) build(cfg config.Config) error {
 		Diagnose:        d.diagnose,
 		Warnings:        d.listWarnings,
 	})
-	d.idle = &idleWatch{runner: d.runner, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.loads = &loadWatch{runner: d.runner, inventory: d.inventory, backlogs: d.backlogs, waves: d.hasWaves, wake: make(chan struct{}, 1)}
 	d.setHQDBudget(cfg.HQDBudget)
 	d.warnings.set("backend", d.backend.warnings...)

@@ -161,7 +161,7 @@ func TestDoubtedLinesOfTheKernelLogOpenTheBreakerOnce(t *testing.T) {
 	if again := closes(); again != first {
 		t.Errorf("the second has it close at %v instead of %v", again, first)
 	}
-	want := gpreempt.WarnFailureDoubted.Warn(fmt.Sprintf("GPU %s: 2 alarms of pattern ras-uncorrectable (owner/name#1)", gpu))
+	want := gpreempt.WarnFailureDoubted.Warn(fmt.Sprintf("alarms of GPU %s: pattern ras-uncorrectable (owner/name#1)", gpu))
 	if got := d.warnings.list(); !slices.Contains(got, want) {
 		t.Errorf("warnings %+v, want also %+v", got, want)
 	}

@@ -3,28 +3,19 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
-	"time"
-
-	"go.uber.org/zap"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
-	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
-	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
-	"github.com/gpreempt/gpreempt/pkg/nvrm"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -32,7 +23,6 @@ import (
 func (d *daemon) diagnose(ctx context.Context) *gpreemptv1.DiagnoseResponse {
 	c := d.opts.examination(*d.config.Load())
 	c.ByDaemon = true
-	d.runner.View(func(core *scheduler.Core) { c.MaxSuspend = core.Policy().MaxSuspend }) // an admin may have changed it
 	c.OpenDriver = func() (safety.Driver, error) {
 		switch {
 		case d.backend.openErr != nil: // dbgtrap could not open it
@@ -102,92 +92,14 @@ func Diagnose(ctx context.Context, opts Options) (*gpreemptv1.DiagnoseResponse, 
 	if err != nil {
 		return nil, err
 	}
-	rules, err := classify.New(cfg.Rules, cfg.Jobs)
-	if err != nil {
-		return nil, err
-	}
 	c := opts.examination(cfg)
 	c.OpenDriver = openDriver
-	files := discovery.NewFS(c.Root)
-	files.SetEnv(rules.Env())
-	if profile, err := nvrm.ReadProfile(c.Root); err == nil && slices.Contains(cfg.Mechanisms, mechanism.NVChannels) {
-		files.Add(nvrm.NewSource(c.Root, nvrm.Kernel(), profile, func(pid int32) bool { return int(pid) == os.Getpid() }))
-	}
 	// An error of GPUs is found by the checks.
-	if gpus, err := files.GPUs(); err == nil && len(gpus) > 0 {
+	if gpus, err := discovery.NewFS(c.Root).GPUs(); err == nil && len(gpus) > 0 {
 		hazards, _ := targets.NewHazards(c.Root, gpus, cfg.Safety.Hazards)
 		c.Hazards = hazards.Results(mechanism.DBGTrap)
-		c.Processes = func(ctx context.Context) []*gpreemptv1.DiagnosedProcess {
-			return previewProcesses(ctx, cfg.Mechanisms, rules, files, gpus, hazards)
-		}
 	}
 	return safety.Examine(ctx, c), nil
-}
-
-// previewProcesses reports how each process of the driver would be suspended by a daemon
-// with these mechanisms.
-func previewProcesses(ctx context.Context, mechanisms []string, rules *classify.Classifier, files *discovery.FS, gpus []gpreempt.GPU, hazards *targets.Hazards) (all []*gpreemptv1.DiagnosedProcess) {
-	snapshot, err := files.Scan()
-	if err != nil {
-		return nil
-	}
-	procs := map[gpreempt.ProcessKey]discovery.Proc{}
-	for _, proc := range snapshot.Processes {
-		procs[proc.Key] = proc
-	}
-	// Container names, priorities and addresses are unknown without a daemon.
-	subject := func(proc discovery.Proc) *classify.Subject {
-		return &classify.Subject{Process: proc.Process, GPUs: targets.GPUsWithQueues(gpus, proc)}
-	}
-	time0 := clock{time.Now()}
-	sessions := targets.NewSessions(targets.Config{
-		Mechanisms: previewMechanisms(mechanisms, func(key gpreempt.ProcessKey) []gpreempt.GPU { return targets.GPUsWithQueues(gpus, procs[key]) }, hazards.CrashesWithoutVM),
-		Assess: func(mechanism string, key gpreempt.ProcessKey) targets.Assessment {
-			if e := targets.Obstacle(mechanism, procs[key], rules.Decide(subject(procs[key]))); e != nil {
-				return targets.Assessment{Evidence: *e}
-			}
-			return hazards.Assess(mechanism, procs[key], gpus)
-		},
-		Now: time0.Now,
-		Log: zap.NewNop(),
-	})
-	jobs := map[classify.Job]string{}
-	for _, proc := range snapshot.Processes {
-		job, name := rules.Job(subject(proc)), ""
-		if !job.IsZero() {
-			if jobs[job] == "" {
-				jobs[job] = fmt.Sprintf("%s-%d", job.Rule, len(jobs)+1)
-			}
-			name = jobs[job]
-		}
-		all = append(all, processReport(proc.Process, rules.Decide(subject(proc)), sessions.Preview(ctx, proc.Key), name, job))
-	}
-	return all
-}
-
-// previewMechanisms returns the mechanisms to probe. None of them attaches, so they need no
-// thread and no journal. The driver stays open, because the program ends soon.
-func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool) (all []mechanism.Mechanism) {
-	for _, name := range names {
-		switch name {
-		case mechanism.DBGTrap:
-			if device, err := kfd.Open(); err == nil { // openDriver reports the error
-				all = append(all, dbgtrap.New(dbgtrap.Config{Device: device, GPUs: gpusOf, Crashes: crashes}))
-			}
-		case mechanism.CRIU:
-			all = append(all, criu.New(criu.Config{Sys: kfd.Kernel(), Log: zap.NewNop()}))
-		case mechanism.Freezer:
-			all = append(all, freezer.New(freezer.Config{Root: "/", Log: zap.NewNop()}))
-		case mechanism.Kmap:
-			all = append(all, kmap.New(kmap.Config{Open: openKmap, GPUs: gpusOf}))
-		case mechanism.NVChannels:
-			host := ThisHost()
-			if profile, err := nvrm.ReadProfile(host.files()); err == nil { // the check reports the error
-				all = append(all, newNVIDIA(host, profile, nil, nil, zap.NewNop()))
-			}
-		}
-	}
-	return all
 }
 
 // examination returns the facts about this host and its config for an examination.
@@ -198,18 +110,14 @@ func (o Options) examination(cfg config.Config) safety.Config {
 			needMQDs = append(needMQDs, r.Name)
 		}
 	}
-	var examineKmap func() (string, string, bool)
-	if slices.Contains(cfg.Mechanisms, mechanism.Kmap) {
-		examineKmap = kmap.Examine
-	}
 	var nvidia func() (string, string, bool)
 	if slices.Contains(cfg.Mechanisms, mechanism.NVChannels) && o.Host.RM != nil {
 		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), o.Host.RM, cfg.Safety.Hazards) }
 	}
 	return safety.Config{
-		NVIDIA: nvidia, Kmap: examineKmap, MaxSuspend: cfg.Policy.MaxSuspend, Debugfs: cfg.Discovery.Debugfs, MQDsRules: needMQDs,
-		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
-		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups), PrivateKey: keyWarnings(cfg.TCP),
+		NVIDIA: nvidia, Debugfs: cfg.Discovery.Debugfs, MQDsRules: needMQDs,
+		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(),
+		PrivateKey: keyWarnings(cfg.TCP),
 	}
 }
 
@@ -224,9 +132,5 @@ func openDriver() (safety.Driver, error) {
 
 // describeDriver describes an open driver.
 func describeDriver(device *kfd.Device) safety.Driver {
-	d := safety.Driver{Version: device.Version().String(), Minor: device.Version().Minor, Profile: device.Profile().Name}
-	if w := device.Warning(); w != nil {
-		d.Note = w.String()
-	}
-	return d
+	return safety.Driver{Version: device.Version().String(), Minor: device.Version().Minor, Profile: device.Profile(), Note: device.Warning()}
 }

@@ -2,17 +2,14 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
-	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/log"
@@ -75,12 +72,8 @@ func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
 
 // openSMI opens the eviction events of a GPU for all processes.
 func (d *daemon) openSMI(gpu gpreempt.GPUID) (inventory.Stream, error) {
-	stream, err := d.backend.device.OpenSMI(gpu)
+	stream, err := d.backend.device.OpenSMI(gpu, kfd.SMIEvents(kfd.SMIQueueEviction)|kfd.SMIAllProcesses)
 	if err != nil {
-		return nil, err
-	}
-	if err := stream.Select(kfd.SMIEvents(kfd.SMIQueueEviction) | kfd.SMIAllProcesses); err != nil {
-		_ = stream.Close() // the error of Select matters
 		return nil, err
 	}
 	return stream, nil
@@ -98,25 +91,13 @@ var runtimeSockets = []string{
 	"/run/podman/podman.sock",
 }
 
-// credential returns the path of a file for the kubelet, "" for none: that of the administrator, or
-// else that of the service account of the daemon's pod.
-func credential(name string) string {
-	for _, dir := range []string{"/etc/gpreempt-kubelet", "/var/run/secrets/kubernetes.io/serviceaccount"} {
-		path := filepath.Join(dir, name)
-		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-			return path
-		}
-	}
-	return ""
-}
-
 // openContainers creates the resolver of container names. A simulation has none.
-func (d *daemon) openContainers(cfg config.Containers) {
+func (d *daemon) openContainers() {
 	if d.backend.simulated != "" {
 		return
 	}
 	d.containers = container.New(container.Config{
-		Sockets: runtimeSockets, Kubelet: cfg.KubeletAddress(os.LookupEnv), KubeletToken: credential("token"), KubeletCA: credential("ca.crt"),
+		Sockets: runtimeSockets,
 		Cgroup: func(pid int32) (gpreempt.Cgroup, error) {
 			text, err := fs.ReadFile(d.backend.root, fmt.Sprintf("proc/%d/cgroup", pid))
 			return discovery.ParseCgroup(text), err

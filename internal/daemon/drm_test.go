@@ -23,7 +23,7 @@ func TestProcessWithUserQueuesOfDRMIsNeverCalledQuiet(t *testing.T) {
 	h.put(client+"proc_info", fmt.Sprintf("pid: %d\ncomm: trainer\n", job.PID()))
 	h.put(client+"queue-1/mqd_info", "queue_type: 1\n")
 	h.target(c, job, "it is rejected", func(target *gpreemptv1.Target) bool {
-		return strings.Contains(target.GetAttachError(), "dbgtrap: DRM_QUEUES: DRM queues: it has user queues of DRM on GPU [63420]")
+		return strings.Contains(target.GetAttachError(), "dbgtrap: drm-queues: DRM queues: it has user queues of DRM on GPU [63420]")
 	})
 	h.await("it is detached", func() bool { state, _ := job.KFD(); return !state.Enabled })
 	answer, err := c.Online().NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(10 * time.Second)})

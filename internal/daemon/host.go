@@ -53,8 +53,6 @@ type Host struct {
 	Files fs.FS
 	// Open opens the driver.
 	Open func() (*kfd.Device, error)
-	// OpenKmap opens the extension of the kernel that kmap uses. Nil is a host without it.
-	OpenKmap func() (*kfd.Kmap, error)
 	// RM is the driver of NVIDIA. Nil is a host without it.
 	RM nvrm.Sys
 	// Supervise starts the supervisor of nvchannels; nil starts this program as one.
@@ -79,10 +77,8 @@ type BacklogReader func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEn
 // RUNTIME_DIRECTORY, or else that of the default socket.
 func ThisHost() Host {
 	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
-	return Host{Dir: "/", Lock: hostLock, Open: kfd.Open, OpenKmap: openKmap, RM: nvrm.Kernel(), RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
+	return Host{Dir: "/", Lock: hostLock, Open: kfd.Open, RM: nvrm.Kernel(), RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
 }
-
-func openKmap() (*kfd.Kmap, error) { return kfd.OpenKmap(kfd.KmapPath) }
 
 func (h Host) files() fs.FS {
 	if h.Files != nil {
@@ -119,8 +115,8 @@ func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreem
 		return nil
 	}
 	b.device = device
-	if w := device.Warning(); w != nil {
-		b.warn(gpreempt.WarnKFDUnknown.Warn(w.String()))
+	if w := device.Warning(); w != "" {
+		b.warn(gpreempt.WarnKFDUnknown.Warn(w))
 	}
 	local := dbgtrap.New(dbgtrap.Config{
 		Device:  device,

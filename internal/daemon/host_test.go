@@ -252,7 +252,7 @@ func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
 			c, stop := h.serve()
 			h.target(c, job, "a mechanism is attached", held)
 
-			lease, err := c.Acquire(t.Context(), client.Request{Label: "chat", TTL: time.Minute, MaxWait: 10 * time.Second})
+			lease, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), Label: "chat", TTL: time.Minute, MaxWait: 10 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -270,7 +270,7 @@ func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
 			}
 			h.await("all run again", func() bool { return len(job.Suspended()) == 0 })
 
-			if _, err := c.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
+			if _, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
 				t.Fatal(err)
 			}
 			stop()
@@ -286,7 +286,7 @@ func TestDaemonThatDiesLeavesNothingSuspendedOnTheFakeDriver(t *testing.T) {
 	job := h.start("trainer")
 	c, _ := h.serve()
 	h.target(c, job, "a mechanism is attached", held)
-	if _, err := c.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
+	if _, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	if len(job.Suspended()) == 0 {
@@ -322,7 +322,7 @@ func TestJobThatEndsWhileSuspendedIsForgotten(t *testing.T) {
 	job := h.start("trainer")
 	c, _ := h.serve()
 	h.target(c, job, "a mechanism is attached", held)
-	if _, err := c.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
+	if _, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	job.Kill()
@@ -484,7 +484,7 @@ func TestMissingDebugfsIsAWarningAndSuspendingWorks(t *testing.T) {
 	if _, err := c.Admin().ListHqds(t.Context(), &gpreemptv1.ListHqdsRequest{}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the hardware slots: %v", err)
 	}
-	lease, err := c.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second})
+	lease, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second})
 	if err != nil || !lease.Quiet() {
 		t.Errorf("an announcement: %v, %v", lease, err)
 	}

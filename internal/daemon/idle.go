@@ -71,16 +71,14 @@ func (w *idleWatch) check(ctx context.Context) bool {
 // announcer is a runner that starts the idle watch.
 type announcer struct {
 	*scheduler.Runner
-	onIdleLease func()
+	idle *idleWatch
 }
 
 // Announce handles an announcement.
 func (a announcer) Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, time.Duration, error) {
 	id, ttl, err := a.Runner.Announce(req, reply)
 	if err == nil && req.OnIdle {
-		a.onIdleLease()
+		a.idle.start()
 	}
 	return id, ttl, err
 }
-
-func (d *daemon) onIdleLease() { d.idle.start() }

@@ -34,6 +34,7 @@ func (noTargets) Suspend(gpreempt.ProcessKey, uint64) {}
 func (noTargets) Resume(gpreempt.ProcessKey, uint64)  {}
 func (noTargets) Kill(gpreempt.ProcessKey)            {}
 func (noTargets) Inspect(gpreempt.ProcessKey, uint64) {}
+func (noTargets) Flush()                              {}
 
 func newIdleHost(t *testing.T) *idleHost {
 	t.Helper()
@@ -54,7 +55,7 @@ func newIdleHost(t *testing.T) *idleHost {
 		},
 		wake: make(chan struct{}, 1),
 	}
-	d.announcer = announcer{runner, d.watch.start}
+	d.announcer = announcer{runner, d.watch}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	go d.watch.run(ctx)

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -51,12 +50,6 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 	}
 }
 
-// doubted identifies alarms that are doubted together.
-type doubted struct {
-	gpu            gpreempt.GPUID
-	pattern, doubt string
-}
-
 // resetShown is for how long a warning shows that a queue was reset.
 const resetShown = time.Hour
 
@@ -76,9 +69,12 @@ type lastReset struct {
 // other patterns too. The kernel log calls it by one goroutine at a time.
 func (d *daemon) alarm(a safety.Alarm) {
 	if a.Doubt != "" {
-		if d.doubt(doubted{a.GPU, a.Pattern, a.Doubt}) > 1 {
+		text := fmt.Sprintf("GPU %s: pattern %s (%s)", a.GPU, a.Pattern, a.Doubt)
+		if slices.Contains(d.doubted, text) {
 			return
 		}
+		d.doubted = append(d.doubted, text)
+		d.warnings.set("doubted", about(gpreempt.WarnFailureDoubted, "alarms of ", slices.Clone(d.doubted))...)
 	}
 	d.log.Error("the kernel log reports a GPU failure", log.GPU(a.GPU), log.Pattern(a.Pattern),
 		log.Text(a.Line), log.Issue(a.Issue))
@@ -137,24 +133,8 @@ func (d *daemon) resetWarning() []gpreempt.Warning {
 // what the driver printed meanwhile: the driver returns success also when it has reset a queue, or
 // when MES has not removed one.
 func (d *daemon) post(ev scheduler.Event) {
-	if s, ok := ev.(scheduler.Suspended); ok && s.Result == scheduler.OutcomeOK {
+	if s, ok := ev.(scheduler.Suspended); ok && s.Result == "" {
 		d.kernelLog.CatchUp()
 	}
 	d.runner.Post(ev)
-}
-
-// doubt counts a doubted alarm, renews the warning about them, and returns the count.
-func (d *daemon) doubt(a doubted) int {
-	if d.doubted == nil {
-		d.doubted = map[doubted]int{}
-	}
-	d.doubted[a]++
-	var now []gpreempt.Warning
-	for _, a := range slices.SortedFunc(maps.Keys(d.doubted), func(a, b doubted) int {
-		return cmp.Or(cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.pattern, b.pattern))
-	}) {
-		now = append(now, gpreempt.WarnFailureDoubted.Warn(fmt.Sprintf("GPU %s: %d alarms of pattern %s (%s)", a.gpu, d.doubted[a], a.pattern, a.doubt)))
-	}
-	d.warnings.set("doubted", now...)
-	return d.doubted[a]
 }

@@ -155,7 +155,7 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 		go func() { // online work without a pause
 			defer close(working)
 			for first := true; ; {
-				lease, err := c.Acquire(ctx, client.Request{TTL: time.Minute, MaxWait: 10 * time.Second})
+				lease, err := c.Acquire(ctx, client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second})
 				if err != nil {
 					return
 				}

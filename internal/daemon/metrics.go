@@ -5,19 +5,10 @@ import (
 	"net"
 
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
-
-// listenMetrics returns the listener of the metrics; nil if the config has no address.
-func listenMetrics(ctx context.Context, m config.Metrics) (net.Listener, error) {
-	if m.Address == "" {
-		return nil, nil //nolint:nilnil // not configured
-	}
-	return events.Listen(ctx, m.Address)
-}
 
 func (d *daemon) serveMetrics(ctx context.Context, l net.Listener) {
 	events.ServeMetrics(ctx, l, events.MetricsHandler(events.MetricsConfig{

@@ -18,7 +18,7 @@ import (
 
 // openNVIDIA has the backend find the processes of the NVIDIA driver, and suspend them.
 func (b *backend) openNVIDIA(h Host, log *zap.Logger) {
-	profile, err := nvrm.ReadProfile(b.root)
+	version, err := nvrm.ReadVersion(b.root)
 	if h.RM == nil {
 		err = fs.ErrNotExist
 	}
@@ -26,10 +26,10 @@ func (b *backend) openNVIDIA(h Host, log *zap.Logger) {
 		b.warn(gpreempt.WarnNoMechanism.Warn("the mechanism nvchannels cannot be used: " + noNVIDIA(err)))
 		return
 	}
-	b.channels = nvrm.NewSource(b.root, h.RM, profile, b.owns)
+	b.channels = nvrm.NewSource(b.root, h.RM, b.owns)
 	b.fs.Add(b.channels)
 	b.name += "+" + nvrm.Driver
-	b.nvidia = newNVIDIA(h, profile, b.channels.Owner, b.pauses.journal, log)
+	b.nvidia = newNVIDIA(h, version, b.channels.Owner, b.pauses.journal, log)
 }
 
 func noNVIDIA(err error) string {
@@ -40,9 +40,9 @@ func noNVIDIA(err error) string {
 }
 
 // newNVIDIA returns the mechanism for a host's driver.
-func newNVIDIA(h Host, profile nvrm.Profile, owner func(nvrm.Handle) gpreempt.ProcessKey, journal mechanism.Store, log *zap.Logger) *nvchannels.Mechanism {
+func newNVIDIA(h Host, version string, owner func(nvrm.Handle) gpreempt.ProcessKey, journal mechanism.Store, log *zap.Logger) *nvchannels.Mechanism {
 	return nvchannels.New(nvchannels.Config{
-		Sys: h.RM, Profile: profile, Journal: journal, Owner: owner, Start: h.Supervise,
+		Sys: h.RM, Version: version, Journal: journal, Owner: owner, Start: h.Supervise,
 		Refused: func() (why, remedy string) { return nvrm.Refused(h.files(), h.RM) }, Log: log.Named(mechanism.NVChannels),
 	})
 }
@@ -50,7 +50,7 @@ func newNVIDIA(h Host, profile nvrm.Profile, owner func(nvrm.Handle) gpreempt.Pr
 // examineNVIDIA returns what the doctor says of a host's NVIDIA driver, with the site's rows of the
 // hazard table.
 func examineNVIDIA(root fs.FS, sys nvrm.Sys, rows []safety.Row) (found, remedy string, usable bool) {
-	profile, err := nvrm.ReadProfile(root)
+	version, err := nvrm.ReadVersion(root)
 	if err != nil {
 		return noNVIDIA(err), "load a known version of NVIDIA's open kernel module, or remove nvchannels from the config key mechanisms", false
 	}
@@ -76,5 +76,5 @@ func examineNVIDIA(root fs.FS, sys nvrm.Sys, rows []safety.Row) (found, remedy s
 		names, usable = append(names, g.Name), true
 	}
 	return fmt.Sprintf("driver %s, GPUs: %s. If gpreemptd and its supervisor both die, processes stay suspended until gpreemptd --cleanup",
-		profile.Version, strings.Join(names, ", ")), remedy, usable
+		version, strings.Join(names, ", ")), remedy, usable
 }

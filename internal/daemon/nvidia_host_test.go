@@ -30,10 +30,6 @@ func addNVIDIA(t *testing.T, h *fakeHost, model string) *nvrmtest.Machine {
 	h.put("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t "+model+"\nDevice Minor: \t 0\n")
 	m := nvrmtest.New()
 	t.Cleanup(m.Close)
-	profile, err := nvrm.ReadProfile(os.DirFS(h.root))
-	if err != nil {
-		t.Fatal(err)
-	}
 	h.opts.Host.RM = m.Sys()
 	h.opts.Host.Supervise = func() (*os.File, *exec.Cmd, error) {
 		daemon, socket, err := conn.Pair()
@@ -41,7 +37,7 @@ func addNVIDIA(t *testing.T, h *fakeHost, model string) *nvrmtest.Machine {
 			return nil, nil, err
 		}
 		ended := make(chan error, 1)
-		go func() { ended <- nvchannels.Supervise(socket, m.Sys(), profile, time.Hour) }()
+		go func() { ended <- nvchannels.Supervise(socket, m.Sys(), time.Hour) }()
 		t.Cleanup(func() {
 			if err := <-ended; err != nil {
 				t.Error(err)
@@ -117,7 +113,7 @@ func TestLeaseSuspendsProcessesOfBothDrivers(t *testing.T) {
 		return by[amd.PID()] == "dbgtrap" && by[first] == "nvchannels" && by[second] == "nvchannels"
 	})
 
-	lease, err := c.Acquire(t.Context(), client.Request{Label: "chat", TTL: time.Minute, MaxWait: 10 * time.Second})
+	lease, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), Label: "chat", TTL: time.Minute, MaxWait: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +129,7 @@ func TestLeaseSuspendsProcessesOfBothDrivers(t *testing.T) {
 	for _, p := range jobs {
 		awaitOff(t, p, 0)
 	}
-	if _, err := c.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
+	if _, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -153,7 +149,7 @@ func TestAGPUOfNVIDIAThatTheHazardTableDeniesIsNotUsed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second}); err != nil {
+	if _, err := c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	if off(p) != 0 {
@@ -171,11 +167,7 @@ func TestChannelsThatAnEarlierDaemonLeftDisabledAreEnabledByTheNext(t *testing.T
 		t.Fatal(err)
 	}
 	defer process.Close()
-	profile, err := nvrm.ReadProfile(os.DirFS(h.root))
-	if err != nil {
-		t.Fatal(err)
-	}
-	view := nvrm.NewView(m.Sys(), process, profile)
+	view := nvrm.NewView(m.Sys(), process)
 	if err := view.Scan(); err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func TestDoctorSaysWhatPreventsTheUseOfNVIDIAsGPUs(t *testing.T) {
 		"no GPU":            {root: nvidiaHost("580.159.04"), want: row{"the NVIDIA driver has no GPU", "see dmesg | grep NVRM", false}},
 		"no driver":         {root: fstest.MapFS{}, want: row{"the NVIDIA driver is not loaded", "load a known version of NVIDIA's open kernel module, or " + leaveOut, false}},
 		"unknown driver": {root: nvidiaHost("600.1", "NVIDIA H200"), want: row{
-			"this NVIDIA driver is not known: the source of version 600.1 was not compared; known branches are 570, 575, 580, 590 and 595",
+			"this NVIDIA driver is not known: the source of version 600.1 was not compared; known branches are 570, 575, 580, 590, 595",
 			"load a known version of NVIDIA's open kernel module, or " + leaveOut, false,
 		}},
 		"MIG":  {root: mig, want: row{"a GPU has MIG instances, which were not tried", "disable MIG, or " + leaveOut, false}},

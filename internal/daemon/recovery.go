@@ -87,8 +87,8 @@ func readPauses(h Host, helpers *helper.Pool, log *zap.Logger) (*pauses, []error
 		journal: j,
 		log:     log,
 	}
-	if profile, err := nvrm.ReadProfile(h.files()); err == nil && h.RM != nil {
-		p.NVIDIA = newNVIDIA(h, profile, nil, j, log)
+	if version, err := nvrm.ReadVersion(h.files()); err == nil && h.RM != nil {
+		p.NVIDIA = newNVIDIA(h, version, nil, j, log)
 	}
 	entries, unreadable := j.Entries()
 	for _, err := range unreadable {

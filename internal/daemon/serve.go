@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/log"
-	"github.com/gpreempt/gpreempt/internal/mechanism/kmap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -31,9 +30,6 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	var parts parts
 	parts.Go("the scheduler", func() {
 		every := beatEvery
-		if d.backend.kmap != nil {
-			every = kmap.BeatEvery
-		}
 		if d.backend.nvidia != nil {
 			every = nvchannels.BeatEvery
 		}

@@ -28,9 +28,6 @@ const statusMax = 500
 
 // beat feeds the watchdog from the scheduler's loop.
 func (d *daemon) beat() {
-	if d.backend.kmap != nil {
-		d.backend.kmap.Beat()
-	}
 	if d.backend.nvidia != nil {
 		d.backend.nvidia.Beat()
 	}

@@ -16,7 +16,7 @@ import (
 func TestHistogramsAreClassicAndNative(t *testing.T) {
 	log := NewLog(1)
 	for _, waited := range []time.Duration{0, 3 * time.Millisecond, 3 * time.Millisecond, time.Minute} {
-		log.Answered(scheduler.Answer{Reason: scheduler.QuiesceDone, Waited: waited}, Stages{})
+		log.Answered(scheduler.Answer{Reason: scheduler.CauseDone, Waited: waited}, Stages{})
 	}
 	var got dto.Metric
 	if err := log.counters.wait.Write(&got); err != nil {

@@ -67,13 +67,13 @@ func (w *world) step(ev scheduler.Event) {
 		case scheduler.ActDetach:
 			result = scheduler.Detached{Target: a.Target, Took: w.took}
 		case scheduler.ActSuspend:
-			outcome := scheduler.OutcomeOK
+			outcome := scheduler.Cause("")
 			if w.fail {
-				outcome = scheduler.OutcomeFailed
+				outcome = scheduler.CauseFailed
 			}
 			result = scheduler.Suspended{Target: a.Target, Seq: a.Seq, Result: outcome, Took: w.took}
 		case scheduler.ActResume:
-			result = scheduler.Resumed{Target: a.Target, Seq: a.Seq, Result: scheduler.OutcomeOK, Took: w.took}
+			result = scheduler.Resumed{Target: a.Target, Seq: a.Seq, Took: w.took}
 		}
 		w.now += w.took
 		todo = append(todo, w.core.Step(w.now, result)...)

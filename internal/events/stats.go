@@ -107,8 +107,8 @@ func newCounters() counters {
 	}
 	// Those that are there from the beginning: a rate over what appears with its first
 	// event misses that event.
-	for reason := scheduler.QuiesceDone; reason <= scheduler.QuiesceCannotSuspend; reason++ {
-		c.announcements.of(reason.String())
+	for _, reason := range scheduler.Answers() {
+		c.announcements.of(string(reason))
 	}
 	for end := scheduler.EndCompleted; end <= scheduler.EndReleased; end++ {
 		c.ended.of(end.String())
@@ -137,8 +137,8 @@ var (
 		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CausePinOver, scheduler.CauseReset,
 	}
 	failureCauses = map[string][]scheduler.Cause{ // by what the target did
-		"suspend": {scheduler.CauseFailed, scheduler.CauseHardware, scheduler.CauseStuck, scheduler.CauseReset},
-		"resume":  {scheduler.CauseFailed, scheduler.CauseHardware, scheduler.CauseStuck},
+		"suspend": {scheduler.CauseFailed, gpreempt.ReasonResisted, scheduler.CauseHardware, scheduler.CauseStuck, scheduler.CauseReset},
+		"resume":  {scheduler.CauseFailed, gpreempt.ReasonResisted, scheduler.CauseHardware, scheduler.CauseStuck},
 		"run":     {scheduler.CauseReset},
 	}
 	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseHung, scheduler.CauseHardware, scheduler.CauseReset}
@@ -210,7 +210,7 @@ func (c *counters) target(r scheduler.Record, mechanism string) {
 		c.suspends.of(named(mechanism)).Inc()
 	case from == scheduler.TargetResuming && (to == scheduler.TargetRunning || intoQuarantine):
 		c.resume.add(r.Took)
-	case r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware, from == scheduler.TargetSuspending && r.Cause == scheduler.CauseReset, from == to && r.Cause == scheduler.CauseStuck, from != to && to == scheduler.TargetQuarantined:
+	case r.Failed(), from == scheduler.TargetSuspending && r.Cause == scheduler.CauseReset, from == to && r.Cause == scheduler.CauseStuck, from != to && to == scheduler.TargetQuarantined:
 		c.failures.of(during(from), string(r.Cause)).Inc()
 	case from == to && r.Cause != scheduler.CauseNewQueue: // a retry, or another class
 	case to == scheduler.TargetSuspending, from == to: // which the mechanism has suspended by itself
@@ -256,7 +256,7 @@ func (c *counters) awayUntil(now scheduler.Time) time.Duration {
 }
 
 func (c *counters) answer(a scheduler.Answer, s Stages) {
-	c.announcements.of(a.Reason.String()).Inc()
+	c.announcements.of(string(a.Reason)).Inc()
 	c.decide.add(s.Decide)
 	c.wait.add(a.Waited)
 	c.reply.add(s.Reply)
@@ -271,7 +271,7 @@ func (l *Log) Stats() Stats {
 	defer l.mu.Unlock()
 	c := &l.counters
 	s := Stats{
-		Announcements: c.announcements.sum(), MaxWaitPassed: counted(c.announcements.of(scheduler.QuiesceMaxWait.String())),
+		Announcements: c.announcements.sum(), MaxWaitPassed: counted(c.announcements.of(string(scheduler.CauseMaxWait))),
 		Failures: c.failures.sum(), Coalesced: c.coalesced.sum(), ShadowSuspends: c.shadow.sum(), AttachCycles: c.cycles.sum(),
 		ForcedResumes: counted(c.resumes.of(string(scheduler.CauseShareFloor))) + counted(c.resumes.of(string(scheduler.CauseMaxSuspend))),
 		Quiesce:       c.quiesce.latency(), Suspend: c.suspend.latency(), Resume: c.resume.latency(), Lease: c.lease.latency(),

@@ -152,9 +152,9 @@ func TestStatsCountWhatRecordsSay(t *testing.T) {
 
 func TestStatsCountAnswers(t *testing.T) {
 	l := events.NewLog(1)
-	l.Answered(scheduler.Answer{Quiesced: true, Reason: scheduler.QuiesceDone, Waited: 4 * time.Millisecond}, events.Stages{})
-	l.Answered(scheduler.Answer{Reason: scheduler.QuiesceMaxWait, Waited: 20 * time.Millisecond}, events.Stages{})
-	l.Answered(scheduler.Answer{Reason: scheduler.QuiesceShareFloor}, events.Stages{})
+	l.Answered(scheduler.Answer{Quiesced: true, Reason: scheduler.CauseDone, Waited: 4 * time.Millisecond}, events.Stages{})
+	l.Answered(scheduler.Answer{Reason: scheduler.CauseMaxWait, Waited: 20 * time.Millisecond}, events.Stages{})
+	l.Answered(scheduler.Answer{Reason: scheduler.CauseShareFloor}, events.Stages{})
 	want := events.Stats{Announcements: 3, Quiesced: 1, MaxWaitPassed: 1, Quiesce: one(4 * time.Millisecond)}
 	if diff := cmp.Diff(want, l.Stats()); diff != "" {
 		t.Errorf("statistics (-want +got):\n%s", diff)

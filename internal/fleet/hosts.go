@@ -1,5 +1,4 @@
-// Package fleet decides about many hosts: which they are, and how a new policy reaches them in
-// stages. It makes no calls and reads no clock.
+// Package fleet parses lists of hosts.
 package fleet
 
 import (

@@ -108,6 +108,9 @@ func NewObserver(cfg Config) *Observer {
 	o := &Observer{
 		cfg: cfg, began: cfg.Now(), wake: make(chan struct{}, 1), dumps: make(chan dump, 1),
 		sources: map[string]*Source{},
+		smi: smiReader{
+			streams: map[gpreempt.GPUID]Stream{}, memory: map[gpreempt.GPUID]uint64{}, recent: map[gpreempt.GPUID]time.Time{},
+		},
 	}
 	for _, name := range order {
 		o.sources[name] = &Source{Name: name}

@@ -66,7 +66,9 @@ func (o *Observer) readSMI() {
 		}
 		open++
 		for _, event := range events {
-			o.takeSMI(event)
+			if why, evicted := event.Evicted(); evicted && why == kfd.TriggerTTM {
+				o.smi.note(gpu.ID, o.cfg.Now())
+			}
 		}
 	}
 	if open > 0 || failure != nil {
@@ -78,47 +80,26 @@ func (o *Observer) readSMI() {
 // openSMI opens the events of a GPU; it does not retry after an error.
 func (o *Observer) openSMI(gpu gpreempt.GPUID) Stream {
 	r := &o.smi
-	if r.streams == nil {
-		r.streams = map[gpreempt.GPUID]Stream{}
-	}
 	stream, err := o.cfg.SMI(gpu)
+	r.streams[gpu] = stream
 	if err != nil {
 		o.cfg.Log.Info("cannot read the driver's events of a GPU", log.GPU(gpu), log.Err(err))
 		o.update(smi, func(s *Source) { s.Note = err.Error() })
 		o.cfg.Warn(smi, gpreempt.WarnSMIUnavailable.Warn(fmt.Sprintf("evictions for lack of memory on GPU %v are not counted: %v", gpu, err)))
-		r.streams[gpu] = nil
 		return nil
 	}
-	r.streams[gpu] = stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.memory == nil {
-		r.memory, r.recent = map[gpreempt.GPUID]uint64{}, map[gpreempt.GPUID]time.Time{}
-	}
-	r.memory[gpu] += 0 // from now on it is known
+	r.memory[gpu] = 0 // from now on it is known
 	return stream
 }
 
-func (o *Observer) takeSMI(event kfd.SMIEvent) {
-	if event.ID != kfd.SMIQueueEviction {
-		return
-	}
-	eviction, err := kfd.ParseQueueEviction(event)
-	if err != nil {
-		o.cfg.Log.Debug("cannot parse an event of the driver", log.Err(err))
-		return
-	}
-	if eviction.Trigger != kfd.TriggerTTM {
-		return
-	}
-	now := o.cfg.Now()
-	r := &o.smi
+// note counts an eviction.
+func (r *smiReader) note(gpu gpreempt.GPUID, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ours := r.memory[eviction.GPU]; ours {
-		r.memory[eviction.GPU]++
-		r.recent[eviction.GPU] = now
-	}
+	r.memory[gpu]++
+	r.recent[gpu] = at
 }
 
 // warnEvictions warns about GPUs that lack memory: the driver restores evicted queues
@@ -133,9 +114,8 @@ func (o *Observer) warnEvictions() {
 			short = append(short, fmt.Sprintf("GPU %v (%d times so far)", gpu, r.memory[gpu]))
 		}
 	}
-	warned := len(short) > 0
 	r.mu.Unlock()
-	if !warned {
+	if len(short) == 0 {
 		o.cfg.Warn("memory")
 		return
 	}

@@ -12,7 +12,7 @@ import (
 // subjects are the keys of the subject of a line: two lines with the same message are
 // repeats only if these are equal. The caller is not among them, because a client can
 // connect as any number of processes.
-var subjects = []string{"cgroup", "gpu", "kubelet", "mechanism", "method", "socket", "target"}
+var subjects = []string{"cgroup", "gpu", "mechanism", "method", "socket", "target"}
 
 // Subject reports whether a key is part of the subject of a line.
 func Subject(key string) bool { return slices.Contains(subjects, key) }
@@ -28,7 +28,6 @@ var (
 	Mechanism = field("mechanism", zap.String)          // a mechanism, by its name in the config file
 	Cgroup    = field("cgroup", zap.String)             // a control group, by its path
 	Socket    = field("socket", zap.String)             // a socket, by its path
-	Kubelet   = field("kubelet", zap.String)            // the address of the kubelet
 
 	// The caller.
 	Peer               = stringer[fmt.Stringer]("peer")   // the peer of a connection

@@ -23,7 +23,7 @@ func (rs Records) Write(r scheduler.Record) {
 	level := zapcore.DebugLevel
 	switch {
 	case r.Kind == scheduler.RecordBreaker && r.On, r.Kind == scheduler.RecordReset, r.ToTarget == scheduler.TargetQuarantined,
-		r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware,
+		r.Failed(),
 		r.Kind == scheduler.RecordTarget && (r.Cause == scheduler.CauseStuck || r.Cause == scheduler.CauseKilled):
 		level = zapcore.WarnLevel
 	case r.Kind == scheduler.RecordPolicy, r.Kind == scheduler.RecordDrain, r.Kind == scheduler.RecordBreaker,

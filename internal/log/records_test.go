@@ -48,13 +48,13 @@ func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 			case scheduler.ActDetach:
 				results = append(results, scheduler.Detached{Target: a.Target, Took: took})
 			case scheduler.ActSuspend:
-				result := scheduler.OutcomeOK
+				result := scheduler.Cause("")
 				if fail {
-					result = scheduler.OutcomeFailed
+					result = scheduler.CauseFailed
 				}
 				results = append(results, scheduler.Suspended{Target: a.Target, Seq: a.Seq, Result: result, Took: took})
 			case scheduler.ActResume:
-				results = append(results, scheduler.Resumed{Target: a.Target, Seq: a.Seq, Result: scheduler.OutcomeOK, Took: took})
+				results = append(results, scheduler.Resumed{Target: a.Target, Seq: a.Seq, Took: took})
 			}
 		}
 		history = append(results, history...)
@@ -123,7 +123,9 @@ func TestLevelSaysWhetherTheOperatorMustAct(t *testing.T) {
 		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, ToTarget: scheduler.TargetQuarantined, Cause: scheduler.CauseQuarantine}, "warn target changed"},
 		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, FromTarget: scheduler.TargetSuspending, ToTarget: scheduler.TargetSuspending, Cause: scheduler.CauseStuck}, "warn target changed"},
 		{scheduler.Record{Kind: scheduler.RecordLease, Lease: 1, FromLease: scheduler.LeaseQuiescing, ToLease: scheduler.LeaseQuiescing, Cause: scheduler.CauseStuck}, "debug lease answered"},
-		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, ToTarget: scheduler.TargetResuming, Cause: scheduler.CauseHardware}, "warn target changed"},
+		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, FromTarget: scheduler.TargetSuspending, ToTarget: scheduler.TargetResuming, Cause: scheduler.CauseHardware}, "warn target changed"},
+		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, FromTarget: scheduler.TargetSuspending, ToTarget: scheduler.TargetResuming, Cause: gpreempt.ReasonResisted}, "warn target changed"},
+		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, FromTarget: scheduler.TargetSuspended, ToTarget: scheduler.TargetResuming, Cause: gpreempt.ReasonResisted}, "debug target changed"},
 	} {
 		r := &reader{open: make(chan struct{})}
 		close(r.open)

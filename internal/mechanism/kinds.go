@@ -7,7 +7,6 @@ const (
 	DBGTrap    = "dbgtrap"
 	CRIU       = "criu"
 	Freezer    = "freezer"
-	Kmap       = "kmap"
 	Stop       = "stop"
 	NVChannels = "nvchannels"
 )
@@ -15,17 +14,14 @@ const (
 // Kind is what is known of a mechanism without having one.
 type Kind struct {
 	Name string
-	// Driver is the driver of the GPUs that it works on: "kfd" or "nvidia"; "" for any.
+	// Driver is the driver whose queues it takes off their GPUs: "kfd", which does not know user queues
+	// of DRM, or "nvidia"; "" for one that stops the program. Rows of the hazard table are about those
+	// of kfd unless they name others.
 	Driver string
-	// Unmaps: it takes queues off their GPUs, and rows of the hazard table are about it unless they name
-	// others.
-	Unmaps bool
 	// Debugs: it is a debugger, which never_debug forbids.
 	Debugs bool
-	// LeavesDRM: user queues of DRM go on running. LeavesContexts: so do those of secondary KFD
-	// contexts; it has what suspends the others.
-	LeavesDRM      bool
-	LeavesContexts string
+	// LeavesContexts: the queues of secondary KFD contexts go on running.
+	LeavesContexts bool
 	// Journal: the kernel does not undo its pauses when the daemon dies.
 	Journal bool
 	// Configured: the config key mechanisms enables it. Else a rule or an admin does, for single
@@ -35,12 +31,11 @@ type Kind struct {
 
 // Kinds are the mechanisms.
 var Kinds = []Kind{
-	{Name: DBGTrap, Driver: "kfd", Unmaps: true, Debugs: true, LeavesDRM: true, LeavesContexts: "DBG_TRAP", Configured: true},
-	{Name: CRIU, Driver: "kfd", Unmaps: true, Debugs: true, LeavesDRM: true, Journal: true, Configured: true},
+	{Name: DBGTrap, Driver: "kfd", Debugs: true, LeavesContexts: true, Configured: true},
+	{Name: CRIU, Driver: "kfd", Debugs: true, Journal: true, Configured: true},
 	{Name: Freezer, Journal: true, Configured: true},
-	{Name: Kmap, Driver: "kfd", Unmaps: true, LeavesDRM: true, LeavesContexts: "kfd_kmap", Configured: true},
 	{Name: Stop, Journal: true},
-	{Name: NVChannels, Driver: "nvidia", Unmaps: true, Journal: true, Configured: true},
+	{Name: NVChannels, Driver: "nvidia", Journal: true, Configured: true},
 }
 
 // KindOf returns what is known of a mechanism; false for none with that name.

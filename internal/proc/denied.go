@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -37,29 +36,25 @@ var ErrTraced = errors.New("another program traces the process")
 // Is reports whether target is ErrTraced and describes the error.
 func (e *DeniedError) Is(target error) bool { return target == ErrTraced && e.Tracer != 0 }
 
-// noTracing is the scope of Yama that forbids ptrace.
-const noTracing = "3"
-
-// kernelThread is PF_KTHREAD of the kernel's task flags (include/linux/sched.h).
-const kernelThread = 0x00200000
-
-// facts are what a denial may depend on.
-type facts struct {
-	stat   discovery.ProcStat
-	self   bool // the process is this one
-	tracer discovery.ProcStatus
-	scope  string // kernel.yama.ptrace_scope, "" without Yama
-	caps   uint64 // effective capabilities of this thread
-}
-
-// denied returns why ptrace failed with EPERM, which has many meanings.
+// denied returns why ptrace failed with EPERM. It looks at the process; whether this program may
+// trace anything (Yama, capabilities) is checked by the mechanisms' probes and by gpctl doctor.
 func (t *Tracer) denied() error {
 	p, err := Open("/", t.target)
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	f, err := inquire(p)
+	stat, err := p.Stat()
+	var status discovery.ProcStatus
+	if err == nil {
+		status, err = p.Status()
+	}
+	var tracer discovery.ProcStatus
+	if status.Tracer != 0 {
+		if tracer, err = Status("/", strconv.Itoa(int(status.Tracer))); err != nil { // the tracer has ended
+			tracer, err = discovery.ProcStatus{Name: "unknown", Process: status.Tracer}, nil
+		}
+	}
 	if gone := p.Check(); errors.Is(gone, ErrGone) { // it may have ended at any step
 		return gone
 	}
@@ -67,62 +62,23 @@ func (t *Tracer) denied() error {
 		return fmt.Errorf("process %d: %w, and the reason is unknown: %w", t.target.PID,
 			os.NewSyscallError("ptrace(PTRACE_SEIZE)", unix.EPERM), err)
 	}
-	return f.explain(t.target.PID)
+	return explain(t.target.PID, stat, tracer)
 }
 
-// inquire reads the facts.
-func inquire(p *Process) (facts, error) {
-	f := facts{self: p.Key().PID == int32(os.Getpid())}
-	var err error
-	if f.stat, err = p.Stat(); err != nil {
-		return f, err
-	}
-	status, err := p.Status()
-	if err != nil {
-		return f, err
-	}
-	if status.Tracer != 0 {
-		if f.tracer, err = Status("/", strconv.Itoa(int(status.Tracer))); err != nil { // the tracer has ended
-			f.tracer = discovery.ProcStatus{Name: "unknown", Process: status.Tracer}
-		}
-	}
-	own, err := Status("/", "thread-self")
-	if err != nil {
-		return f, err
-	}
-	f.caps = own.Capabilities
-	if scope, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope"); err == nil {
-		f.scope = strings.TrimSpace(string(scope))
-	}
-	return f, nil
-}
-
-// explain returns the first sufficient reason.
-func (f facts) explain(pid int32) *DeniedError {
-	e := &DeniedError{PID: pid}
+// explain returns the first sufficient reason. tracer is zero without one.
+func explain(pid int32, stat discovery.ProcStat, tracer discovery.ProcStatus) *DeniedError {
+	e := &DeniedError{PID: pid, Tracer: tracer.Process}
 	switch {
-	case f.self:
-		e.Why = "it is the tracing program itself"
-		e.Next = "classify it as one that is never suspended"
-	case f.stat.Flags&kernelThread != 0:
-		e.Why = "it is a kernel thread"
-		e.Next = "choose a process that has GPU queues"
-	case f.stat.MainEnded():
+	case stat.MainEnded():
+		e.Tracer = 0
 		e.Why = "its main thread has ended, which is the one that must be traced"
 		e.Next = "restart the process, or use another mechanism"
-	case f.tracer.Process != 0:
-		e.Tracer = f.tracer.Process
-		e.Why = fmt.Sprintf("it is already traced by pid %d (%s)", f.tracer.Process, f.tracer.Name)
+	case tracer.Process != 0:
+		e.Why = fmt.Sprintf("it is already traced by pid %d (%s)", tracer.Process, tracer.Name)
 		e.Next = "end that debugger or tracer; a process can have only one"
-	case f.scope == noTracing:
-		e.Why = "kernel.yama.ptrace_scope is 3, which forbids ptrace, also to root"
-		e.Next = "set it to 2 or less in /etc/sysctl.d and reboot; 3 cannot be undone at run time"
-	case f.caps&(1<<unix.CAP_SYS_PTRACE) == 0:
-		e.Why = "this program lacks CAP_SYS_PTRACE"
-		e.Next = "run it as root, or add CAP_SYS_PTRACE to its unit (CapabilityBoundingSet, AmbientCapabilities) or container"
 	default:
-		e.Why = "a security module, a seccomp filter or a user namespace forbids it"
-		e.Next = "look for a denial of ptrace in the audit log (SELinux, AppArmor), and run this program in the user namespace of the process or its parent"
+		e.Why = "this program lacks CAP_SYS_PTRACE, or Yama, a security module, a seccomp filter or a user namespace forbids it"
+		e.Next = "run gpctl doctor, look for a denial of ptrace in the audit log (SELinux, AppArmor), and run this program in the user namespace of the process or its parent"
 	}
 	return e
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -442,7 +443,7 @@ func TestErrorNamesTheMissingCapability(t *testing.T) {
 	if err := wait(); err != nil {
 		t.Error(err)
 	}
-	if want := (facts{}).explain(x.pid).Error(); said != want {
+	if want := explain(x.pid, discovery.ProcStat{}, discovery.ProcStatus{}).Error(); said != want {
 		t.Errorf("the tracer says %q\nwant %q", said, want)
 	}
 }

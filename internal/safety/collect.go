@@ -12,7 +12,6 @@ import (
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -58,7 +57,6 @@ func collect(ctx context.Context, cfg Config) *host {
 		return h
 	}
 	files := discovery.NewFS(cfg.Root)
-	files.SetEnv(timeoutEnv)
 	var nodes []gpreempt.GPU
 	nodes, h.gpusErr = files.GPUs()
 	h.omitted = files.Omitted()
@@ -183,16 +181,16 @@ func (h *host) present() (f finding, none bool) {
 		return ok("%s", h.inventory()), false
 	case h.loaded && h.gpusErr != nil:
 		return fail("retry when amdgpu is loaded; if the error stays, report it with the name of the file",
-			"%v", h.gpusErr).blocking(mechanism.DBGTrap, mechanism.CRIU, mechanism.Freezer), false
+			"%v", h.gpusErr), false
 	case len(h.omitted) > 0:
 		return fail("allow the GPUs to this process: DeviceAllow of its systemd unit, or the devices of its container; for another reason, see dmesg | grep -i amdgpu",
-			"no GPU can be read: %s", strings.Join(h.omitted, "; ")).blocking(mechanism.DBGTrap, mechanism.CRIU, mechanism.Freezer), false
+			"no GPU can be read: %s", strings.Join(h.omitted, "; ")), false
 	case len(h.pci) > 0 && h.loaded:
 		return fail("see dmesg | grep -i kfd; a GPU that belongs to a virtual machine (vfio-pci) or is unsupported has no node",
-			"the amdgpu driver is loaded and has no compute node for %s", strings.Join(h.pci, ", ")).blocking(mechanism.DBGTrap, mechanism.CRIU, mechanism.Freezer), false
+			"the amdgpu driver is loaded and has no compute node for %s", strings.Join(h.pci, ", ")), false
 	case len(h.pci) > 0:
 		return fail("modprobe amdgpu; if that does not help, see dmesg | grep -iE 'amdgpu|kfd'",
-			"the amdgpu driver is not loaded: AMD GPU at %s, no /%s", strings.Join(h.pci, ", "), sysKFD).blocking(mechanism.DBGTrap, mechanism.CRIU, mechanism.Freezer), false
+			"the amdgpu driver is not loaded: AMD GPU at %s, no /%s", strings.Join(h.pci, ", "), sysKFD), false
 	}
 	const try = "kfdemu demo shows gpreempt on an emulated GPU"
 	if h.loaded {

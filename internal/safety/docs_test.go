@@ -76,11 +76,38 @@ func rowTable(rows []Row) string {
 			}
 		}
 		var cells []string
-		for _, cell := range []string{r.ID, r.Conditions(), strings.Join(r.Mechanisms, ", "), r.Action.String(), why, r.Remedy} {
+		for _, cell := range []string{r.ID, conditions(r), strings.Join(r.Mechanisms, ", "), r.Action.String(), why, r.Remedy} {
 			cells = append(cells, strings.NewReplacer("|", `\|`, "*", `\*`, "<", "&lt;").Replace(cell))
 		}
 		fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | "))
 	}
 	b.WriteString("\n")
 	return b.String()
+}
+
+// conditions returns the conditions of a row as text, with the keys of the file.
+func conditions(r Row) string {
+	var parts []string
+	if len(r.GFX) > 0 {
+		parts = append(parts, "gfx ["+strings.ReplaceAll(strings.Trim(fmt.Sprint(r.GFX), "[]"), " ", ", ")+"]")
+	}
+	if r.APU != nil {
+		parts = append(parts, fmt.Sprintf("apu %t", *r.APU))
+	}
+	for _, c := range []struct{ key, text string }{
+		{"nvidia", string(r.NVIDIA)},
+		{"model", strings.Join(r.Models, " or ")},
+		{"process", r.Process},
+		{"driver", r.Driver},
+		{"kernel", string(r.Kernel)},
+		{"mes", string(r.MES)},
+		{"mes_kiq", string(r.MESKIQ)},
+		{"mec", string(r.MEC)},
+		{"sdma", string(r.SDMA)},
+	} {
+		if c.text != "" {
+			parts = append(parts, c.key+" "+c.text)
+		}
+	}
+	return strings.Join(parts, ", ")
 }

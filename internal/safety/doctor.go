@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -43,24 +41,15 @@ type Config struct {
 	OpenDriver func() (Driver, error)
 	// Hazards are the results of the hazard table for dbgtrap; nil without a table.
 	Hazards map[gpreempt.GPUID]Result
-	// Kmap opens the extension of the kernel that the mechanism kmap uses, and says what it
-	// found, and what to do if that cannot be used; nil if the mechanism is not enabled.
-	Kmap func() (found, remedy string, usable bool)
-	// NVIDIA is the same for the NVIDIA driver and the mechanism nvchannels. A remedy may be about
-	// some GPUs only.
+	// NVIDIA says what it found of the NVIDIA driver, and what to do if nvchannels cannot use that; nil
+	// if the mechanism is not enabled. A remedy may be about some GPUs only.
 	NVIDIA func() (found, remedy string, usable bool)
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
 	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
-	// MaxSuspend is the longest suspension by the policy in force.
-	MaxSuspend time.Duration
 	// Debugfs is discovery.debugfs, and MQDsRules are the names of the rules that need what mqds has.
 	Debugfs   bool
 	MQDsRules []string
-	// Lock is the path of the daemon's instance lock.
-	Lock string
-	// Groups are the groups that have rights by the config file.
-	Groups []string
 	// PrivateKey are the warnings about the access to the private key for TCP.
 	PrivateKey []gpreempt.Warning
 }
@@ -74,11 +63,10 @@ type gpu struct {
 	computeQueues int
 }
 
-// finding is the result of a check, with the mechanisms that it rules out.
+// finding is the result of a check.
 type finding struct {
 	status        gpreemptv1.CheckStatus
 	found, remedy string
-	blocks        []string
 }
 
 func ok(format string, args ...any) finding {
@@ -95,12 +83,6 @@ func warn(remedy, format string, args ...any) finding {
 
 func fail(remedy, format string, args ...any) finding {
 	return finding{status: gpreemptv1.CheckStatus_CHECK_STATUS_FAIL, found: fmt.Sprintf(format, args...), remedy: remedy}
-}
-
-// blocking sets the mechanisms that a finding rules out.
-func (f finding) blocking(mechanisms ...string) finding {
-	f.blocks = mechanisms
-	return f
 }
 
 // subject is what a check needs.
@@ -131,16 +113,13 @@ var checks = []struct {
 	{"rights", "rights", aboutHost, (*host).rights},
 	{"namespaces", "namespaces", aboutHost, (*host).namespaces},
 	{"yama", "Yama ptrace_scope", aboutHost, (*host).yama},
-	{"debuggers", "other debuggers", aboutDriver, (*host).debuggers},
 	{"daemon", "daemon", aboutHost, (*host).daemon},
-	{"groups", "groups", aboutHost, (*host).groups},
 	{"cgroup", "cgroup version", aboutHost, (*host).cgroup},
 	{"kernel-log", "kernel log", aboutHost, (*host).kernelLog},
 	{"debugfs", "debugfs", aboutDriver, (*host).debugfs},
 	{"user-queues", "user queues of DRM", aboutDriver, (*host).userQueues},
 	{"processes", "processes", aboutMachine, (*host).processes},
 	{"jobs", "jobs", aboutMachine, (*host).jobs},
-	{"timeouts", "time-outs", aboutMachine, (*host).timeOuts},
 }
 
 // Examine checks a host. It changes no process. What it cannot read is in the report.
@@ -152,11 +131,7 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 	if cfg.Simulated != "" {
 		report.Backend = "simulated " + cfg.Simulated
 	}
-	blocked := map[string]bool{}
 	add := func(id, title string, f finding) {
-		for _, mechanism := range f.blocks {
-			blocked[mechanism] = true
-		}
 		report.Checks = append(report.Checks, &gpreemptv1.Check{Id: id, Title: title, Status: f.status, Found: gpreempt.Printable(f.found), Remedy: f.remedy})
 	}
 	present, none := h.present()
@@ -167,9 +142,6 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 			continue
 		}
 		add(c.id, c.title, c.run(h))
-	}
-	if cfg.Kmap != nil && cfg.Simulated == "" && !none {
-		add("kfd-kmap", "kfd_kmap", h.kmap())
 	}
 	otherGPUs := false
 	if cfg.NVIDIA != nil && cfg.Simulated == "" {
@@ -184,7 +156,7 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 	for _, w := range cfg.PrivateKey {
 		add("private-key", "private key", warn(w.Remedy, "%s", w.Text))
 	}
-	conclude(report, cfg, none, blocked)
+	conclude(report, cfg, none)
 	if otherGPUs {
 		report.Verdict = gpreemptv1.Verdict_VERDICT_LIMITED
 		report.Summary = "This host has no AMD GPU. gpreempt can suspend offline work on its NVIDIA GPUs by nvchannels, which is experimental."
@@ -211,7 +183,7 @@ func (h *host) skipped(about subject, noGPU bool) string {
 }
 
 // conclude sets the verdict from the checks.
-func conclude(r *gpreemptv1.DiagnoseResponse, cfg Config, noGPU bool, blocked map[string]bool) {
+func conclude(r *gpreemptv1.DiagnoseResponse, cfg Config, noGPU bool) {
 	var failed, warned []string
 	for _, c := range r.Checks {
 		switch c.GetStatus() {
@@ -233,7 +205,7 @@ func conclude(r *gpreemptv1.DiagnoseResponse, cfg Config, noGPU bool, blocked ma
 		r.Remedy = "kfdemu demo shows gpreempt on an emulated GPU"
 	case len(failed) > 0:
 		r.Verdict = gpreemptv1.Verdict_VERDICT_NOT_READY
-		r.Summary = "gpreempt cannot suspend offline work here yet. Failed: " + strings.Join(failed, ", ") + ". " + remaining(blocked)
+		r.Summary = "gpreempt cannot suspend offline work here yet. Failed: " + strings.Join(failed, ", ") + "."
 		r.Remedy = "fix what failed, as its remedy says"
 	case len(warned) > 0:
 		r.Verdict = gpreemptv1.Verdict_VERDICT_LIMITED
@@ -243,23 +215,6 @@ func conclude(r *gpreemptv1.DiagnoseResponse, cfg Config, noGPU bool, blocked ma
 		r.Verdict = gpreemptv1.Verdict_VERDICT_READY
 		r.Summary = "gpreempt can suspend offline work here by dbgtrap. No problem was found."
 	}
-}
-
-// remaining returns which mechanisms are not ruled out.
-func remaining(blocked map[string]bool) string {
-	if !blocked[mechanism.DBGTrap] {
-		return "No check rules out the default mechanism, dbgtrap."
-	}
-	var others []string
-	for _, mechanism := range []string{mechanism.CRIU, mechanism.Freezer} {
-		if !blocked[mechanism] {
-			others = append(others, mechanism)
-		}
-	}
-	if len(others) == 0 {
-		return "Until then no mechanism can be used."
-	}
-	return "The default mechanism, dbgtrap, cannot be used; the config key mechanisms may name " + strings.Join(others, " or ") + "."
 }
 
 // hidden reports whether a file could not be read for lack of rights.

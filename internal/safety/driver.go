@@ -2,58 +2,36 @@ package safety
 
 import (
 	"errors"
-	"fmt"
 	"syscall"
-
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 )
 
 func (h *host) driverInterface() finding {
 	d, err := h.open, h.openErr
 	switch {
 	case err == nil && d.Note != "":
-		return warn("watch the first suspends, and check for a newer gpreempt", "%s%s", d.Note, h.trace())
+		return warn("watch the first suspends, and check for a newer gpreempt", "%s", d.Note)
 	case err == nil:
-		return ok("%s, using the %s ABI%s", d.Version, d.Profile, h.trace())
+		return ok("%s, using the %s ABI", d.Version, d.Profile)
 	case !isErrno(err):
-		return fail("Linux 6.5 or newer, or an equally new amdgpu-dkms package of AMD; criu and freezer do not need DBG_TRAP", "%v", err).blocking(mechanism.DBGTrap)
+		return fail("Linux 6.5 or newer, or an equally new amdgpu-dkms package of AMD; criu and freezer do not need DBG_TRAP", "%v", err)
 	case absent(err):
-		return fail("ls -l /dev/kfd; in a container, pass the device (--device /dev/kfd)", "the driver is loaded, and /dev/kfd does not exist").
-			blocking(mechanism.DBGTrap, mechanism.CRIU)
+		return fail("ls -l /dev/kfd; in a container, pass the device (--device /dev/kfd)", "the driver is loaded, and /dev/kfd does not exist")
 	case hidden(err):
 		if h.selfErr == nil && h.self.UID == 0 {
 			return fail("allow the device to this process: DeviceAllow=/dev/kfd rw in its systemd unit, --device /dev/kfd for its container",
-				"root may not open /dev/kfd: the device cgroup or a security module forbids it").blocking(mechanism.DBGTrap, mechanism.CRIU)
+				"root may not open /dev/kfd: the device cgroup or a security module forbids it")
 		}
 		return h.limited("uid %d may not open /dev/kfd", h.self.UID)
 	case errors.Is(err, syscall.EINVAL):
 		return fail("retry in a minute; if it still fails, see dmesg | grep -i amdgpu",
-			"the driver cannot be opened during a GPU reset or a change of partitions").blocking(mechanism.DBGTrap, mechanism.CRIU)
+			"the driver cannot be opened during a GPU reset or a change of partitions")
 	}
-	return fail("see dmesg | grep -i kfd", "%v", err).blocking(mechanism.DBGTrap, mechanism.CRIU)
-}
-
-// kmap is the finding for the extension of the kernel. Without it the next mechanism of the
-// config is used.
-func (h *host) kmap() finding {
-	found, remedy, usable := h.cfg.Kmap()
-	if !usable {
-		return warn(remedy, "%s", found)
-	}
-	return ok("%s", found)
+	return fail("see dmesg | grep -i kfd", "%v", err)
 }
 
 func isErrno(err error) bool {
 	_, ok := errors.AsType[syscall.Errno](err)
 	return ok
-}
-
-// trace returns the side effect of opening the driver.
-func (h *host) trace() string {
-	if h.cfg.ByDaemon {
-		return ""
-	}
-	return "; while it runs, this diagnosis is itself a process of the driver"
 }
 
 // fromParam is the finding for a module parameter that cannot be read.
@@ -75,7 +53,7 @@ func (h *host) schedPolicy() finding {
 		return ok("1: the firmware schedules; more queues than slots are rejected")
 	case policy == 2:
 		return fail("remove amdgpu.sched_policy=2 from the kernel command line and /etc/modprobe.d, then reboot",
-			"2: the firmware does not schedule, so the driver rejects suspends").blocking(mechanism.DBGTrap)
+			"2: the firmware does not schedule, so the driver rejects suspends")
 	}
 	return warn("set it to 0, the default", "%d, which is not a known value", policy)
 }
@@ -87,19 +65,7 @@ func (h *host) cwsr() finding {
 		return fromParam(err)
 	case on == 0:
 		return fail("remove amdgpu.cwsr_enable=0 from the kernel command line and /etc/modprobe.d, then reboot",
-			"0: kernels cannot be interrupted: a suspend waits until they end, and after a long one the driver resets the GPU").blocking(mechanism.DBGTrap, mechanism.CRIU)
+			"0: kernels cannot be interrupted: a suspend waits until they end, and after a long one the driver resets the GPU")
 	}
 	return ok("%d: kernels can be interrupted", on)
-}
-
-// kernelQueues describes how many queue slots the driver reserves.
-func (h *host) kernelQueues() string {
-	n, err := h.param("num_kcq")
-	if err != nil {
-		return ""
-	}
-	if n < 0 || n > 8 { // amdgpu_gfx_get_num_kcq
-		n = 8
-	}
-	return fmt.Sprintf("; num_kcq reserves %d of each GPU for the kernel", n)
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -21,7 +20,7 @@ func (h *host) debugFirmware() finding {
 		return ok("on every GPU")
 	}
 	return fail("install newer GPU firmware (linux-firmware, or AMD's amdgpu-dkms-firmware) and reboot; criu and freezer do not need it",
-		"%s; if one GPU lacks it, ROCm's runtime prevents dbgtrap on the whole host", lacking).blocking(mechanism.DBGTrap)
+		"%s; if one GPU lacks it, ROCm's runtime prevents dbgtrap on the whole host", lacking)
 }
 
 // gfx950Debug is a minor interface version whose driver has per-VMID debugging on gfx950.
@@ -69,7 +68,6 @@ func (h *host) queueSlots() finding {
 		}
 		return fmt.Sprintf("%s for %s", plural(g.computeQueues, "compute queue"), plural(g.QueueSlots, "slot"))
 	})
-	said += h.kernelQueues()
 	if slices.ContainsFunc(h.gpus, func(g gpu) bool { return g.QueueSlots > 0 && g.computeQueues > g.QueueSlots }) {
 		return warn("use fewer queues: GPU_MAX_HW_QUEUES=2 for each process, or fewer processes on a GPU; or more slots: amdgpu.num_kcq=2 on the kernel command line",
 			"%s: more queues than slots, so queues take turns, online ones too", said)
@@ -96,18 +94,17 @@ func (h *host) hazards() finding {
 		return "not by " + strings.Join(result.Row.Mechanisms, ", ") + ": " + result.Reason
 	})
 	const remedy = "use a newer kernel and GPU firmware, as the issue says, or another mechanism: freezer does not use the GPU's scheduler"
-	hazardous := false
-	everywhere := Mechanisms() // those that are denied on every GPU
+	hazardous, denied := false, 0
 	for _, g := range h.gpus {
 		result, known := h.cfg.Hazards[g.ID]
 		hazardous = hazardous || known && result.Action != Allow
-		everywhere = slices.DeleteFunc(everywhere, func(m string) bool {
-			return !known || result.Action != Deny || !slices.Contains(result.Row.Mechanisms, m)
-		})
+		if known && result.Action == Deny {
+			denied++
+		}
 	}
 	switch {
-	case slices.Contains(everywhere, mechanism.DBGTrap):
-		return fail(remedy, "%s", said).blocking(everywhere...)
+	case denied == len(h.gpus):
+		return fail(remedy, "%s", said)
 	case hazardous:
 		return warn(remedy, "%s", said)
 	}

@@ -40,7 +40,7 @@ func Mechanisms() []string {
 
 // defaultMechanisms are those that unmap queues. The freezer only stops the program, and
 // does not use the GPU's scheduler.
-var defaultMechanisms = mechanism.Names(func(k mechanism.Kind) bool { return k.Unmaps && k.Driver == "kfd" })
+var defaultMechanisms = mechanism.Names(func(k mechanism.Kind) bool { return k.Driver == "kfd" })
 
 // Host has the facts that all GPUs of a host share.
 type Host struct {
@@ -136,50 +136,11 @@ func (r Row) holds(h Host, g GPU) bool {
 		r.MES.Contains(g.MES) && r.MESKIQ.Contains(g.MESKIQ) && r.MEC.Contains(g.MEC) && r.SDMA.Contains(g.SDMA)
 }
 
-// Conditions returns the conditions as text, with the keys of the file.
-func (r Row) Conditions() string {
-	var parts []string
-	if len(r.GFX) > 0 {
-		parts = append(parts, "gfx ["+strings.ReplaceAll(strings.Trim(fmt.Sprint(r.GFX), "[]"), " ", ", ")+"]")
-	}
-	if r.APU != nil {
-		parts = append(parts, fmt.Sprintf("apu %t", *r.APU))
-	}
-	for _, c := range []struct{ key, text string }{
-		{"nvidia", string(r.NVIDIA)},
-		{"model", strings.Join(r.Models, " or ")},
-		{"process", r.Process},
-		{"driver", r.Driver},
-		{"kernel", string(r.Kernel)},
-		{"mes", string(r.MES)},
-		{"mes_kiq", string(r.MESKIQ)},
-		{"mec", string(r.MEC)},
-		{"sdma", string(r.SDMA)},
-	} {
-		if c.text != "" {
-			parts = append(parts, c.key+" "+c.text)
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
-// String returns the row in one line, without its ID.
-func (r Row) String() string {
-	s := fmt.Sprintf("%s %s if %s: %s", r.Action, strings.Join(r.Mechanisms, ", "), r.Conditions(), r.Why)
-	if len(r.Issues) > 0 {
-		s += " (" + strings.Join(r.Issues, ", ") + ")"
-	}
-	texts := []string{s, r.Read, r.Searched, r.Remedy}
-	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), " ")
-}
-
 // Result is the result of a check of one mechanism on one GPU.
 type Result struct {
 	Action Action
 	// Row is the row that decided; its ID is "" if no row is about the mechanism.
 	Row Row
-	// Site reports whether the row is from the config file, not built in.
-	Site bool
 	// Reason is one line: the GPU, the row, why, and the issues.
 	Reason string
 	// Notes are the rows that note something about the GPU and the mechanism.
@@ -196,10 +157,7 @@ func (r Result) Noted() string {
 }
 
 // Table has rows in the order in which they are checked. It does not change.
-type Table struct {
-	rows []Row
-	site int // number of rows from the config file, which come first
-}
+type Table struct{ rows []Row }
 
 //go:embed hazards.yaml
 var builtIn []byte
@@ -218,7 +176,7 @@ func Default() *Table { return defaultTable() }
 
 // With returns a table that checks the override rows first.
 func (t *Table) With(override []Row) *Table {
-	return &Table{rows: slices.Concat(override, t.rows), site: len(override) + t.site}
+	return &Table{rows: slices.Concat(override, t.rows)}
 }
 
 // Check returns the result of the first row that is about the mechanism and whose
@@ -231,7 +189,7 @@ func (t *Table) Check(h Host, g GPU, mechanism string) Result {
 func (t *Table) CheckProcess(h Host, g GPU, process, mechanism string) Result {
 	result := Result{Action: Allow, Reason: "the hazard table has no row about " + mechanism + " here"}
 	decided := false
-	for i, r := range t.rows {
+	for _, r := range t.rows {
 		if r.Process != process || !slices.Contains(r.Mechanisms, mechanism) || !r.holds(h, g) {
 			continue
 		}
@@ -240,7 +198,7 @@ func (t *Table) CheckProcess(h Host, g GPU, process, mechanism string) Result {
 			result.Notes = append(result.Notes, r)
 		case !decided:
 			decided = true
-			result.Action, result.Row, result.Site, result.Reason = r.Action, r, i < t.site, reason(h, g, r)
+			result.Action, result.Row, result.Reason = r.Action, r, reason(h, g, r)
 		}
 	}
 	return result

@@ -168,7 +168,7 @@ func TestNoteOfTheSiteDecidesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := Default().With(site).Check(Host{Kernel: "6.8"}, GPU{GFX: 90402}, "dbgtrap")
-	if got, want := fmt.Sprint(r.Action, " ", r.Row.ID, " ", r.Site, " ", r.Noted()), "allow cdna false note ours: Seen in our lab."; got != want {
+	if got, want := fmt.Sprint(r.Action, " ", r.Row.ID, " ", r.Noted()), "allow cdna note ours: Seen in our lab."; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -251,7 +251,6 @@ func TestRowsOfTheSiteAreCheckedFirst(t *testing.T) {
 	type result struct {
 		action Action
 		id     string
-		site   bool
 	}
 	table := Default().With(site)
 	gpu := GPU{GFX: 110003, APU: true}
@@ -263,9 +262,9 @@ func TestRowsOfTheSiteAreCheckedFirst(t *testing.T) {
 		{"7.0.14-8-pve", "freezer"},
 	} {
 		v := table.Check(Host{Kernel: q.kernel}, gpu, q.mechanism)
-		got = append(got, result{v.Action, v.Row.ID, v.Site})
+		got = append(got, result{v.Action, v.Row.ID})
 	}
-	want := []result{{Allow, "ours", true}, {Deny, "gfx1103-remove-queue", false}, {Deny, "gfx1103-remove-queue", false}, {Deny, "never", true}}
+	want := []result{{Allow, "ours"}, {Deny, "gfx1103-remove-queue"}, {Deny, "gfx1103-remove-queue"}, {Deny, "never"}}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
 		t.Errorf("results (-want +got):\n%s", diff)
 	}

@@ -3,10 +3,8 @@ package safety
 import (
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -32,7 +30,7 @@ func (h *host) asRoot() string {
 	if h.cfg.ByDaemon {
 		return "run gpreemptd as root, with the capabilities its systemd unit grants"
 	}
-	return "sudo gpreemptd diagnose"
+	return "run gpctl doctor as root"
 }
 
 // limited is a finding about the rights of this process. The daemon needs them; a
@@ -80,17 +78,9 @@ func (h *host) rights() finding {
 	}
 	switch checkpoint := h.has("CAP_SYS_ADMIN") || h.has("CAP_CHECKPOINT_RESTORE"); {
 	case !h.has("CAP_SYS_PTRACE"):
-		f := h.limited("%s: dbgtrap and criu need CAP_SYS_PTRACE", who)
-		if h.cfg.ByDaemon {
-			f = f.blocking(mechanism.DBGTrap, mechanism.CRIU)
-		}
-		return f
+		return h.limited("%s: dbgtrap and criu need CAP_SYS_PTRACE", who)
 	case !checkpoint:
-		f := warn(h.asRoot(), "%s: criu needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN", who)
-		if h.cfg.ByDaemon {
-			f = f.blocking(mechanism.CRIU)
-		}
-		return f
+		return warn(h.asRoot(), "%s: criu needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN", who)
 	}
 	return ok("%s", who)
 }
@@ -111,15 +101,22 @@ func (h *host) namespaces() finding {
 	remedy := "run it in the host's namespaces: hostPID: true in Kubernetes, --pid=host and no user namespace elsewhere"
 	switch {
 	case link != firstPIDNamespace && h.cfg.ByDaemon:
-		return fail(remedy, "its own pid namespace: the driver lists processes by the host's pids").blocking(mechanism.DBGTrap, mechanism.CRIU, mechanism.Freezer)
+		return fail(remedy, "its own pid namespace: the driver lists processes by the host's pids")
 	case link != firstPIDNamespace:
 		return warn(remedy, "its own pid namespace: the checks of processes below do not cover the host")
 	case !wholeRange(users) && h.cfg.ByDaemon:
-		return fail(remedy, "its own user namespace: its capabilities do not apply to the host's processes").blocking(mechanism.DBGTrap, mechanism.CRIU)
+		return fail(remedy, "its own user namespace: its capabilities do not apply to the host's processes")
 	case !wholeRange(users):
 		return warn(remedy, "its own user namespace: its capabilities do not apply to the host's processes")
 	}
 	return ok("the host's")
+}
+
+// wholeRange reports whether the text of a uid_map maps every id to itself, as that
+// of the first user namespace does.
+func wholeRange(s string) bool {
+	f := strings.Fields(s)
+	return len(f) == 3 && f[0] == "0" && f[1] == "0" && f[2] == "4294967295"
 }
 
 func (h *host) yama() finding {
@@ -137,32 +134,9 @@ func (h *host) yama() finding {
 		return ok("2: only with CAP_SYS_PTRACE, which the daemon has as root")
 	case "3":
 		return fail("remove kernel.yama.ptrace_scope = 3 from /etc/sysctl.conf and /etc/sysctl.d, then reboot: it cannot be lowered at run time",
-			"3: no process may be traced, not even by root").blocking(mechanism.DBGTrap, mechanism.CRIU)
+			"3: no process may be traced, not even by root")
 	}
 	return warn("check that root may trace processes", "%s, which is not a known value", s)
-}
-
-func (h *host) groups() finding {
-	if len(h.cfg.Groups) == 0 {
-		return ok("the config file has none: only root has rights")
-	}
-	b, err := h.read("etc/group")
-	if err != nil {
-		return unread(err)
-	}
-	known := groupNames(b)
-	var missing []string
-	for _, name := range h.cfg.Groups {
-		number := strings.Trim(name, "0123456789") == ""
-		if !known[name] && !number && !slices.Contains(missing, name) {
-			missing = append(missing, name)
-		}
-	}
-	if len(missing) == 0 {
-		return ok("%s", strings.Join(h.cfg.Groups, ", "))
-	}
-	return warn("groupadd --system "+missing[0]+" for each, unless a directory service has it; until then its members have no rights",
-		"not in /etc/group: %s", strings.Join(missing, ", "))
 }
 
 func (h *host) cgroup() finding {

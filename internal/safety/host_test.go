@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing/fstest"
-	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -112,16 +111,6 @@ func processStatus(comm string, pid, tracer, uid int, caps uint64) string {
 // allCaps is the effective set of root.
 const allCaps = 1<<41 - 1
 
-// lock writes the instance lock, held by pid if held is set.
-func (h *fakeHost) lock(pid int, held bool) {
-	h.files["run/gpreempt/gpreemptd.lock"] = &fstest.MapFile{Data: fmt.Appendf(nil, "%d\n", pid), Sys: &syscall.Stat_t{Ino: 1337}}
-	locks := "1: POSIX  ADVISORY  WRITE 100 00:19:1337 0 EOF\n2: FLOCK  ADVISORY  WRITE 900 00:19:42 0 EOF\n"
-	if held {
-		locks += fmt.Sprintf("3: FLOCK  ADVISORY  WRITE %d 00:19:1337 0 EOF\n3: -> FLOCK  ADVISORY  WRITE 4 00:19:1337 0 EOF\n", pid)
-	}
-	h.write("proc/locks", locks)
-}
-
 // The GPUs of the fake MI300X host.
 const (
 	gpuA gpreempt.GPUID = 34535
@@ -135,7 +124,7 @@ func mi300x() *fakeHost {
 		driver: Driver{Version: "1.17", Minor: 17, Profile: "6.12"},
 	}
 	h.cfg = Config{
-		Root: h, ByDaemon: true, Debugfs: true, MaxSuspend: 10 * time.Second, Version: "v0.3.0", Lock: "/run/gpreempt/gpreemptd.lock", Groups: []string{"gpreempt", "gpreempt-admin", "1234"},
+		Root: h, ByDaemon: true, Debugfs: true, Version: "v0.3.0",
 		OpenDriver: func() (Driver, error) {
 			if h.noOpen != nil {
 				return Driver{}, h.noOpen
@@ -152,7 +141,6 @@ func mi300x() *fakeHost {
 	h.write("sys/kernel/debug/kfd/mqds", "")
 	h.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
 	h.write("dev/kmsg", "")
-	h.write("etc/group", "root:x:0:\ngpreempt:x:990:triton\ngpreempt-admin:x:991:\n")
 	h.param("sched_policy", "0")
 	h.param("cwsr_enable", "1")
 	h.param("num_kcq", "-1")
@@ -169,7 +157,6 @@ func mi300x() *fakeHost {
 	h.process(5001, "tritonserver", "tritonserver", 0, gpuA, gpuA)
 	h.write("sys/class/kfd/kfd/proc/5001/queues/1/type", "1") // SDMA: takes no compute slot
 	h.helper(101, 100)
-	h.lock(100, true)
 	return h
 }
 
@@ -179,9 +166,8 @@ func (h *fakeHost) diagnosis() {
 	h.write("proc/self/status", processStatus("gpreemptd", 200, 0, 0, allCaps))
 	h.remove("proc/100")
 	h.remove("sys/class/kfd/kfd/proc/100")
-	h.process(200, "gpreemptd", "gpreemptd diagnose --json", 0)
+	h.process(200, "gpreemptd", "gpreemptd diagnose", 0)
 	h.process(4242, "python3", "python3 train.py", 0, gpuA, gpuB, gpuB)
-	h.lock(100, false)
 }
 
 // noDriver removes the driver.

@@ -2,12 +2,10 @@ package safety
 
 import (
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -16,111 +14,29 @@ import (
 // daemonName is the command name of the daemon.
 const daemonName = "gpreemptd"
 
-// debuggerNames are debuggers that open the driver themselves.
-var debuggerNames = []string{"rocgdb", "gdb"}
-
-// running returns the process that holds the instance lock; 0 if none does.
-func (h *host) running() (int32, error) {
-	path := strings.TrimPrefix(h.cfg.Lock, "/")
-	text, err := h.text(path)
-	if err != nil {
-		if absent(err) {
-			err = nil
-		}
-		return 0, err
-	}
-	info, err := fs.Stat(h.cfg.Root, path)
-	if err != nil {
-		return 0, err
-	}
-	pid, err := strconv.ParseInt(text, 10, 32)
-	st, isFile := info.Sys().(*syscall.Stat_t)
-	if err != nil || !isFile {
-		return 0, nil //nolint:nilerr // no pid in it: no daemon has held it
-	}
-	locks, err := h.read("proc/locks")
-	if err != nil || !holdsFlock(locks, st.Ino, int32(pid)) {
-		return 0, err
-	}
-	return int32(pid), nil
-}
-
 func (h *host) daemon() finding {
-	holder, err := h.running()
-	if err != nil {
-		return unread(err)
+	if h.seenErr != nil {
+		return unread(h.seenErr)
 	}
 	var others []string
 	for _, proc := range h.seen {
 		// Another diagnosis has the driver open for a short time, and suspends nothing.
 		words := strings.Fields(proc.Cmdline)
 		diagnosis := len(words) > 1 && words[1] == "diagnose"
-		if proc.Comm == daemonName && proc.UID == 0 && proc.Key.PID != holder && !diagnosis {
+		if proc.Comm == daemonName && proc.UID == 0 && !diagnosis {
 			others = append(others, strconv.Itoa(int(proc.Key.PID)))
 		}
 	}
 	switch {
-	case len(others) > 0:
+	case len(others) > 1, len(others) == 1 && h.cfg.ByDaemon:
 		return fail("run one gpreemptd on the host, with the host's /run: two would suspend and resume the same queues",
-			"gpreemptd has the driver open without the lock %s: pid %s", h.cfg.Lock, strings.Join(others, ", "))
+			"another gpreemptd has the driver open: pid %s", strings.Join(others, ", "))
 	case h.cfg.ByDaemon:
 		return ok("this one, pid %d, and no other", h.self.Process)
-	case holder != 0:
-		return ok("gpreemptd runs, pid %d", holder)
+	case len(others) == 1:
+		return ok("gpreemptd runs, pid %s", others[0])
 	}
-	return warn("systemctl enable --now gpreemptd", "gpreemptd is not running: nothing is suspended")
-}
-
-func (h *host) debuggers() finding {
-	if h.seenErr != nil {
-		return unread(h.seenErr)
-	}
-	daemon, err := h.running()
-	if err != nil {
-		daemon = 0 // then the daemon itself is listed, which is harmless
-	}
-	var found []string
-	for _, proc := range h.seen {
-		what := fmt.Sprintf("%s (pid %d)", proc.Comm, proc.Key.PID)
-		if slices.Contains(debuggerNames, proc.Comm) {
-			found = append(found, what+" has the driver open")
-		}
-		status, err := h.status(strconv.Itoa(int(proc.Key.PID)))
-		if err != nil || status.Tracer == 0 {
-			continue // it has exited, or is not traced
-		}
-		// The tracer is a thread; procfs has threads too, by their id.
-		tracer, err := h.status(strconv.Itoa(int(status.Tracer)))
-		switch {
-		case err != nil:
-			found = append(found, fmt.Sprintf("%s is traced by thread %d", what, status.Tracer))
-		case h.isDaemon(tracer.Process, daemon), h.isDaemon(h.parent(tracer.Process), daemon): // its helpers trace
-		default:
-			found = append(found, fmt.Sprintf("%s is traced by %s (pid %d)", what, tracer.Name, tracer.Process))
-		}
-	}
-	if len(found) == 0 {
-		return ok("none on a process of the driver")
-	}
-	return warn("end the debugger; dbgtrap and criu cannot attach to its process, which keeps running", "%s", strings.Join(found, "; "))
-}
-
-// isDaemon reports whether pid is this process, or that of the daemon if it is not 0.
-func (h *host) isDaemon(pid, daemon int32) bool {
-	return pid != 0 && (pid == daemon || h.selfErr == nil && pid == h.self.Process)
-}
-
-// parent returns the parent of a process, 0 if it is not known.
-func (h *host) parent(pid int32) int32 {
-	text, err := h.read(fmt.Sprintf("proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	stat, err := discovery.ParseProcStat(text)
-	if err != nil {
-		return 0
-	}
-	return stat.Parent
+	return warn("systemctl enable --now gpreemptd", "gpreemptd is not running, or does not use the driver: nothing is suspended by it")
 }
 
 func (h *host) processes() finding {
@@ -138,11 +54,7 @@ func (h *host) processes() finding {
 			stuck = append(stuck, fmt.Sprintf("%s (pid %d)", proc.GetComm(), proc.GetPid()))
 		}
 	}
-	without := h.withoutVM()
 	switch {
-	case len(without) > 0:
-		return warn("allow these processes the render node of every GPU, or deny them the GPU by the device cgroup; or add criu to the config key mechanisms",
-			"%s; %s: no VM is known of %s: SUSPEND_QUEUES could crash the kernel, and dbgtrap is not used", said, gpreempt.ReasonGPUWithoutVM, strings.Join(without, ", "))
 	case len(stuck) > 0:
 		return warn("see gpctl target explain PID, or the list of processes below",
 			"%s; no mechanism can suspend %s", said, strings.Join(stuck, ", "))
@@ -202,19 +114,4 @@ func listed(texts []string) string {
 		return strings.Join(texts[:most], ", ") + fmt.Sprintf(" and %d more", more)
 	}
 	return strings.Join(texts, ", ")
-}
-
-// withoutVM returns the processes for which SUSPEND_QUEUES could crash the kernel, see
-// GPUWithoutVM.
-func (h *host) withoutVM() (found []string) {
-	for _, proc := range h.seen {
-		gpus, err := discovery.ProcessGPUs(h.cfg.Root, proc.Key.PID)
-		if err != nil {
-			continue // it has exited
-		}
-		for _, id := range discovery.WithoutVM(h.cfg.Root, proc.Key.PID, discovery.GPUsAfter(gpus, proc.GPUs())) {
-			found = append(found, fmt.Sprintf("%s (pid %d) on GPU %v", proc.Comm, proc.Key.PID, id))
-		}
-	}
-	return found
 }

@@ -126,7 +126,7 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	s.adminEvent(ctx, scheduler.Record{Target: proc.Key}, "target suspend %v for %v", proc.Key, ttl)
 	s.cfg.Scheduler.Post(scheduler.Pin{Target: proc.Key, Cause: scheduler.CauseByHand, For: ttl})
 	resp := &gpreemptv1.SuspendTargetResponse{}
-	var why scheduler.QuiesceReason
+	var why scheduler.Cause
 	err = s.await(ctx, policy.MaxWait, func() (final bool) {
 		s.cfg.Scheduler.View(func(c *scheduler.Core) { resp.Quiesced, why, final = c.SuspendResult(proc.Key) })
 		return final
@@ -134,7 +134,7 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	if err != nil {
 		return nil, err
 	}
-	resp.Reason = gpreemptv1.QuiesceReason(cmp.Or(why, scheduler.QuiesceMaxWait))
+	resp.Reason = quiesceReason(cmp.Or(why, scheduler.CauseMaxWait))
 	resp.Timing = &gpreemptv1.Timing{Total: durationpb.New(s.cfg.Scheduler.Now() - arrived)}
 	return resp, nil
 }

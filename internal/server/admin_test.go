@@ -137,7 +137,7 @@ func TestBadAdminRequests(t *testing.T) {
 		{"class for no time", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Class: gpreemptv1.Class_CLASS_OFFLINE, Ttl: durationpb.New(0)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange},
 		{"mechanism without class", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Mechanism: "dbgtrap"})), gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass},
 		{"mechanism of an online process", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Class: gpreemptv1.Class_CLASS_ONLINE, Mechanism: "dbgtrap"})), gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass},
-		{"missing mechanism", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Class: gpreemptv1.Class_CLASS_OFFLINE, Mechanism: "kmap"})), gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownMechanism},
+		{"missing mechanism", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: offline.String(), Class: gpreemptv1.Class_CLASS_OFFLINE, Mechanism: "criu"})), gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownMechanism},
 		{"class of nothing", call(admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: "9", Class: gpreemptv1.Class_CLASS_OFFLINE})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"explanation of nothing", call(admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: "9"})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"queues of nothing", call(admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{TargetId: "9"})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -27,9 +28,11 @@ type announcement struct {
 	id     scheduler.LeaseID
 	ttl    time.Duration
 	known  bool
+	sender atomic.Uint32 // of the answer, on a stream
 	answer scheduler.Answer
 	// decided is when the scheduler had admitted it.
 	decided scheduler.Time
+	tag     uint64 // of the frame, on a stream
 }
 
 // prepare returns the announcement of a request of a client, or of the admins: it sets the defaults,
@@ -176,7 +179,7 @@ func (s *Server) answered(a *announcement) *gpreemptv1.NotifyOnlineResponse {
 		timing.Quiesce = durationpb.New(a.answer.Waited)
 	}
 	return &gpreemptv1.NotifyOnlineResponse{
-		LeaseId: leaseID(s.leasePrefix, a.id), Quiesced: a.answer.Quiesced, OwnerOffline: a.answer.OwnerOffline, Reason: gpreemptv1.QuiesceReason(a.answer.Reason),
+		LeaseId: leaseID(s.leasePrefix, a.id), Quiesced: a.answer.Quiesced, OwnerOffline: a.answer.OwnerOffline, Reason: quiesceReason(a.answer.Reason),
 		SuspendedTargets: uint32(a.answer.Suspended), CannotSuspendTargets: uint32(a.answer.CannotSuspend), GpuIds: gpuIDs(a.GPUs), Ttl: durationpb.New(a.ttl), Timing: timing,
 	}
 }

@@ -49,23 +49,6 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 // unary returns a handler that calls next, the handler of a method that is not a
 // stream, at the end of the chain.
 func (s *Server) unary(method string, next grpc.MethodHandler) grpc.StreamHandler {
-	handle := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		c := callerOf(ctx)
-		need, err := s.allow(c, method)
-		if err != nil {
-			s.auditRefusal(c, method, req, err)
-			return nil, err
-		}
-		if need == auth.Admin {
-			handler = s.audited(c, method, handler)
-		}
-		if s.simulated != nil && strings.HasPrefix(method, adminPrefix) {
-			if err := grpc.SetHeader(ctx, s.simulated); err != nil {
-				return nil, err
-			}
-		}
-		return handler(ctx, req)
-	}
 	need, _ := auth.Need(method)
 	reads := need == auth.Read
 	return func(srv any, ss grpc.ServerStream) (err error) {
@@ -98,15 +81,27 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.StreamHandle
 		}
 		free := func() {}
 		defer func() { free() }()
-		seated := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			var err error // the message has arrived
+		arrived := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
 			if free, err = s.takeSeat(ctx, c, method); err != nil {
 				free = func() {}
 				return nil, err
 			}
-			return handle(ctx, req, info, handler)
+			need, err := s.allow(c, method)
+			if err != nil {
+				s.auditRefusal(c, method, req, err)
+				return nil, err
+			}
+			if need == auth.Admin {
+				handler = s.audited(c, method, handler)
+			}
+			if s.simulated != nil && strings.HasPrefix(method, adminPrefix) {
+				if err := ss.SetHeader(s.simulated); err != nil {
+					return nil, err
+				}
+			}
+			return handler(ctx, req)
 		}
-		resp, err := next(srv, withCaller(ctx, c), readInTime, seated)
+		resp, err := next(srv, withCaller(ctx, c), readInTime, arrived)
 		if err != nil {
 			return err
 		}
@@ -188,13 +183,18 @@ func (s *Server) countTooLarge(err error) {
 // enter identifies the caller and takes the cost of a call of its rate. The connection is
 // nil when nothing proves who calls.
 func (s *Server) enter(ctx context.Context, method string) (*connection, error) {
-	conn, ok := auth.FromContext(ctx)
+	conn, _ := auth.FromContext(ctx)
+	c, ok := conn.(*connection)
 	if !ok {
 		return nil, errNoIdentity
 	}
-	c := s.clients.of(conn)
-	if c == nil { // the connection has just ended
-		return nil, errNoIdentity
+	if c.refused != nil {
+		c.client.charge(s.cfg.Limits(), refusalBytes)
+		err := c.refusal(method)
+		if !c.explained.Swap(true) {
+			s.cfg.Log.Warn("client connection refused", log.Err(err))
+		}
+		return c, err
 	}
 	return c, c.client.takeRequest(s.cfg.Limits(), auth.Cost(method))
 }
@@ -214,7 +214,7 @@ func (s *Server) closeSlow(c *connection, method string) {
 	s.cfg.Events.Refused(gpreempt.ReasonSlowRequest)
 	s.cfg.Log.Warn("connection closed: the message of a call did not follow its header in time",
 		log.Peer(c.peer), log.Method(method), log.Waited(messageTime))
-	_ = c.conn.Close()
+	_ = c.Close()
 }
 
 var errNoIdentity error = &gpreempt.Error{

@@ -167,11 +167,15 @@ func (c *client) note(id scheduler.LeaseID) leaseNote {
 
 // connection is one accepted connection.
 type connection struct {
+	auth.Conn
 	s      *Server
-	conn   auth.Conn
 	peer   auth.Peer
 	client *client
 	rights auth.Rights // when it was made
+	// refused is why it does not count as one of the client's, see explain; nil if it does. explained: a
+	// call got the reason.
+	refused   error
+	explained atomic.Bool
 	// scope is the scope of leases of unary calls.
 	scope scope
 	// unread is the answers that are not yet written.
@@ -184,7 +188,7 @@ type clients struct {
 
 	mu     sync.Mutex // guards all below; taken before client.mu and the scheduler's lock
 	left   sync.Cond  // signaled when a connection has been removed
-	byConn map[auth.Conn]*connection
+	conns  map[*connection]bool
 	byID   map[scheduler.ClientID]*client
 	users  map[string]*user // by principal
 	all    meter            // of all users
@@ -198,25 +202,24 @@ type clients struct {
 
 func newClients(s *Server) *clients {
 	cs := &clients{
-		s:      s,
-		byConn: map[auth.Conn]*connection{},
-		byID:   map[scheduler.ClientID]*client{},
-		users:  map[string]*user{},
+		s:     s,
+		conns: map[*connection]bool{},
+		byID:  map[scheduler.ClientID]*client{},
+		users: map[string]*user{},
 	}
 	cs.left.L = &cs.mu
 	return cs
 }
 
-// join adds a new connection until it ends. If it is refused, join returns it with the
-// error, and does not add it.
-func (cs *clients) join(conn auth.Conn) (*connection, error) {
+// join adds a new connection until it ends, or returns it refused, and does not add it.
+func (cs *clients) join(conn auth.Conn) *connection {
 	peer := conn.Peer()
 	id := clientOf(peer)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	rights := cs.s.cfg.Authz().Rights(peer) // with mu held: RightsChanged misses no connection
 	u := cs.user(peer.Principal())
-	c := &connection{s: cs.s, conn: conn, peer: peer, rights: rights, unread: backlog{user: &u.unread, all: &cs.unread}}
+	c := &connection{Conn: conn, s: cs.s, peer: peer, rights: rights, unread: backlog{user: &u.unread, all: &cs.unread}}
 	err := cs.tooOften(u)
 	if err == nil && rights != 0 {
 		err = cs.place(u, rights.Allows(auth.Admin))
@@ -224,8 +227,8 @@ func (cs *clients) join(conn auth.Conn) (*connection, error) {
 	shared := cs.s.cfg.Limits().shared()
 	if err != nil || rights == 0 {
 		u.meter.charge(time.Now(), shared, connectionBytes)
-		c.client = newClient(id, peer, u)
-		return c, cmp.Or(err, errNoRight)
+		c.client, c.refused = newClient(id, peer, u), cmp.Or(err, errNoRight)
+		return c
 	}
 	u.meter.charge(time.Now(), shared, connectionBytes/2)
 	cl := cs.byID[id]
@@ -239,12 +242,12 @@ func (cs *clients) join(conn auth.Conn) (*connection, error) {
 		cs.admins++
 	}
 	c.client = cl
-	cs.byConn[conn] = c
+	cs.conns[c] = true
 	go func() { // ends with the connection; wait waits for it
 		<-conn.Done()
 		cs.leave(c)
 	}()
-	return c, nil
+	return c
 }
 
 // errNoRight refuses a connection: the refusal of its first call says what is missing.
@@ -258,7 +261,7 @@ func (s *Server) RightsChanged() {
 	var lost []*connection
 	cs.mu.Lock()
 	policy := s.cfg.Authz()
-	for _, c := range cs.byConn {
+	for c := range cs.conns {
 		if !policy.Rights(c.peer).Allows(c.rights) {
 			lost = append(lost, c)
 		}
@@ -266,7 +269,7 @@ func (s *Server) RightsChanged() {
 	cs.mu.Unlock()
 	for _, c := range lost {
 		s.cfg.Log.Warn("connection closed: its peer has lost a right", log.Peer(c.peer))
-		_ = c.conn.Close()
+		_ = c.Close()
 	}
 }
 
@@ -277,7 +280,7 @@ func (cs *clients) leave(c *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	defer cs.left.Broadcast()
-	delete(cs.byConn, c.conn)
+	delete(cs.conns, c)
 	c.unread.end()
 	if c.rights.Allows(auth.Admin) {
 		cs.admins--
@@ -285,7 +288,7 @@ func (cs *clients) leave(c *connection) {
 	c.client.user.conns--
 	c.client.conns--
 	leases := c.client.endScope(&c.scope)
-	died := c.conn.Died()
+	died := c.Died()
 	if c.client.conns == 0 {
 		delete(cs.byID, c.client.id)
 	}
@@ -324,12 +327,6 @@ func (s *Server) endAll(c *client, leases []scheduler.LeaseID, how scheduler.Lea
 	}
 }
 
-func (cs *clients) of(conn auth.Conn) *connection {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	return cs.byConn[conn]
-}
-
 func (cs *clients) byClient(id scheduler.ClientID) *client {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -340,7 +337,7 @@ func (cs *clients) byClient(id scheduler.ClientID) *client {
 func (cs *clients) wait() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for len(cs.byConn) > 0 {
+	for len(cs.conns) > 0 {
 		cs.left.Wait()
 	}
 }

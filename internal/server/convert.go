@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
@@ -33,6 +34,23 @@ func classOf(c gpreemptv1.Class) (class gpreempt.Class, ok bool) {
 		return gpreempt.Unmanaged, false
 	}
 	return gpreempt.Class(c - 1), true
+}
+
+// quiesceReasons has the API's value for each reason of an answer, by its name.
+var quiesceReasons = func() map[gpreempt.Reason]gpreemptv1.QuiesceReason {
+	values := map[gpreempt.Reason]gpreemptv1.QuiesceReason{}
+	for _, name := range api.EnumNames[gpreemptv1.QuiesceReason]() {
+		values[gpreempt.Reason(name)], _ = api.ParseEnum[gpreemptv1.QuiesceReason](name)
+	}
+	return values
+}()
+
+// quiesceReason returns the reason of an answer. An obstacle without a value of its own is CANNOT_SUSPEND.
+func quiesceReason(why gpreempt.Reason) gpreemptv1.QuiesceReason {
+	if why.Obstacle() != "" {
+		return cmp.Or(quiesceReasons[why], gpreemptv1.QuiesceReason_QUIESCE_REASON_CANNOT_SUSPEND)
+	}
+	return quiesceReasons[why]
 }
 
 func gpuIDs(gpus []gpreempt.GPUID) []uint32 {
@@ -173,7 +191,7 @@ func containerMessage(at gpreempt.Cgroup, c gpreempt.Container) *gpreemptv1.Cont
 	}
 	return &gpreemptv1.Container{
 		Runtime: at.Runtime, ContainerId: at.ContainerID, Name: c.Name, Image: c.Image, Labels: c.Labels,
-		PodUid: at.PodUID, Namespace: c.Namespace, Pod: c.Pod, PodLabels: c.PodLabels, PriorityClass: c.PriorityClass,
+		PodUid: at.PodUID, Namespace: c.Namespace, Pod: c.Pod, PodLabels: c.PodLabels,
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -37,7 +38,21 @@ func TestEnumsHaveTheNumbersOfTheAPI(t *testing.T) {
 	check(gpreemptv1.TargetState(0), "TARGET_STATE_", func(n uint8) string { return scheduler.TargetState(n).String() }, nil)
 	check(gpreemptv1.LeaseState(0), "LEASE_STATE_", func(n uint8) string { return scheduler.LeaseState(n).String() }, nil)
 	check(gpreemptv1.LeaseEnd(0), "LEASE_END_", func(n uint8) string { return scheduler.LeaseEnd(n).String() }, nil)
-	check(gpreemptv1.QuiesceReason(0), "QUIESCE_REASON_", func(n uint8) string { return scheduler.QuiesceReason(n).String() }, nil)
+	reasons := map[gpreempt.Reason]gpreemptv1.QuiesceReason{}
+	for _, why := range scheduler.Answers() {
+		if quiesceReason(why) == 0 {
+			t.Errorf("the API has no reason for the answer %q", why)
+		}
+		if v := quiesceReason(why); api.EnumName(v) == string(why) {
+			reasons[why] = v
+		}
+	}
+	if diff := cmp.Diff(quiesceReasons, reasons); diff != "" {
+		t.Errorf("reasons of answers in the API and in the scheduler (-API +scheduler):\n%s", diff)
+	}
+	if got := quiesceReason(gpreempt.ReasonResisted); got != gpreemptv1.QuiesceReason_QUIESCE_REASON_CANNOT_SUSPEND {
+		t.Errorf("a target that resists is %v in the answer", got)
+	}
 
 	got := map[scheduler.RecordKind]gpreemptv1.EventKind{}
 	for _, k := range []scheduler.RecordKind{

@@ -3,9 +3,11 @@ package server
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -144,12 +146,14 @@ func (x explained) mechanism() string {
 	if x.Shadow {
 		return "not attached: a shadow policy attaches to nothing"
 	}
-	drm := x.members("", "it has user queues of DRM, which no enabled mechanism can suspend", func(m scheduler.MemberFacts) bool { return m.Refusal == scheduler.OutcomeDRMQueues })
-	refuses := x.members("", "it could not be suspended or attached to at the last attempt", func(m scheduler.MemberFacts) bool { return m.Refusal != scheduler.OutcomeOK })
+	var refuses string
+	for _, o := range slices.Backward(gpreempt.Obstacles()) {
+		if text := x.members("", "it "+o.Obstacle(), func(m scheduler.MemberFacts) bool { return m.Refusal == o }); text != "" {
+			refuses += map[bool]string{true: "; "}[refuses != ""] + text
+		}
+	}
 	stuck := x.members("", "a call of the process holds its lock in the driver, and it cannot be attached to", func(m scheduler.MemberFacts) bool { return m.AttachStuck })
 	switch {
-	case drm != "":
-		return drm
 	case refuses != "":
 		for _, m := range x.Members {
 			if m.Refusals > 0 || m.OnResist.Enforced() {

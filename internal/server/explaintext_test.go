@@ -18,7 +18,7 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 		change(&m)
 		return scheduler.Facts{Members: []scheduler.MemberFacts{m}}
 	}
-	refusing := scheduler.MemberFacts{Key: gpreempt.ProcessKey{PID: 101, Start: 1}, Refusal: scheduler.OutcomeFailed}
+	refusing := scheduler.MemberFacts{Key: gpreempt.ProcessKey{PID: 101, Start: 1}, Refusal: gpreempt.ReasonCannotSuspend}
 	for _, tc := range []struct {
 		check string
 		facts scheduler.Facts
@@ -80,7 +80,7 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 			"a call of the process holds its lock in the driver, and it cannot be attached to",
 		},
 		{
-			scheduler.CheckMechanism, members(func(m *scheduler.MemberFacts) { m.Refusal = scheduler.OutcomeDRMQueues }),
+			scheduler.CheckMechanism, members(func(m *scheduler.MemberFacts) { m.Refusal = gpreempt.ReasonDRMQueues }),
 			"it has user queues of DRM, which no enabled mechanism can suspend",
 		},
 		{
@@ -89,10 +89,15 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 			"it could not be suspended or attached to at the last attempt: 101@1",
 		},
 		{
+			scheduler.CheckMechanism,
+			scheduler.Facts{Members: []scheduler.MemberFacts{refusing, {Key: gpreempt.ProcessKey{PID: 102, Start: 1}, Refusal: gpreempt.ReasonDRMQueues}}},
+			"it has user queues of DRM, which no enabled mechanism can suspend: 102@1; it could not be suspended or attached to at the last attempt: 101@1",
+		},
+		{
 			scheduler.CheckMechanism, members(func(m *scheduler.MemberFacts) {
-				m.Refusal, m.Refusals, m.OnResist = scheduler.OutcomeResisted, 1, gpreempt.Resistance{KillAfter: 2}
+				m.Refusal, m.Refusals, m.OnResist = gpreempt.ReasonResisted, 1, gpreempt.Resistance{KillAfter: 2}
 			}),
-			"it could not be suspended or attached to at the last attempt; 1 refused suspensions of process 100, on_resist: {kill: 2}",
+			"it is traced, debugged or resumed by another program; 1 refused suspensions of process 100, on_resist: {kill: 2}",
 		},
 		{scheduler.CheckPinSuspend, scheduler.Facts{}, "none"},
 		{scheduler.CheckPinSuspend, scheduler.Facts{Pin: scheduler.CauseByHand, PinnedToSuspend: now + time.Second}, "an admin suspended it; ends in 1s"},

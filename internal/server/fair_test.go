@@ -125,7 +125,7 @@ func TestStreamThatIsNotReadKeepsNoSeat(t *testing.T) {
 		if len(s.seats) != 1 {
 			t.Fatal("the stream sends without a seat")
 		}
-		free, err := s.sit(ctx, callerOf(ctx)) // waits
+		free, err := sit(ctx, s.seats) // waits
 		if err != nil {
 			t.Fatal(err)
 		}

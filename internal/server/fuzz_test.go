@@ -138,7 +138,7 @@ func (h *host) accounts() (all map[string]int64) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	all = map[string]int64{
-		"connections": int64(len(cs.byConn)), "admins": int64(cs.admins), "clients": int64(len(cs.byID)),
+		"connections": int64(len(cs.conns)), "admins": int64(cs.admins), "clients": int64(len(cs.byID)),
 		"unread": cs.unread.Load(), "leases": int64(len(h.leases())),
 	}
 	for _, u := range cs.users {

@@ -57,14 +57,18 @@ func (t *allTaken) warnings(now scheduler.Time) []gpreempt.Warning {
 func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) ([]gpreempt.GPUID, error) {
 	gpus := make([]gpreempt.GPUID, 0, min(len(selectors), len(all)))
 	for i, sel := range selectors {
-		at := slices.IndexFunc(all, func(g gpreempt.GPU) bool {
-			return api.Selects(sel, uint32(g.ID), uint32(g.Node), uint32(g.RenderMinor), g.BDF)
-		})
-		if at < 0 {
-			return nil, unknownGPU(selectorName(i, sel))
+		found := false
+		for _, g := range all {
+			if !api.Selects(sel, uint32(g.ID), uint32(g.Node), uint32(g.RenderMinor), g.BDF) {
+				continue
+			}
+			found = true
+			if !slices.Contains(gpus, g.ID) { // a request has any number of selectors
+				gpus = append(gpus, g.ID)
+			}
 		}
-		if !slices.Contains(gpus, all[at].ID) { // a request has any number of selectors
-			gpus = append(gpus, all[at].ID)
+		if !found {
+			return nil, unknownGPU(selectorName(i, sel))
 		}
 	}
 	slices.Sort(gpus)
@@ -81,6 +85,8 @@ func selectorName(i int, sel *gpreemptv1.GpuSelector) string {
 		return fmt.Sprintf("%.32q", by.Bdf)
 	case *gpreemptv1.GpuSelector_RenderMinor:
 		return fmt.Sprintf("renderD%d", by.RenderMinor)
+	case *gpreemptv1.GpuSelector_All:
+		return "of any name"
 	default:
 		return fmt.Sprintf("of selector %d, which is empty,", i+1)
 	}

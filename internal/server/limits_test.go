@@ -122,7 +122,7 @@ func TestConnectionsPerUserAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer raw.Close()
-	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+	if _, err := io.Copy(io.Discard, raw); err != nil {
 		t.Errorf("the connection above the limit reads %v, want its end", err)
 	}
 	if got := testutil.Receive(t, logged, "a line of the log"); got != "client connection refused" {
@@ -137,12 +137,14 @@ func TestConnectionsPerUserAreBounded(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
-	// After the end of one, another is accepted: gRPC reconnects automatically.
+	// After the end of one, another is accepted: gRPC reconnects automatically when the refused one
+	// has ended.
 	_ = conns[0].Close()
 	h.awaitConnections(t, 1)
-	if _, err = admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
-		t.Error(err)
-	}
+	testutil.Until(t, "a connection is accepted", func() bool {
+		_, err = admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+		return err == nil
+	})
 }
 
 // awaitConnections waits until at most so many connections are open.
@@ -151,7 +153,7 @@ func (h *host) awaitConnections(t *testing.T, most int) {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for len(cs.byConn) > most {
+	for len(cs.conns) > most {
 		cs.left.Wait()
 	}
 }
@@ -159,13 +161,13 @@ func (h *host) awaitConnections(t *testing.T, most int) {
 func TestRightsAreCheckedOnEveryCall(t *testing.T) {
 	h := startHost(t)
 	conn := h.dialAsNobody(t)
-	online, admin := gpreemptv1.NewOnlineServiceClient(conn), gpreemptv1.NewAdminServiceClient(conn)
 	uid := uint32(os.Getuid())
 	if uid == 0 {
 		uid = nobody
 	}
 	type outcome struct{ announce, read, change gpreempt.Reason }
-	try := func(p auth.Policy) outcome {
+	try := func(conn *grpc.ClientConn, p auth.Policy) outcome {
+		online, admin := gpreemptv1.NewOnlineServiceClient(conn), gpreemptv1.NewAdminServiceClient(conn)
 		h.mu.Lock()
 		h.rights = func() auth.Policy { return p }
 		h.mu.Unlock()
@@ -176,9 +178,9 @@ func TestRightsAreCheckedOnEveryCall(t *testing.T) {
 	}
 	const owner = 1 << 30
 	got := []outcome{
-		try(auth.Policy{OwnerUID: owner}),
-		try(auth.Policy{OwnerUID: owner, OnlineGIDs: []uint32{uint32(os.Getgid())}}),
-		try(auth.Policy{OwnerUID: owner, AdminUIDs: []uint32{uid}}),
+		try(h.dialAsNobody(t), auth.Policy{OwnerUID: owner}), // a connection without a right stays refused
+		try(conn, auth.Policy{OwnerUID: owner, OnlineGIDs: []uint32{uint32(os.Getgid())}}),
+		try(conn, auth.Policy{OwnerUID: owner, AdminUIDs: []uint32{uid}}),
 	}
 	if diff := cmp.Diff([]outcome{
 		{gpreempt.ReasonNotOnline, gpreempt.ReasonNotAdmin, gpreempt.ReasonNotAdmin},
@@ -291,8 +293,8 @@ func TestConnectionsLeaveNoState(t *testing.T) {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if len(cs.byConn)+len(cs.byID) > 0 || len(cs.users) != 1 {
-		t.Errorf("%d connections, %d clients, %d users remain; want one user", len(cs.byConn), len(cs.byID), len(cs.users))
+	if len(cs.conns)+len(cs.byID) > 0 || len(cs.users) != 1 {
+		t.Errorf("%d connections, %d clients, %d users remain; want one user", len(cs.conns), len(cs.byID), len(cs.users))
 	}
 	if got := h.leases(); len(got) > 0 {
 		t.Errorf("leases %v remain", got)

@@ -61,6 +61,8 @@ func (m *machine) Attach(gpreempt.ProcessKey) {}
 
 func (m *machine) Kill(gpreempt.ProcessKey) {}
 
+func (m *machine) Flush() {}
+
 func (m *machine) Inspect(target gpreempt.ProcessKey, seq uint64) {
 	m.enqueue(scheduler.Inspected{Target: target, Seq: seq})
 }
@@ -402,7 +404,7 @@ func (h *host) anyConnection() *connection {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for _, c := range cs.byConn {
+	for c := range cs.conns {
 		return c
 	}
 	return nil

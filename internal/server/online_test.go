@@ -76,6 +76,7 @@ func TestInvalidAnnouncementsAreRefusedWithAReason(t *testing.T) {
 		{"unknown gpu id", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{byID(gpuA), byID(7)}}, gpreempt.ReasonUnknownGPU},
 		{"gpu id 0", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{byID(0)}}, gpreempt.ReasonUnknownGPU},
 		{"empty selector", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{}}}, gpreempt.ReasonUnknownGPU},
+		{"not all", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_All{}}}}, gpreempt.ReasonUnknownGPU},
 		{"unknown node", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Node{Node: 0}}}}, gpreempt.ReasonUnknownGPU},
 		{"invalid address", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Bdf{Bdf: "a"}}}}, gpreempt.ReasonUnknownGPU},
 		{"address in another domain", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Bdf{Bdf: "80:00.0"}}}}, gpreempt.ReasonUnknownGPU},
@@ -118,6 +119,7 @@ func TestGPUsAreSelectedByEachOfTheirNames(t *testing.T) {
 		{"short bdf", []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Bdf{Bdf: "0A:00.0"}}}, []uint32{100}},
 		{"long bdf", []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Bdf{Bdf: "0001:80:00.0"}}}, []uint32{200}},
 		{"render minor", []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_RenderMinor{RenderMinor: 128}}}, []uint32{100}},
+		{"all", []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_All{All: true}}}, []uint32{100, 200}},
 		{"one twice, out of order", []*gpreemptv1.GpuSelector{byID(gpuB), byID(gpuA), {By: &gpreemptv1.GpuSelector_Node{Node: 3}}}, []uint32{100, 200}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -34,12 +34,13 @@ func (sc *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credential
 		sc.s.Refused(err)
 		return nil, nil, err
 	}
-	c, err := sc.s.clients.join(info.(auth.Info).Conn)
-	if err != nil {
-		sc.s.explain(c, err)
+	proved := info.(auth.Info)
+	c := sc.s.clients.join(proved.Conn)
+	if c.refused != nil && !sc.s.explain(c) {
 		return nil, nil, credentials.ErrConnDispatched
 	}
-	return &throttledConn{Conn: conn, s: sc.s, c: c}, info, nil
+	proved.Conn = c
+	return &throttledConn{Conn: conn, s: sc.s, c: c}, proved, nil
 }
 
 // prove has the peer proved. A handshake of TLS takes about a millisecond of a processor, and nobody

@@ -275,14 +275,7 @@ func newSeats(processors int) chan struct{} { return make(chan struct{}, max(1, 
 // takeSeat waits until a caller may read; free lets the next one do so.
 func (s *Server) takeSeat(ctx context.Context, c *connection, method string) (free func(), err error) {
 	need, _ := auth.Need(method)
-	if need != auth.Read || method == gpreemptv1.AdminService_Diagnose_FullMethodName {
-		return func() {}, nil
-	}
-	return s.sit(ctx, c)
-}
-
-func (s *Server) sit(ctx context.Context, c *connection) (free func(), err error) {
-	if c.rights.Allows(auth.Admin) {
+	if need != auth.Read || method == gpreemptv1.AdminService_Diagnose_FullMethodName || c.rights.Allows(auth.Admin) {
 		return func() {}, nil
 	}
 	return sit(ctx, s.seats)
@@ -305,7 +298,10 @@ const seatTime = 5 * time.Millisecond
 // seated has a stream send in a seat: what happens on the host is sent to all who watch, so the cost
 // of an event grows with them.
 func (s *Server) seated(ctx context.Context, send func() error) error {
-	free, err := s.sit(ctx, callerOf(ctx))
+	if callerOf(ctx).rights.Allows(auth.Admin) {
+		return send()
+	}
+	free, err := sit(ctx, s.seats)
 	if err != nil {
 		return err
 	}
@@ -403,9 +399,9 @@ func reservedPlaces(total int) int { return total / 16 }
 // for users with few: none has more than a sixteenth of what is left. The caller holds mu.
 func (cs *clients) place(u *user, admin bool) error {
 	l := cs.s.cfg.Limits()
-	left := l.ConnectionsTotal - len(cs.byConn)
+	left := l.ConnectionsTotal - len(cs.conns)
 	if !admin {
-		left = l.ConnectionsTotal - reservedPlaces(l.ConnectionsTotal) - (len(cs.byConn) - cs.admins)
+		left = l.ConnectionsTotal - reservedPlaces(l.ConnectionsTotal) - (len(cs.conns) - cs.admins)
 	}
 	most := max(left-l.ConnectionsTotal/10, left/16+1)
 	switch {
@@ -415,7 +411,7 @@ func (cs *clients) place(u *user, admin bool) error {
 			"use the open connections")
 	case left <= 0, !admin && u.conns >= most:
 		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal,
-			fmt.Sprintf("%d connections are open, %d of them of %s, and %d are left", len(cs.byConn), u.conns, u.id, max(0, left)),
+			fmt.Sprintf("%d connections are open, %d of them of %s, and %d are left", len(cs.conns), u.conns, u.id, max(0, left)),
 			"see which processes have them (ss -xp)")
 	}
 	return nil
@@ -439,13 +435,13 @@ func (t *throttledConn) Read(b []byte) (int, error) {
 			}
 			break
 		}
-		if t.c.debt(l) > 0 && t.c.conn.Left() {
+		if t.c.debt(l) > 0 && t.c.Left() {
 			return 0, errLeft // what it has sent is not worth waiting for
 		}
 		timer := time.NewTimer(min(wait, maxWait))
 		select {
 		case <-timer.C:
-		case <-t.c.conn.Done():
+		case <-t.c.Done():
 			timer.Stop()
 			return t.Conn.Read(b) // it returns why the connection ended
 		}

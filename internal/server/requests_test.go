@@ -25,7 +25,7 @@ var checks = []struct{ message, fields, check string }{
 	{"NotifyOnlineRequest", "eta", "0 to 1 min"},
 	{"NotifyOnlineRequest", "complete_on_idle", "only for a process of this host; its own queues are watched"},
 	{"NotifyOnlineRequest", "label", "at most 128 bytes; shown, and nothing else"},
-	{"GpuSelector", "gpu_id node render_minor", "compared with the GPUs of the inventory"},
+	{"GpuSelector", "gpu_id node render_minor all", "compared with the GPUs of the inventory"},
 	{"GpuSelector", "bdf", "compared with them, in lower case and with a domain (TestSelectorsByAddressNeedNoDomainZero)"},
 	{"CompleteRequest", "lease_id", "parsed strictly, of this run, found, and the caller's"},
 	{"RenewRequest", "lease_id", "parsed strictly, of this run, found, and the caller's"},

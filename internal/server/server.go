@@ -202,7 +202,7 @@ type Server struct {
 
 	parting auth.Parting
 
-	explaining places         // refused connections in explain
+	explaining places         // refused connections that are open
 	explainers sync.WaitGroup // their goroutines
 
 	policyMu sync.Mutex // held in SetPolicy, which reads, changes and writes

@@ -34,7 +34,7 @@ type session struct {
 	trace *scheduler.TraceContext // of the client; nil when it sent none
 	// answers has announcements that were answered later. It has room for all that
 	// are outstanding, so the scheduler's reply never blocks.
-	answers     chan *streamAnnounce
+	answers     chan *announcement
 	outstanding atomic.Int32
 
 	sending sync.Mutex // held in each send: a stream allows one sender at a time
@@ -45,7 +45,7 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 	ctx := st.Context()
 	ses := &session{
 		s: o.s, stream: st, caller: callerOf(ctx), trace: traceContext(ctx),
-		answers: make(chan *streamAnnounce, maxOutstanding),
+		answers: make(chan *announcement, maxOutstanding),
 	}
 	ended := make(chan error, 1)
 	// The reader ends with the stream, which ends when this handler returns. The
@@ -58,13 +58,13 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 	}()
 	for {
 		select {
-		case p := <-ses.answers:
-			if err := ses.send(p.response()); err != nil {
+		case a := <-ses.answers:
+			if err := ses.send(ses.announced(a)); err != nil {
 				return err
 			}
 		case err := <-ended:
 			for err == nil && len(ses.answers) > 0 { // of a half-closed stream: all are there
-				err = ses.send((<-ses.answers).response())
+				err = ses.send(ses.announced(<-ses.answers))
 			}
 			return err
 		case <-ctx.Done():
@@ -77,7 +77,7 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 // its process is reported, so end checks whether the process is exiting.
 func (ses *session) end() {
 	how := scheduler.EndDisconnected
-	if ses.caller.conn.Exiting() {
+	if ses.caller.Exiting() {
 		how = scheduler.EndClientDied
 	}
 	c := ses.caller.client
@@ -142,20 +142,12 @@ func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionRe
 	}
 }
 
-// The states of a streamAnnounce: who sends its answer.
+// The senders of the answer to an announcement of a stream.
 const (
 	undecided    = iota // it is in the scheduler
 	answeredNow         // the reader: the scheduler answered at once
 	answersLater        // the handler
 )
-
-// streamAnnounce is an announcement of a stream.
-type streamAnnounce struct {
-	*announcement
-	ses   *session
-	tag   uint64
-	state atomic.Uint32
-}
 
 // announce passes an announcement to the scheduler. Without response and error, it
 // is answered later.
@@ -170,31 +162,27 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	a.Arrived, a.Trace, a.note.scope = arrived, ses.trace, &ses.scope
-	p := &streamAnnounce{announcement: a, ses: ses, tag: tag}
+	a.Arrived, a.Trace, a.note.scope, a.tag = arrived, ses.trace, &ses.scope, tag
 	ses.outstanding.Add(1)
-	if _, err := ses.s.submit(a, p.reply); err != nil {
+	if _, err := ses.s.submit(a, func(_ scheduler.LeaseID, answer scheduler.Answer) { // with the scheduler's lock held
+		a.answer = answer
+		if !a.sender.CompareAndSwap(undecided, answeredNow) {
+			ses.answers <- a
+		}
+	}); err != nil {
 		ses.outstanding.Add(-1)
 		return nil, err
 	}
-	if p.state.CompareAndSwap(undecided, answersLater) {
+	if a.sender.CompareAndSwap(undecided, answersLater) {
 		return nil, nil //nolint:nilnil // the handler answers
 	}
-	return p.response(), nil
+	return ses.announced(a), nil
 }
 
-// reply stores the scheduler's answer. It is called with the scheduler's lock held.
-func (p *streamAnnounce) reply(_ scheduler.LeaseID, answer scheduler.Answer) {
-	p.answer = answer
-	if !p.state.CompareAndSwap(undecided, answeredNow) {
-		p.ses.answers <- p
-	}
-}
-
-// response returns the frame that answers p.
-func (p *streamAnnounce) response() *gpreemptv1.SessionResponse {
-	p.ses.outstanding.Add(-1)
-	return &gpreemptv1.SessionResponse{Tag: p.tag, Frame: &gpreemptv1.SessionResponse_Announced{Announced: p.ses.s.answered(p.announcement)}}
+// announced returns the frame that answers an announcement.
+func (ses *session) announced(a *announcement) *gpreemptv1.SessionResponse {
+	ses.outstanding.Add(-1)
+	return &gpreemptv1.SessionResponse{Tag: a.tag, Frame: &gpreemptv1.SessionResponse_Announced{Announced: ses.s.answered(a)}}
 }
 
 func (ses *session) send(resp *gpreemptv1.SessionResponse) error {

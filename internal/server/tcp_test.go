@@ -118,7 +118,7 @@ func TestCertificateAnnouncesAndCompletes(t *testing.T) {
 		t.Errorf("completed: %v, %v", done, err)
 	}
 	// The same over a stream, by the SDK.
-	held, err := c.Acquire(t.Context(), sdk.Request{MaxWait: 10 * time.Second})
+	held, err := c.Acquire(t.Context(), sdk.Request{GPUs: sdk.AllGPUs(), MaxWait: 10 * time.Second})
 	if err != nil || !held.Protected() {
 		t.Fatalf("acquired %+v, %v", held, err)
 	}

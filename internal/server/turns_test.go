@@ -29,7 +29,7 @@ func TestBusyUserIsReadInSmallTurns(t *testing.T) {
 		}
 		reads := func(rights auth.Rights) (all []turn) {
 			c := newClient(scheduler.ClientID{PID: 1}, auth.Process{}, newUser("uid 7", &meter{}))
-			p := &throttledConn{Conn: plenty{}, s: s, c: &connection{conn: openConn{}, client: c, rights: rights}}
+			p := &throttledConn{Conn: plenty{}, s: s, c: &connection{Conn: openConn{}, client: c, rights: rights}}
 			for range 4 {
 				began := time.Now()
 				n, err := p.Read(make([]byte, 32<<10))

@@ -231,7 +231,7 @@ func (s *Server) closeUnread(c *connection, cause string) {
 	}
 	s.cfg.Events.Refused(gpreempt.ReasonSlowReader)
 	s.cfg.Log.Warn("connection closed: its client does not read the answers", log.Peer(c.peer), log.Cause(cause), log.Unread(unread))
-	_ = c.conn.Close()
+	_ = c.Close()
 }
 
 // mostUnread returns the connection of a user that has most unread bytes; without a user,
@@ -240,14 +240,14 @@ func (cs *clients) mostUnread(of *user) (most *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if of == nil {
-		for _, c := range cs.byConn {
+		for c := range cs.conns {
 			if u := c.client.user; of == nil || u.unread.Load() > of.unread.Load() {
 				of = u
 			}
 		}
 	}
 	bytes := int64(0)
-	for _, c := range cs.byConn {
+	for c := range cs.conns {
 		if n := c.unread.bytes.Load(); c.client.user == of && n > bytes {
 			most, bytes = c, n
 		}
@@ -268,7 +268,7 @@ func (cs *clients) closeStuck() {
 	var stuck []*connection
 	again := false
 	cs.mu.Lock()
-	for _, c := range cs.byConn {
+	for c := range cs.conns {
 		is, waiting := c.unread.check()
 		if is {
 			stuck = append(stuck, c)

@@ -112,7 +112,7 @@ func (h *host) awaitUnread(t *testing.T, n int) {
 	for {
 		have := 0
 		cs.mu.Lock()
-		for _, c := range cs.byConn {
+		for c := range cs.conns {
 			if c.unread.bytes.Load() > 10_000 {
 				have++
 			}
@@ -174,8 +174,8 @@ func backlogs(h *host, users map[string][]int64) map[string][]*connection {
 		cl := newClient(scheduler.ClientID{PID: 1}, auth.Process{}, u)
 		for _, size := range sizes {
 			conn := &closable{done: make(chan struct{})}
-			c := &connection{s: h.server, conn: conn, peer: auth.Process{}, client: cl, unread: backlog{user: &u.unread, all: &cs.unread}}
-			cs.byConn[conn] = c
+			c := &connection{s: h.server, Conn: conn, peer: auth.Process{}, client: cl, unread: backlog{user: &u.unread, all: &cs.unread}}
+			cs.conns[c] = true
 			c.unread.add(size, true)
 			all[name] = append(all[name], c)
 		}
@@ -223,7 +223,7 @@ func TestLargestBacklogIsClosed(t *testing.T) {
 			got := map[string][]bool{}
 			for user, conns := range all {
 				for _, c := range conns {
-					got[user] = append(got[user], c.conn.(*closable).closed.Load())
+					got[user] = append(got[user], c.Conn.(*closable).closed.Load())
 				}
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
@@ -233,7 +233,7 @@ func TestLargestBacklogIsClosed(t *testing.T) {
 			cs.mu.Lock()
 			for _, conns := range all {
 				for _, c := range conns {
-					delete(cs.byConn, c.conn)
+					delete(cs.conns, c)
 				}
 			}
 			cs.mu.Unlock()
@@ -253,7 +253,7 @@ func TestCodecAddsNothingToAnAnswer(t *testing.T) {
 	h := startHost(t)
 	all := backlogs(h, map[string][]int64{"a": {0}})
 	cs := h.server.clients
-	defer func() { cs.mu.Lock(); delete(cs.byConn, all["a"][0].conn); cs.mu.Unlock() }()
+	defer func() { cs.mu.Lock(); delete(cs.conns, all["a"][0]); cs.mu.Unlock() }()
 	for _, m := range []proto.Message{&gpreemptv1.CompleteResponse{}, &gpreemptv1.ListQueuesRequest{TargetId: strings.Repeat("x", 100_000)}} {
 		a := &answer{message: m, c: all["a"][0], call: true}
 		data, err := newCodec().Marshal(a)

@@ -1,5 +1,4 @@
-// Package stat computes quantiles and means: of samples in memory, and of a histogram
-// where there are too many samples to keep.
+// Package stat computes quantiles and means of samples in memory.
 package stat
 
 import (

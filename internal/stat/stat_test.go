@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/stat/histogram"
 )
 
 // quantile is the definition: the smallest sample that at least the share percent of
@@ -32,7 +33,7 @@ func TestQuantilesMatchTheirDefinition(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		samples := rapid.SliceOfN(rapid.Uint64Range(0, 200), 1, 120).Draw(t, "samples")
 		percent := rapid.IntRange(0, 100).Draw(t, "percent")
-		var h stat.Histogram
+		var h histogram.Histogram
 		for _, s := range samples {
 			h.Add(s)
 		}
@@ -53,7 +54,7 @@ func TestHistogramIsAtMostOnePartIn128TooHigh(t *testing.T) {
 		samples := rapid.SliceOfN(rapid.Uint64(), 1, 50).Draw(t, "samples")
 		percent := rapid.IntRange(1, 100).Draw(t, "percent")
 		half := rapid.IntRange(0, len(samples)).Draw(t, "half")
-		var h, rest stat.Histogram
+		var h, rest histogram.Histogram
 		for _, s := range samples[:half] {
 			h.Add(s)
 		}
@@ -98,7 +99,7 @@ func TestMedianMeanAndSpread(t *testing.T) {
 }
 
 func TestNoSamplesHaveZeroQuantiles(t *testing.T) {
-	var h stat.Histogram
+	var h histogram.Histogram
 	if got := [2]uint64{stat.Quantile[uint64](nil, 0.5), h.Quantile(0.5)}; got != [2]uint64{} {
 		t.Errorf("quantiles of nothing: %v", got)
 	}

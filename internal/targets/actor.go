@@ -21,10 +21,11 @@ const (
 	resume
 )
 
-// command is an action of the scheduler.
-type command struct {
-	kind kind
-	seq  uint64 // of a suspend or a resume
+// order is an action of the scheduler.
+type order struct {
+	target gpreempt.ProcessKey
+	kind   kind
+	seq    uint64 // of a suspend or a resume
 	// batch is what carries it out with those of other targets, nil for the actor alone.
 	batch *batch
 }
@@ -34,9 +35,9 @@ type command struct {
 type actor struct {
 	s      *Sessions
 	target gpreempt.ProcessKey
-	// commands has room for the one action the scheduler has in flight for a target, and
+	// orders has room for the one action the scheduler has in flight for a target, and
 	// for the Detach that may follow when the process leaves.
-	commands chan command
+	orders chan order
 	// batcher is the mechanism that is attached, if it is one; guarded by s.mu.
 	batcher mechanism.Batcher
 
@@ -51,14 +52,14 @@ type actor struct {
 }
 
 func newActor(s *Sessions, target gpreempt.ProcessKey) *actor {
-	return &actor{s: s, target: target, commands: make(chan command, 2)}
+	return &actor{s: s, target: target, orders: make(chan order, 2)}
 }
 
 func (a *actor) run() {
 	for {
 		select { // first: a target that causes events all the time is suspended all the same
-		case c := <-a.commands:
-			if a.do(c) {
+		case o := <-a.orders:
+			if a.do(o) {
 				return
 			}
 			continue
@@ -69,8 +70,8 @@ func (a *actor) run() {
 			events = a.held.session.Events()
 		}
 		select {
-		case c := <-a.commands:
-			if a.do(c) {
+		case o := <-a.orders:
+			if a.do(o) {
 				return
 			}
 		case <-events:
@@ -85,20 +86,20 @@ func (a *actor) run() {
 	}
 }
 
-// do carries out a command and reports whether the actor has ended.
-func (a *actor) do(c command) (ended bool) {
-	switch c.kind {
+// do carries out an order and reports whether the actor has ended.
+func (a *actor) do(o order) (ended bool) {
+	switch o.kind {
 	case attach:
 		return a.attach()
 	case detach:
 		return a.detach()
 	case suspend, resume:
 		switch {
-		case a.together(c):
-		case c.kind == suspend:
-			a.suspend(c.seq)
+		case a.together(o):
+		case o.kind == suspend:
+			a.suspend(o.seq)
 		default:
-			a.resume(c.seq)
+			a.resume(o.seq)
 		}
 	}
 	return false
@@ -116,7 +117,7 @@ func (a *actor) attach() (ended bool) {
 		a.s.lost(a.target, err)
 		return false
 	case held == nil:
-		result, gpus := a.s.outcome(a.target, err)
+		result, gpus := a.s.result(a.target, err)
 		a.end()
 		a.s.cfg.Post(scheduler.Attached{Target: a.target, Result: result, FailedGPUs: gpus})
 		return true
@@ -127,7 +128,7 @@ func (a *actor) attach() (ended bool) {
 	a.s.mu.Unlock()
 	a.s.cfg.Post(scheduler.Attached{Target: a.target, ReportsBirths: held.reportsBirths})
 	if err != nil { // the session can only be closed, which the scheduler orders now
-		a.s.fail(held.name, a.target, err)
+		a.s.history.fail(a.s.cfg.Now(), held.name, a.target, err)
 		a.s.lost(a.target, err)
 		return false
 	}
@@ -160,20 +161,18 @@ func (a *actor) noteAttach(choice Choice, err error) {
 func (a *actor) suspend(seq uint64) {
 	begin := a.s.cfg.Now()
 	posted := false
-	post := func(result scheduler.Outcome, gpus []gpreempt.GPUID) {
+	post := func(err error) {
 		posted = true
-		a.s.cfg.Post(scheduler.Suspended{
-			Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin,
-		})
+		a.post(suspend, seq, err, a.s.cfg.Now()-begin)
 	}
 	err := mechanism.Guard(func() error {
-		return a.held.session.Suspend(a.s.ctx, func() { post(scheduler.OutcomeOK, nil) })
+		return a.held.session.Suspend(a.s.ctx, func() { post(nil) })
 	})
 	a.suspended = err == nil
 	a.noteAction(true, err)
 	switch {
 	case !posted:
-		post(a.s.outcome(a.target, err))
+		post(err)
 	case err != nil:
 		a.s.lost(a.target, err)
 	}
@@ -210,7 +209,7 @@ func (a *actor) noteAction(isSuspend bool, err error) {
 		log.Mechanism(a.held.name), log.Err(err))
 	if !a.held.failed {
 		a.held.failed = true
-		a.s.fail(a.held.name, a.target, err)
+		a.s.history.fail(a.s.cfg.Now(), a.held.name, a.target, err)
 	}
 	a.s.mu.Lock()
 	st := a.s.state(a.target)
@@ -238,7 +237,7 @@ func (a *actor) handleEvents() {
 	}
 	gone := errors.Is(err, mechanism.ErrGone)
 	if err != nil && !gone {
-		a.s.fail(a.held.name, a.target, err)
+		a.s.history.fail(a.s.cfg.Now(), a.held.name, a.target, err)
 		a.s.lost(a.target, err)
 	}
 	if r.Changed || gone {
@@ -256,7 +255,7 @@ func (a *actor) detach() (ended bool) {
 	} else {
 		a.end()
 	}
-	result, gpus := a.s.outcome(a.target, err)
+	result, gpus := a.s.result(a.target, err)
 	a.s.cfg.Post(scheduler.Detached{Target: a.target, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin})
 	return err == nil
 }
@@ -266,7 +265,7 @@ func (a *actor) close(h *holding) error {
 	if err := mechanism.Guard(h.session.Close); err != nil {
 		return err
 	}
-	a.s.free(a.target, h)
+	a.s.history.free(h.name, a.target, h.gpus)
 	a.s.disturb(a.target, h, releaseCycles)
 	return nil
 }

@@ -6,31 +6,25 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// order is a suspend or a resume that waits for Flush.
-type order struct {
-	target  gpreempt.ProcessKey
-	batcher mechanism.Batcher
-	command command
-	without scheduler.Event // see Sessions.send
-}
-
-// order hands a command to the target's actor, at the next Flush if its mechanism can carry it
+// order hands an order to the target's actor, at the next Flush if its mechanism can carry it
 // out with others.
-func (s *Sessions) order(target gpreempt.ProcessKey, c command, without scheduler.Event) {
+func (s *Sessions) order(o order) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a := s.actors[target]; a != nil && a.batcher != nil {
-		s.orders = append(s.orders, order{target, a.batcher, c, without})
+	switch a := s.actors[o.target]; {
+	case o.kind == detach:
+		s.flush() // actions on one target are carried out in order
+	case a != nil && a.batcher != nil:
+		s.orders = append(s.orders, o)
 		return
 	}
-	s.hand(target, c, without)
+	s.hand(o)
 }
 
-// Flush implements scheduler.Flusher: the orders of one kind to one mechanism become one batch.
+// Flush implements scheduler.Executor: the orders of one kind to one mechanism become one batch.
 func (s *Sessions) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +37,7 @@ func (s *Sessions) flush() {
 	s.orders = nil
 	s.form(orders)
 	for _, o := range orders {
-		s.hand(o.target, o.command, o.without)
+		s.hand(o)
 	}
 }
 
@@ -54,21 +48,20 @@ func (s *Sessions) form(orders []order) {
 		batcher mechanism.Batcher
 		kind    kind
 	}
-	members := map[group][]*command{}
+	members := map[group][]*order{}
 	for i := range orders {
-		o := &orders[i]
-		if s.actors[o.target] != nil {
-			g := group{o.batcher, o.command.kind}
-			members[g] = append(members[g], &o.command)
+		if a := s.actors[orders[i].target]; a != nil && a.batcher != nil {
+			g := group{a.batcher, orders[i].kind}
+			members[g] = append(members[g], &orders[i])
 		}
 	}
-	for g, commands := range members {
-		if len(commands) == 1 {
+	for g, together := range members {
+		if len(together) == 1 {
 			continue
 		}
-		b := &batch{s: s, batcher: g.batcher, kind: g.kind, coming: len(commands)}
-		for _, c := range commands {
-			c.batch = b
+		b := &batch{s: s, batcher: g.batcher, kind: g.kind, coming: len(together)}
+		for _, o := range together {
+			o.batch = b
 		}
 	}
 }
@@ -164,7 +157,7 @@ func (b *batch) call() {
 
 // post reports the result of an action to the scheduler.
 func (a *actor) post(kind kind, seq uint64, err error, took time.Duration) {
-	result, gpus := a.s.outcome(a.target, err)
+	result, gpus := a.s.result(a.target, err)
 	if kind == suspend {
 		a.s.cfg.Post(scheduler.Suspended{Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: took})
 		return
@@ -172,22 +165,22 @@ func (a *actor) post(kind kind, seq uint64, err error, took time.Duration) {
 	a.s.cfg.Post(scheduler.Resumed{Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: took})
 }
 
-// together carries a command out in its batch. False: the actor has to do so alone.
-func (a *actor) together(c command) bool {
-	m := &member{a: a, seq: c.seq, done: make(chan struct{})}
-	if c.batch == nil || a.held.batcher != c.batch.batcher || !c.batch.join(m) {
+// together carries an order out in its batch. False: the actor has to do so alone.
+func (a *actor) together(o order) bool {
+	m := &member{a: a, seq: o.seq, done: make(chan struct{})}
+	if o.batch == nil || a.held.batcher != o.batch.batcher || !o.batch.join(m) {
 		return false
 	}
-	if c.kind == suspend {
+	if o.kind == suspend {
 		a.suspended = m.err == nil
 	} else {
 		a.suspended = a.suspended && m.err != nil
 	}
-	a.noteAction(c.kind == suspend, m.err)
+	a.noteAction(o.kind == suspend, m.err)
 	if m.err != nil {
-		a.post(c.kind, c.seq, m.err, m.took)
+		a.post(o.kind, o.seq, m.err, m.took)
 	}
-	if c.kind == resume {
+	if o.kind == resume {
 		a.afterResume(m.err)
 	}
 	return true

@@ -171,13 +171,13 @@ func TestFailureOfOneTargetHarmsNoOtherOfItsBatch(t *testing.T) {
 	hardware := &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("unmap timed out")}
 	for name, tc := range map[string]struct {
 		fail error
-		want scheduler.Outcome
+		want scheduler.Cause
 		gpus []gpreempt.GPUID
 	}{
-		"gone":     {fail: mechanism.ErrGone, want: scheduler.OutcomeGone},
-		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.OutcomeReplaced},
-		"hardware": {fail: hardware, want: scheduler.OutcomeHardware, gpus: hardware.GPUs},
-		"deadline": {fail: context.DeadlineExceeded, want: scheduler.OutcomeFailed},
+		"gone":     {fail: mechanism.ErrGone, want: scheduler.CauseGone},
+		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.CauseReplaced},
+		"hardware": {fail: hardware, want: scheduler.CauseHardware, gpus: hardware.GPUs},
+		"deadline": {fail: context.DeadlineExceeded, want: scheduler.CauseFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -221,8 +221,8 @@ func TestPanicInABatchFailsItsTargets(t *testing.T) {
 		r.Flush()
 		time.Sleep(b.cost)
 		r.wantInAnyOrder(
-			scheduler.Suspended{Target: job, Seq: 1, Result: scheduler.OutcomeFailed, Took: b.cost},
-			scheduler.Suspended{Target: other, Seq: 2, Result: scheduler.OutcomeFailed, Took: b.cost},
+			scheduler.Suspended{Target: job, Seq: 1, Result: scheduler.CauseFailed, Took: b.cost},
+			scheduler.Suspended{Target: other, Seq: 2, Result: scheduler.CauseFailed, Took: b.cost},
 		)
 		r.detachAll(job, other, third)
 	})
@@ -247,7 +247,7 @@ func TestDetachFollowsABatch(t *testing.T) {
 		r.Flush()
 		time.Sleep(b.cost)
 		r.wantInAnyOrder(
-			scheduler.Suspended{Target: job, Seq: 3, Result: scheduler.OutcomeFailed},
+			scheduler.Suspended{Target: job, Seq: 3, Result: scheduler.CauseFailed},
 			scheduler.Suspended{Target: other, Seq: 4, Took: b.cost},
 		)
 		b.wantBatches(t, "suspend 200")
@@ -368,7 +368,7 @@ func tryBatch(t *testing.T, does [3]rune, steps string) {
 	// The actor of between takes its commands, which hold Flush up, when the test says so.
 	between := gpreempt.ProcessKey{PID: 400, Start: 4}
 	gate := newActor(r.Sessions, between)
-	gate.commands = make(chan command)
+	gate.orders = make(chan order)
 	r.actors[between] = gate
 	targets := []gpreempt.ProcessKey{job, other, third}
 	var acts [3]chan struct{}
@@ -388,7 +388,7 @@ func tryBatch(t *testing.T, does [3]rune, steps string) {
 		acts[i] = make(chan struct{})
 		go func() {
 			<-acts[i]
-			if c := <-a.commands; does[i] != ended {
+			if c := <-a.orders; does[i] != ended {
 				a.do(c)
 			}
 		}()
@@ -407,7 +407,7 @@ func tryBatch(t *testing.T, does [3]rune, steps string) {
 		synctest.Wait()
 		switch step {
 		case 'H':
-			<-gate.commands
+			<-gate.orders
 			continue
 		case 'W':
 			time.Sleep(joinTime)

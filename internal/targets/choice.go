@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
@@ -70,9 +71,12 @@ func (e *NotSuspendable) Error() string {
 }
 
 // history is what decides which mechanism is tried on which target: the failures so
-// far, and the slots of mechanisms that are limited on a GPU. Time is an argument. It is
-// not safe for concurrent use.
+// far, and the slots of mechanisms that are limited on a GPU. Time is an argument. Its methods
+// are safe for concurrent use.
 type history struct {
+	start time.Time // the wall clock at time 0, for explanations
+
+	mu       sync.Mutex // guards what follows
 	failures map[use]*failure
 	slots    map[slot]gpreempt.ProcessKey
 }
@@ -92,18 +96,20 @@ type (
 	}
 )
 
-func newHistory() history {
-	return history{failures: map[use]*failure{}, slots: map[slot]gpreempt.ProcessKey{}}
+func newHistory(start time.Time) *history {
+	return &history{start: start, failures: map[use]*failure{}, slots: map[slot]gpreempt.ProcessKey{}}
 }
 
 // reject returns why a mechanism is not to be tried on a target at now; nil if it may
-// be. start is the wall clock time at which now was 0, for the explanation.
-func (h *history) reject(now time.Duration, start time.Time, name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
+// be.
+func (h *history) reject(now time.Duration, name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if f := h.failures[use{name, target}]; a.Evidence.OK && f != nil && now < f.backoff.Until() {
 		return &Rejection{
 			Mechanism: name, Reason: reasonOf(f.err),
 			Why: fmt.Sprintf("it failed on this target and is not tried again before %s: %v",
-				start.Add(f.backoff.Until()).UTC().Format(time.RFC3339), f.err),
+				h.start.Add(f.backoff.Until()).UTC().Format(time.RFC3339), f.err),
 		}
 	}
 	if e := a.Evidence; !e.OK {
@@ -129,6 +135,8 @@ func rejection(name string, e mechanism.Evidence) Rejection {
 // reserve takes the slots that a mechanism needs for target, all or none; the rejection
 // names a target that has one.
 func (h *history) reserve(name string, target gpreempt.ProcessKey, gpus []gpreempt.GPUID) *Rejection {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, gpu := range gpus {
 		if owner, taken := h.slots[slot{name, gpu}]; taken {
 			return &Rejection{
@@ -146,6 +154,8 @@ func (h *history) reserve(name string, target gpreempt.ProcessKey, gpus []gpreem
 
 // free releases the slots of a mechanism on target.
 func (h *history) free(name string, target gpreempt.ProcessKey, gpus []gpreempt.GPUID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, gpu := range gpus {
 		if s := (slot{name, gpu}); h.slots[s] == target {
 			delete(h.slots, s)
@@ -161,6 +171,8 @@ func (h *history) fail(now time.Duration, name string, target gpreempt.ProcessKe
 	if errors.Is(err, mechanism.ErrReplaced) {
 		return
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	u := use{name, target}
 	f := h.failures[u]
 	if f == nil {
@@ -177,6 +189,8 @@ func (h *history) fail(now time.Duration, name string, target gpreempt.ProcessKe
 
 // forget drops the failures on a target that has left.
 func (h *history) forget(target gpreempt.ProcessKey) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for u := range h.failures {
 		if u.target == target {
 			delete(h.failures, u)
@@ -211,14 +225,18 @@ func (s *Sessions) attach(ctx context.Context, target gpreempt.ProcessKey, n int
 		if assessment.Evidence == onlyNamed {
 			continue
 		}
-		if no := s.reserve(m.Name(), target, assessment); no != nil {
+		no := s.history.reject(s.cfg.Now(), m.Name(), target, assessment)
+		if no == nil {
+			no = s.history.reserve(m.Name(), target, assessment.Limited)
+		}
+		if no != nil {
 			choice.Rejected = append(choice.Rejected, *no)
 			continue
 		}
 		h := &holding{index: i, name: m.Name(), gpus: assessment.Limited}
 		why, no, err := s.try(ctx, m, target, h)
 		if h.session == nil {
-			s.free(target, h)
+			s.history.free(h.name, target, h.gpus)
 		}
 		if no != nil {
 			choice.Rejected = append(choice.Rejected, *no)
@@ -256,7 +274,7 @@ func (s *Sessions) try(ctx context.Context, m mechanism.Mechanism, target gpreem
 	case errors.Is(err, mechanism.ErrGone), ctx.Err() != nil:
 		return "", nil, err
 	}
-	s.fail(m.Name(), target, err)
+	s.history.fail(s.cfg.Now(), m.Name(), target, err)
 	return "", &Rejection{Mechanism: m.Name(), Reason: reasonOf(err), Why: err.Error()}, nil
 }
 
@@ -281,7 +299,7 @@ func (s *Sessions) preview(ctx context.Context, target gpreempt.ProcessKey, n in
 		if assessment.Evidence == onlyNamed {
 			continue
 		}
-		if no := s.reject(m.Name(), target, assessment); no != nil {
+		if no := s.history.reject(s.cfg.Now(), m.Name(), target, assessment); no != nil {
 			choice.Rejected = append(choice.Rejected, *no)
 			continue
 		}

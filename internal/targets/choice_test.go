@@ -80,7 +80,7 @@ func TestNoUsableMechanismIsAnErrorThatNamesEveryReason(t *testing.T) {
 			{newRig(t, nil), "no mechanism is enabled and usable: the config key mechanisms names those to use, gpctl status shows why they cannot be used"},
 		} {
 			tc.r.Attach(job)
-			tc.r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeFailed})
+			tc.r.want(scheduler.Attached{Target: job, Result: scheduler.CauseFailed})
 			if err := mustState(t, tc.r, job).Err; err == nil || err.Error() != tc.want {
 				t.Errorf("error %v, want %s", err, tc.want)
 			}
@@ -94,7 +94,7 @@ func TestTargetThatLeftIsNoReasonToTryTheNextMechanism(t *testing.T) {
 		best.attachErr = mechanism.ErrGone
 		r := newRig(t, nil, best, middle, last)
 		r.Attach(job)
-		r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeGone})
+		r.want(scheduler.Attached{Target: job, Result: scheduler.CauseGone})
 		middle.wantCalls(t)
 	})
 }
@@ -104,16 +104,16 @@ var at = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // rejects reports whether h rejects best on target at now.
 func rejects(h *history, now time.Duration, target gpreempt.ProcessKey) bool {
-	return h.reject(now, at, "best", target, Assessment{Evidence: mechanism.Evidence{OK: true}}) != nil
+	return h.reject(now, "best", target, Assessment{Evidence: mechanism.Evidence{OK: true}}) != nil
 }
 
 func TestFailureKeepsAMechanismAwayForATimeThatDoublesUpToAnHour(t *testing.T) {
-	h, broken := newHistory(), errors.New("it did not stop")
+	h, broken := newHistory(at), errors.New("it did not stop")
 	now := time.Duration(0)
 	fail := func(wait time.Duration) {
 		t.Helper()
 		h.fail(now, "best", job, broken)
-		if now += wait; !rejects(&h, now-1, job) || rejects(&h, now, job) || rejects(&h, now-1, other) {
+		if now += wait; !rejects(h, now-1, job) || rejects(h, now, job) || rejects(h, now-1, other) {
 			t.Errorf("at %v it is not tried again after %v", now, wait)
 		}
 	}
@@ -126,23 +126,23 @@ func TestFailureKeepsAMechanismAwayForATimeThatDoublesUpToAnHour(t *testing.T) {
 	now += time.Hour + 1 // it has done well since
 	fail(10 * time.Second)
 	want := &Rejection{Mechanism: "best", Why: "it failed on this target and is not tried again before 2026-01-02T03:04:15Z: it did not stop"}
-	h = newHistory()
+	h = newHistory(at)
 	h.fail(0, "best", job, broken)
-	if diff := cmp.Diff(want, h.reject(time.Second, at, "best", job, Assessment{Evidence: mechanism.Evidence{OK: true}})); diff != "" {
+	if diff := cmp.Diff(want, h.reject(time.Second, "best", job, Assessment{Evidence: mechanism.Evidence{OK: true}})); diff != "" {
 		t.Errorf("rejection (-want +got):\n%s", diff)
 	}
 	h.forget(job)
-	if rejects(&h, time.Second, job) {
+	if rejects(h, time.Second, job) {
 		t.Error("the failure of a process that has left is remembered")
 	}
 }
 
 func TestWaitDoesNotGrowWhileADebuggerOrACallIsThere(t *testing.T) {
 	for _, err := range []error{mechanism.ErrDebugged, mechanism.ErrWaiting} {
-		h, now := newHistory(), time.Duration(0)
+		h, now := newHistory(at), time.Duration(0)
 		for range 80 {
 			h.fail(now, "best", job, fmt.Errorf("process 100: %w", err))
-			if now += 10 * time.Second; !rejects(&h, now-1, job) || rejects(&h, now, job) {
+			if now += 10 * time.Second; !rejects(h, now-1, job) || rejects(h, now, job) {
 				t.Fatalf("%v: at %v it is not tried again after 10 s", err, now)
 			}
 		}
@@ -150,9 +150,9 @@ func TestWaitDoesNotGrowWhileADebuggerOrACallIsThere(t *testing.T) {
 }
 
 func TestNewProgramHasFailedNothing(t *testing.T) {
-	h := newHistory()
+	h := newHistory(at)
 	h.fail(0, "best", job, mechanism.ErrReplaced)
-	if rejects(&h, 0, job) {
+	if rejects(h, 0, job) {
 		t.Error("the mechanism is kept away")
 	}
 }
@@ -334,7 +334,7 @@ func TestTargetWhoseMechanismCannotBeReplacedKeepsIt(t *testing.T) {
 		synctest.Wait()
 		r.forgetPosted()
 		r.Resume(job, 2)
-		r.want(scheduler.Resumed{Target: job, Seq: 2}, scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed})
+		r.want(scheduler.Resumed{Target: job, Seq: 2}, scheduler.Lost{Target: job, Result: scheduler.CauseFailed})
 		r.detachAll(job)
 	})
 }

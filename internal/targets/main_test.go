@@ -168,12 +168,21 @@ type rig struct {
 	looked []gpreempt.ProcessKey
 }
 
+func permitAll(string, gpreempt.ProcessKey) Assessment {
+	return Assessment{Evidence: mechanism.Evidence{OK: true}}
+}
+
 func newRig(t *testing.T, assess func(string, gpreempt.ProcessKey) Assessment, machines ...*machine) *rig {
 	t.Helper()
 	r := &rig{t: t}
 	start := time.Now()
+	if assess == nil {
+		assess = permitAll
+	}
 	cfg := Config{
-		Assess: assess,
+		Assess:     assess,
+		Bystanders: func(gpreempt.ProcessKey) ([]gpreempt.GPUID, bool) { return nil, false },
+		Permitted:  func(gpreempt.ProcessKey) bool { return false },
 		Post: func(ev scheduler.Event) {
 			r.mu.Lock()
 			defer r.mu.Unlock()

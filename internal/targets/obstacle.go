@@ -26,18 +26,17 @@ func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.
 		return otherDriver(name, proc.Driver)
 	case d.Mechanism != "" && d.Mechanism != name:
 		return &mechanism.Evidence{Check: "mechanism", Found: "an admin chose " + d.Mechanism, Remedy: "gpctl target classify without --mechanism leaves the choice to the daemon"}
-	case k.LeavesDRM && len(proc.DRM) > 0:
+	case k.Driver == "kfd" && len(proc.DRM) > 0:
 		return drmQueues(name, proc)
 	case d.NeverDebug && k.Debugs:
 		return &mechanism.Evidence{
 			Check: "never_debug", Found: d.By + " forbids debuggers, which " + name + " is", Reason: gpreempt.ReasonNeverDebug,
 			Remedy: "add freezer to the config key mechanisms, or remove never_debug from the rule",
 		}
-	case k.LeavesContexts != "" && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
-		// DBG_TRAP finds the first KFD context of a process (kfd_ioctl_set_debug_trap, Linux 7.2), and
-		// kfd_kmap the process by its memory.
+	case k.LeavesContexts && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
+		// DBG_TRAP finds the first KFD context of a process (kfd_ioctl_set_debug_trap, Linux 7.2).
 		return &mechanism.Evidence{
-			Check: "KFD contexts", Found: "the process has queues in a secondary one, which " + k.LeavesContexts + " cannot suspend",
+			Check: "KFD contexts", Found: "the process has queues in a secondary one, which " + name + " cannot suspend",
 			Remedy: "enable criu or freezer for the process, in the config key mechanisms",
 		}
 	}

@@ -173,6 +173,9 @@ func announcementPath(t *testing.T, profile string) [][]string {
 				attached <- ev
 			}
 		},
+		Assess:     permitAll,
+		Bystanders: func(gpreempt.ProcessKey) ([]gpreempt.GPUID, bool) { return nil, false },
+		Look:       func(gpreempt.ProcessKey) {},
 		Now: func() time.Duration {
 			path.act()
 			return time.Since(start)
@@ -188,7 +191,7 @@ func announcementPath(t *testing.T, profile string) [][]string {
 	runner.Runner = scheduler.NewRunner(core, clock{start}, testutil.NewTimer(), sessions, func(scheduler.Record) {})
 	runner.Post(scheduler.GPUAdded{GPU: gpu})
 	runner.Post(scheduler.TargetSeen{Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpu}, Queues: 1})
-	if ev := testutil.Receive(t, attached, "a mechanism is attached"); ev.Result != scheduler.OutcomeOK {
+	if ev := testutil.Receive(t, attached, "a mechanism is attached"); ev.Result != "" {
 		t.Fatalf("attach: %v", ev.Result)
 	}
 	path.mu.Lock()

@@ -29,22 +29,21 @@ import (
 type Config struct {
 	// Mechanisms are those to use, best first.
 	Mechanisms []mechanism.Mechanism
-	// Assess is called before a mechanism is used on a target; nil permits all.
+	// Assess is called before a mechanism is used on a target.
 	Assess func(mechanism string, target gpreempt.ProcessKey) Assessment
 	// Post takes the result of every action.
 	Post func(scheduler.Event)
 	// Look is called when the queues of a target have changed, so that discovery reads
-	// them. It must not block. May be nil.
+	// them. It must not block.
 	Look func(target gpreempt.ProcessKey)
 	// Bystanders returns the GPUs that the target can see and has no queue on, and whose
-	// runlists have queues of others; false for a process that is not known. May be nil.
+	// runlists have queues of others; false for a process that is not known.
 	Bystanders func(target gpreempt.ProcessKey) ([]gpreempt.GPUID, bool)
-	// Disturbed counts runlist cycles on a GPU that a target has no queue on. May be nil.
+	// Disturbed counts runlist cycles on a GPU that a target has no queue on.
 	Disturbed func(gpu gpreempt.GPUID, cycles int)
 	// Kill ends a process by SIGKILL.
 	Kill func(target gpreempt.ProcessKey) error
 	// Permitted reports whether the program that traces the target is one that an admin permits to.
-	// May be nil: none is.
 	Permitted func(target gpreempt.ProcessKey) bool
 	// Now is a monotonic clock.
 	Now func() time.Duration
@@ -52,19 +51,18 @@ type Config struct {
 }
 
 // Sessions are the mechanisms' sessions with targets. They implement
-// scheduler.Flusher; the methods are safe for concurrent use.
+// scheduler.Executor; the methods are safe for concurrent use.
 type Sessions struct {
-	cfg    Config
-	start  time.Time       // the wall clock when cfg.Now was 0
-	ctx    context.Context // ends when Close gives up waiting
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	cfg     Config
+	ctx     context.Context // ends when Close gives up waiting
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	history *history
 
-	mu      sync.Mutex // guards the rest; not held while a mechanism is called
-	actors  map[gpreempt.ProcessKey]*actor
-	states  map[gpreempt.ProcessKey]*State
-	history history
-	orders  []order // since the last Flush, of actors with a batcher
+	mu     sync.Mutex // guards the rest; not held while a mechanism is called
+	actors map[gpreempt.ProcessKey]*actor
+	states map[gpreempt.ProcessKey]*State
+	orders []order // since the last Flush, of actors with a batcher
 }
 
 // State is what Sessions know of a target.
@@ -82,31 +80,14 @@ type State struct {
 	warned bool
 }
 
-var _ scheduler.Flusher = (*Sessions)(nil)
+var _ scheduler.Executor = (*Sessions)(nil)
 
 // NewSessions returns sessions with no target.
 func NewSessions(cfg Config) *Sessions {
-	if cfg.Assess == nil {
-		cfg.Assess = func(string, gpreempt.ProcessKey) Assessment {
-			return Assessment{Evidence: mechanism.Evidence{OK: true}}
-		}
-	}
-	if cfg.Look == nil {
-		cfg.Look = func(gpreempt.ProcessKey) {}
-	}
-	if cfg.Bystanders == nil {
-		cfg.Bystanders = func(gpreempt.ProcessKey) ([]gpreempt.GPUID, bool) { return nil, false }
-	}
-	if cfg.Permitted == nil {
-		cfg.Permitted = func(gpreempt.ProcessKey) bool { return false }
-	}
-	if cfg.Disturbed == nil {
-		cfg.Disturbed = func(gpreempt.GPUID, int) {}
-	}
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // sessions outlive the caller; Close ends them
 	return &Sessions{
-		cfg: cfg, start: time.Now().Add(-cfg.Now()), ctx: ctx, cancel: cancel,
-		actors: map[gpreempt.ProcessKey]*actor{}, states: map[gpreempt.ProcessKey]*State{}, history: newHistory(),
+		cfg: cfg, ctx: ctx, cancel: cancel,
+		actors: map[gpreempt.ProcessKey]*actor{}, states: map[gpreempt.ProcessKey]*State{}, history: newHistory(time.Now().Add(-cfg.Now())),
 	}
 }
 
@@ -124,22 +105,22 @@ func (s *Sessions) Attach(target gpreempt.ProcessKey) {
 		s.actors[target] = a
 		s.wg.Go(a.run)
 	}
-	a.commands <- command{kind: attach}
+	a.orders <- order{kind: attach}
 }
 
 // Detach implements scheduler.Executor.
 func (s *Sessions) Detach(target gpreempt.ProcessKey) {
-	s.send(target, command{kind: detach}, scheduler.Detached{Target: target})
+	s.order(order{target: target, kind: detach})
 }
 
 // Suspend implements scheduler.Executor.
 func (s *Sessions) Suspend(target gpreempt.ProcessKey, seq uint64) {
-	s.order(target, command{kind: suspend, seq: seq}, scheduler.Suspended{Target: target, Seq: seq, Result: scheduler.OutcomeFailed})
+	s.order(order{target: target, kind: suspend, seq: seq})
 }
 
 // Resume implements scheduler.Executor.
 func (s *Sessions) Resume(target gpreempt.ProcessKey, seq uint64) {
-	s.order(target, command{kind: resume, seq: seq}, scheduler.Resumed{Target: target, Seq: seq})
+	s.order(order{target: target, kind: resume, seq: seq})
 }
 
 // Inspect implements scheduler.Executor.
@@ -164,22 +145,22 @@ func (s *Sessions) Kill(target gpreempt.ProcessKey) {
 	})
 }
 
-// send hands a command to the target's actor. Without one nothing is attached and
-// nothing is suspended, which is the result.
-func (s *Sessions) send(target gpreempt.ProcessKey, c command, without scheduler.Event) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.flush() // actions on one target are carried out in order
-	s.hand(target, c, without)
-}
-
-// hand is send. It needs mu.
-func (s *Sessions) hand(target gpreempt.ProcessKey, c command, without scheduler.Event) {
-	if a := s.actors[target]; a != nil {
-		a.commands <- c // it has room for as many as the scheduler has in flight
+// hand hands an order to the target's actor. Without one nothing is attached and nothing is
+// suspended, which is the result. It needs mu.
+func (s *Sessions) hand(o order) {
+	if a := s.actors[o.target]; a != nil {
+		a.orders <- o // it has room for as many as the scheduler has in flight
 		return
 	}
-	go s.cfg.Post(without) // the caller is in the middle of a step of the scheduler
+	var result scheduler.Event = scheduler.Detached{Target: o.target}
+	switch o.kind {
+	case suspend:
+		result = scheduler.Suspended{Target: o.target, Seq: o.seq, Result: scheduler.CauseFailed}
+	case resume:
+		result = scheduler.Resumed{Target: o.target, Seq: o.seq}
+	case attach, detach:
+	}
+	go s.cfg.Post(result) // the caller is in the middle of a step of the scheduler
 }
 
 // Close waits until every target is detached, which is the scheduler's to order. When
@@ -278,68 +259,38 @@ func (s *Sessions) lost(target gpreempt.ProcessKey, err error) {
 	st.Choice, st.Err = Choice{}, err
 	s.mu.Unlock()
 	s.cfg.Log.Warn("target can no longer be suspended", log.Target(target), log.Err(err))
-	result, gpus := s.outcome(target, err)
+	result, gpus := s.result(target, err)
 	s.cfg.Post(scheduler.Lost{Target: target, Result: result, FailedGPUs: gpus})
 }
 
-func (s *Sessions) reject(name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.history.reject(s.cfg.Now(), s.start, name, target, a)
-}
-
-// reserve returns why a mechanism is not to be tried; nil if it may be, and then it has
-// the slots it needs.
-func (s *Sessions) reserve(name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if no := s.history.reject(s.cfg.Now(), s.start, name, target, a); no != nil {
-		return no
+// result is that of a failure about a target, whose tracer may be a permitted one.
+func (s *Sessions) result(target gpreempt.ProcessKey, err error) (scheduler.Cause, []gpreempt.GPUID) {
+	why, gpus := result(err)
+	if why == gpreempt.ReasonResisted && s.cfg.Permitted(target) {
+		why = scheduler.CauseFailed
 	}
-	return s.history.reserve(name, target, a.Limited)
+	return why, gpus
 }
 
-func (s *Sessions) free(target gpreempt.ProcessKey, h *holding) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history.free(h.name, target, h.gpus)
-}
-
-func (s *Sessions) fail(name string, target gpreempt.ProcessKey, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history.fail(s.cfg.Now(), name, target, err)
-}
-
-// outcome is the outcome of a failure about a target, whose tracer may be a permitted one.
-func (s *Sessions) outcome(target gpreempt.ProcessKey, err error) (scheduler.Outcome, []gpreempt.GPUID) {
-	result, gpus := outcome(err)
-	if result == scheduler.OutcomeResisted && s.cfg.Permitted(target) {
-		result = scheduler.OutcomeFailed
-	}
-	return result, gpus
-}
-
-// outcome returns what an error of a mechanism means to the scheduler, and the GPUs that
-// failed.
-func outcome(err error) (scheduler.Outcome, []gpreempt.GPUID) {
+// result returns what an error of a mechanism means to the scheduler, which is the worst obstacle if it names
+// some, and the GPUs that failed.
+func result(err error) (scheduler.Cause, []gpreempt.GPUID) {
 	hardware, failed := errors.AsType[*mechanism.HardwareError](err)
 	rejected, _ := errors.AsType[*NotSuspendable](err)
 	switch {
 	case err == nil:
-		return scheduler.OutcomeOK, nil
+		return "", nil
 	case errors.Is(err, mechanism.ErrGone):
-		return scheduler.OutcomeGone, nil
+		return scheduler.CauseGone, nil
 	case errors.Is(err, mechanism.ErrReplaced):
-		return scheduler.OutcomeReplaced, nil
+		return scheduler.CauseReplaced, nil
 	case failed:
-		return scheduler.OutcomeHardware, hardware.GPUs
-	case reasonOf(err) == gpreempt.ReasonResisted:
-		return scheduler.OutcomeResisted, nil
-	case rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == gpreempt.ReasonDRMQueues }):
-		return scheduler.OutcomeDRMQueues, nil
-	case rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == gpreempt.ReasonResisted }):
-		return scheduler.OutcomeResisted, nil
+		return scheduler.CauseHardware, hardware.GPUs
 	}
-	return scheduler.OutcomeFailed, nil
+	for _, o := range slices.Backward(gpreempt.Obstacles()) {
+		if reasonOf(err) == o || rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == o }) {
+			return o, nil
+		}
+	}
+	return scheduler.CauseFailed, nil
 }

@@ -46,18 +46,18 @@ func TestFailuresHaveAKind(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fail   error
 		panics bool
-		want   scheduler.Outcome
+		want   scheduler.Cause
 		gpus   []gpreempt.GPUID
 	}{
-		"gone":     {fail: mechanism.ErrGone, want: scheduler.OutcomeGone},
-		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.OutcomeReplaced},
-		"debugged": {fail: mechanism.ErrDebugged, want: scheduler.OutcomeResisted},
-		"resumed":  {fail: fmt.Errorf("%w 4 times", mechanism.ErrResumed), want: scheduler.OutcomeResisted},
-		"traced":   {fail: &NotSuspendable{[]Rejection{{Mechanism: "fake", Reason: gpreempt.ReasonResisted}}}, want: scheduler.OutcomeResisted},
-		"hardware": {fail: errors.Join(hardware, errors.New("resume failed too")), want: scheduler.OutcomeHardware, gpus: []gpreempt.GPUID{7}},
-		"DRM":      {fail: &NotSuspendable{[]Rejection{{Mechanism: "fake", Reason: gpreempt.ReasonDRMQueues}}}, want: scheduler.OutcomeDRMQueues},
-		"other":    {fail: errors.New("partial"), want: scheduler.OutcomeFailed},
-		"panic":    {panics: true, want: scheduler.OutcomeFailed},
+		"gone":     {fail: mechanism.ErrGone, want: scheduler.CauseGone},
+		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.CauseReplaced},
+		"debugged": {fail: mechanism.ErrDebugged, want: gpreempt.ReasonResisted},
+		"resumed":  {fail: fmt.Errorf("%w 4 times", mechanism.ErrResumed), want: gpreempt.ReasonResisted},
+		"traced":   {fail: &NotSuspendable{[]Rejection{{Mechanism: "fake", Reason: gpreempt.ReasonResisted}}}, want: gpreempt.ReasonResisted},
+		"hardware": {fail: errors.Join(hardware, errors.New("resume failed too")), want: scheduler.CauseHardware, gpus: []gpreempt.GPUID{7}},
+		"DRM":      {fail: &NotSuspendable{[]Rejection{{Mechanism: "fake", Reason: gpreempt.ReasonDRMQueues}}}, want: gpreempt.ReasonDRMQueues},
+		"other":    {fail: errors.New("partial"), want: scheduler.CauseFailed},
+		"panic":    {panics: true, want: scheduler.CauseFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -80,14 +80,14 @@ func TestFailuresHaveAKind(t *testing.T) {
 func TestPermittedTracerIsAFailure(t *testing.T) {
 	s := &Sessions{cfg: Config{Permitted: func(key gpreempt.ProcessKey) bool { return key == job }}}
 	other := gpreempt.ProcessKey{PID: 5, Start: 5}
-	var got []scheduler.Outcome
+	var got []scheduler.Cause
 	for _, err := range []error{mechanism.ErrDebugged, mechanism.ErrGone, nil} {
 		for _, key := range []gpreempt.ProcessKey{job, other} {
-			result, _ := s.outcome(key, err)
+			result, _ := s.result(key, err)
 			got = append(got, result)
 		}
 	}
-	want := []scheduler.Outcome{scheduler.OutcomeFailed, scheduler.OutcomeResisted, scheduler.OutcomeGone, scheduler.OutcomeGone, scheduler.OutcomeOK, scheduler.OutcomeOK}
+	want := []scheduler.Cause{scheduler.CauseFailed, gpreempt.ReasonResisted, scheduler.CauseGone, scheduler.CauseGone, "", ""}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("outcomes (-want +got):\n%s", diff)
 	}
@@ -120,14 +120,14 @@ func TestAttachThatFailsIsReportedAndLeavesNothing(t *testing.T) {
 		m := &machine{name: "fake", attachErr: mechanism.ErrGone}
 		r := newRig(t, nil, m)
 		r.Attach(job)
-		r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeGone})
+		r.want(scheduler.Attached{Target: job, Result: scheduler.CauseGone})
 		r.wantState(job, State{})
 		m.set(func(m *machine) { m.attachErr = errors.New("no permission") })
 		r.Attach(job)
-		r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeFailed})
+		r.want(scheduler.Attached{Target: job, Result: scheduler.CauseFailed})
 		r.wantState(job, State{Choice: Choice{Rejected: []Rejection{{Mechanism: "fake", Why: "no permission"}}}, Err: mustState(t, r, job).Err})
 		r.Suspend(job, 1) // nothing is attached
-		r.want(scheduler.Suspended{Target: job, Seq: 1, Result: scheduler.OutcomeFailed})
+		r.want(scheduler.Suspended{Target: job, Seq: 1, Result: scheduler.CauseFailed})
 		r.Resume(job, 2)
 		r.want(scheduler.Resumed{Target: job, Seq: 2})
 		r.Detach(job)
@@ -152,10 +152,10 @@ func TestSessionThatCanOnlyBeClosedIsLost(t *testing.T) {
 		m := &machine{name: "fake", stuckErr: broken, closeErrs: 1}
 		r := newRig(t, nil, m)
 		r.Attach(job)
-		r.want(scheduler.Attached{Target: job}, scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed})
+		r.want(scheduler.Attached{Target: job}, scheduler.Lost{Target: job, Result: scheduler.CauseFailed})
 		r.wantState(job, State{Err: broken})
 		r.Detach(job)
-		r.want(scheduler.Detached{Target: job, Result: scheduler.OutcomeFailed})
+		r.want(scheduler.Detached{Target: job, Result: scheduler.CauseFailed})
 		r.Detach(job)
 		r.want(scheduler.Detached{Target: job})
 		r.detachAll()
@@ -250,7 +250,7 @@ func TestCloseGivesUpOnATargetThatCannotBeReleased(t *testing.T) {
 		r := newRig(t, nil, m)
 		r.attach(job)
 		r.Detach(job)
-		r.want(scheduler.Detached{Target: job, Result: scheduler.OutcomeFailed})
+		r.want(scheduler.Detached{Target: job, Result: scheduler.CauseFailed})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := r.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -293,7 +293,7 @@ func TestASuspendedTargetThatRunsGoesToTheSchedulerWithItsCauseAndToDiscovery(t 
 		r.want()
 		broken := &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("hung")}
 		event(mechanism.NotRunning, broken)
-		r.want(scheduler.Lost{Target: job, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{7}})
+		r.want(scheduler.Lost{Target: job, Result: scheduler.CauseHardware, FailedGPUs: []gpreempt.GPUID{7}})
 		r.wantState(job, State{Err: broken})
 		r.detachAll(job)
 	})
@@ -348,7 +348,7 @@ func TestMechanismWithAnObstacleIsInvalidated(t *testing.T) {
 		}
 		best := &machine{name: "best", gate: make(chan struct{})}
 		r := newRig(t, assess, best, &machine{name: "last"})
-		lost := scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed}
+		lost := scheduler.Lost{Target: job, Result: scheduler.CauseFailed}
 
 		r.Attach(job)
 		synctest.Wait()

@@ -35,7 +35,7 @@ const (
 	ExitNoGPU    = 8
 	// ExitCannotTell: a run has no verdict.
 	ExitCannotTell = 9
-	// ExitPartial: some hosts of --hosts failed, or a rollout stopped.
+	// ExitPartial: some hosts of --hosts failed.
 	ExitPartial = 10
 )
 

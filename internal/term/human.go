@@ -148,14 +148,17 @@ var quiesceTexts = map[gpreemptv1.QuiesceReason]string{
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_ENDED:          "the lease ended meanwhile",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:           "an admin holds a target running",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_STUCK:          "a call of a target holds its lock in the driver: it is not suspended",
-	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRM_QUEUES:     "a target has user queues of DRM, which no enabled mechanism can suspend",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_CANNOT_SUSPEND: "offline targets cannot be suspended: gpctl target list",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_QUEUE_RESET:    "the driver reset a queue on a GPU meanwhile: gpctl events",
 }
 
 // Quiesce describes the reason for the answer to an announcement.
 func Quiesce(r gpreemptv1.QuiesceReason) string {
-	return Or(quiesceTexts[r], Or(api.EnumName(r), "the daemon reported no reason"))
+	name := api.EnumName(r)
+	if words := gpreempt.Reason(name).Obstacle(); words != "" && quiesceTexts[r] == "" {
+		return "a target " + words
+	}
+	return Or(quiesceTexts[r], Or(name, "the daemon reported no reason"))
 }
 
 // Numbers formats numbers, "-" for an empty list.

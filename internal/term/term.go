@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -51,9 +50,6 @@ type IO struct {
 	// it returns only when that failed.
 	Environ func() []string
 	Exec    func(path string, args, env []string) error
-	// Background runs the program itself in the background, with the environment and the standard
-	// error of this run. It is no child of this process.
-	Background func(args []string) error
 
 	// Args are those of this run, and rec takes the output for people, if it is not nil: for --hosts.
 	Args []string
@@ -82,7 +78,7 @@ func (p *Program) Main(ctx context.Context, args []string, stdin io.Reader, stdo
 	return p.Run(ctx, args, IO{
 		In: stdin, Out: stdout, Err: stderr, Getenv: getenv, Now: time.Now, Terminal: isTerminal(stdout),
 		ErrTerminal: isTerminal(stderr),
-		Sleep:       Sleep, Environ: os.Environ, Exec: syscall.Exec, Background: background,
+		Sleep:       Sleep, Environ: os.Environ, Exec: syscall.Exec,
 	})
 }
 
@@ -375,17 +371,4 @@ func CompleteBy(cmd *cobra.Command, flag string, fn cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, fn); err != nil {
 		panic(err) // the flag does not exist: an error in this package
 	}
-}
-
-// background runs gpctl with args in the background. The shell that starts it ends, so that it is
-// no child of the command that this process becomes, and lets it ignore Ctrl-C.
-func background(args []string) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	//nolint:gosec,noctx // G204: this program again, which outlives this process on purpose
-	shell := exec.Command("/bin/sh", append([]string{"-c", `"$@" </dev/null >/dev/null &`, "sh", self}, args...)...)
-	shell.Stderr = os.Stderr
-	return shell.Run()
 }

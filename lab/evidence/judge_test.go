@@ -200,9 +200,9 @@ func TestSlotsThatWereNotReadAreUnverified(t *testing.T) {
 // An arm that could not be run leaves the verdict open, and nothing else is said of it.
 func TestArmThatWasLeftOutCannotTell(t *testing.T) {
 	run := sound()
-	run.Arms = append(run.Arms, evidence.Arm{Name: "protected::kmap", Kind: evidence.Protected, Missing: "the daemon has no mechanism"})
+	run.Arms = append(run.Arms, evidence.Arm{Name: "protected::criu", Kind: evidence.Protected, Missing: "the daemon has no mechanism"})
 	want := evidence.Judge(sound(), profile(t, "loss-5"))
-	want.Result, want.Reasons = evidence.CannotTell, []string{"protected::kmap was left out: the daemon has no mechanism"}
+	want.Result, want.Reasons = evidence.CannotTell, []string{"protected::criu was left out: the daemon has no mechanism"}
 	if diff := cmp.Diff(want, evidence.Judge(run, profile(t, "loss-5"))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

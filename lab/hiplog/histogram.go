@@ -1,6 +1,6 @@
 package hiplog
 
-import "github.com/gpreempt/gpreempt/internal/stat"
+import values "github.com/gpreempt/gpreempt/internal/stat/histogram"
 
 // Intervals are the times between consecutive events, in microseconds. The percentiles are
 // at most 0.8 % too high and exact below 256 µs; the others are exact.
@@ -20,7 +20,7 @@ type Intervals struct {
 
 // histogram counts the intervals of events.
 type histogram struct {
-	stat.Histogram
+	values.Histogram
 	// last is the time of the latest event, if started.
 	last       uint64
 	started    bool

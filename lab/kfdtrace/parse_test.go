@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/stat/histogram"
 )
 
 func us(n float64) time.Duration { return time.Duration(n * 1000) }
@@ -145,7 +145,7 @@ func TestReadsMayEndAnywhere(t *testing.T) {
 	want := drained(t, text, readSize, tallyOf(functions...))
 	for chunk := 1; chunk < 300; chunk += 13 {
 		got := drained(t, text, chunk, tallyOf(functions...))
-		if diff := cmp.Diff(want, got, cmp.AllowUnexported(tally{}, calls{}, stat.Histogram{}, call{}, probe{})); diff != "" {
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(tally{}, calls{}, histogram.Histogram{}, call{}, probe{})); diff != "" {
 			t.Fatalf("in pieces of %d (-want +got):\n%s", chunk, diff)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/stat/histogram"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
@@ -31,7 +31,7 @@ func (k *fakeKernel) options() Options {
 var ignoreClock = cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Began" }, cmp.Ignore())
 
 func exactly(name, group string, took ...time.Duration) FunctionCalls {
-	var h stat.Histogram
+	var h histogram.Histogram
 	for _, d := range took {
 		h.Add(uint64(d))
 	}

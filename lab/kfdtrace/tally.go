@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/stat/histogram"
 )
 
 // Latency summarizes how long the calls of a function took. Count, Min, Mean and Max
@@ -21,7 +21,7 @@ type Latency struct {
 	Max   time.Duration `json:"max_ns"`
 }
 
-func latency(h *stat.Histogram) Latency {
+func latency(h *histogram.Histogram) Latency {
 	return Latency{
 		Count: h.Count(), Min: time.Duration(h.Min()), Mean: time.Duration(h.Mean()), Max: time.Duration(h.Max()),
 		P50: time.Duration(h.Quantile(0.50)), P95: time.Duration(h.Quantile(0.95)), P99: time.Duration(h.Quantile(0.99)),
@@ -51,7 +51,7 @@ type probe struct {
 
 // calls are the calls of one function. Torn calls have no beginning or no end in the trace.
 type calls struct {
-	took stat.Histogram
+	took histogram.Histogram
 	torn uint64
 }
 

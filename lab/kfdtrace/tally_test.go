@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/gpreempt/gpreempt/internal/stat"
+	"github.com/gpreempt/gpreempt/internal/stat/histogram"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -27,7 +27,7 @@ func TestCallsArePairedWithinTheirThread(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		names := []string{"a", "b", "c"}
 		tally := tallyOf(names...)
-		want := map[string]*stat.Histogram{}
+		want := map[string]*histogram.Histogram{}
 		type open struct {
 			name string
 			at   time.Duration
@@ -48,7 +48,7 @@ func TestCallsArePairedWithinTheirThread(t *testing.T) {
 			last := stack[len(stack)-1]
 			tally.add(line{kind: kindEvent, pid: pid, cpu: random.IntN(8), at: now, name: "leave_" + last.name})
 			if want[last.name] == nil {
-				want[last.name] = &stat.Histogram{}
+				want[last.name] = &histogram.Histogram{}
 			}
 			want[last.name].Add(uint64(now - last.at))
 			stacks[pid] = stack[:len(stack)-1]

@@ -292,7 +292,7 @@ func (e *Exporter) add(s Span) {
 		about = append(about, attribute.String("gpreempt.target", s.Target), attribute.Float64("gpreempt.mechanism_seconds", s.Took.Seconds()))
 	}
 	_, span := e.tracer.Start(t.ctx, s.Kind.String(), trace.WithTimestamp(t.zero.Add(s.Begin)), trace.WithAttributes(about...))
-	if s.Ended == string(scheduler.CauseFailed) || s.Ended == string(scheduler.CauseHardware) {
+	if ended := scheduler.Cause(s.Ended); ended == scheduler.CauseFailed || ended == scheduler.CauseHardware || ended.Obstacle() != "" {
 		span.SetStatus(codes.Error, s.Ended)
 	}
 	span.End(end)

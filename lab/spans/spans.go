@@ -200,7 +200,7 @@ func (b *Builder) lease(e *gpreemptv1.Event, dst []Span) []Span {
 	if l.announce != nil && (from == to || to == leaseHeld || to == leaseEnded) {
 		why := e.GetCause()
 		if to == leaseEnded {
-			why = scheduler.QuiesceEnded.String()
+			why = string(scheduler.CauseEnded)
 		}
 		dst = append(dst, b.end(*l.announce, why))
 		l.announce, l.whole.Answered = nil, b.now

@@ -364,6 +364,9 @@ func announcer(c *client.Client, gpus []uint32, maxWait time.Duration) func(cont
 	for _, id := range gpus {
 		req.GPUs = append(req.GPUs, client.GPUByID(gpreempt.GPUID(id)))
 	}
+	if len(gpus) == 0 {
+		req.GPUs = client.AllGPUs()
+	}
 	return func(ctx context.Context) (*client.Lease, error) { return c.Acquire(ctx, req) }
 }
 

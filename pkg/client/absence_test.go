@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -111,6 +112,7 @@ func TestWithoutADaemonWorkRunsUnprotectedAndIsReportedOnce(t *testing.T) {
 		if !l.Protected() {
 			t.Errorf("unprotected: %v", l.Cause())
 		}
+		release(t, l)
 	}
 	if len(got) > 0 {
 		t.Errorf("reported again: %v", <-got)
@@ -166,46 +168,100 @@ func TestFailClosedReturnsTheError(t *testing.T) {
 	}
 }
 
-func TestOnlyPermanentRefusalsAreErrors(t *testing.T) {
-	for _, tc := range []struct {
-		code      gpreempt.Code
-		reason    gpreempt.Reason
-		temporary bool
-	}{
-		{gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownGPU, false},
-		{gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease, false},
-		{gpreempt.CodeAlreadyExists, gpreempt.ReasonRequestIDReused, false},
-		{gpreempt.CodePermissionDenied, gpreempt.ReasonNotOnline, false},
-		{gpreempt.CodeFailedPrecondition, gpreempt.ReasonNotOffline, false},
-		{gpreempt.CodeOutOfRange, gpreempt.ReasonRevisionCompacted, false},
-		{gpreempt.CodeUnauthenticated, gpreempt.ReasonNoIdentity, false},
-		{gpreempt.CodeResourceExhausted, gpreempt.ReasonMessageTooLarge, false},
-		{gpreempt.CodeResourceExhausted, gpreempt.ReasonLeasesPerClient, true},
-		{gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited, true},
-		{gpreempt.CodeInternal, gpreempt.ReasonInternal, true},
-		{gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown, true},
+func TestRefusedWorkRunsUnlessTheClientFailsClosed(t *testing.T) {
+	for _, reason := range []gpreempt.Error{
+		{Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonUnknownGPU},
+		{Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonRequestIDReused},
+		{Code: gpreempt.CodePermissionDenied, Reason: gpreempt.ReasonNotOnline},
+		{Code: gpreempt.CodeUnauthenticated, Reason: gpreempt.ReasonNoIdentity},
+		{Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonMessageTooLarge},
+		{Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerClient},
+		{Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited},
+		{Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal},
+		{Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown},
 	} {
-		refusal := &gpreempt.Error{Code: tc.code, Reason: tc.reason, Message: "no", Next: "retry"}
-		try := func(t *testing.T, wantErr bool, opts ...Option) {
+		refusal := &gpreempt.Error{Code: reason.Code, Reason: reason.Reason, Message: "no", Next: "retry"}
+		refuse := func(t *testing.T, opts ...Option) (*Lease, error) {
 			t.Helper()
-			_, quiet := reports()
-			c, d := newPair(t, append([]Option{quiet}, opts...)...)
+			c, d := newPair(t, opts...)
 			d.on = func(context.Context, any) error { return refusal }
-			l, err := c.Acquire(t.Context(), testRequest)
-			if !wantErr && err == nil {
-				err = l.Cause()
-			} else if !wantErr || err == nil {
-				t.Errorf("lease %v, error %v", l, err)
-			}
-			if diff := cmp.Diff(error(refusal), err); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			return c.Acquire(t.Context(), testRequest)
 		}
-		t.Run(string(tc.reason), func(t *testing.T) {
-			try(t, !tc.temporary)
-			try(t, true, FailClosed())
+		t.Run(string(reason.Reason), func(t *testing.T) {
+			got, hook := reports()
+			l, err := refuse(t, hook)
+			if err != nil || l.Protected() {
+				t.Fatalf("lease %v, error %v", l, err)
+			}
+			if diff := cmp.Diff([]error{refusal, refusal}, []error{l.Cause(), <-got}); diff != "" {
+				t.Errorf("cause and report (-want +got):\n%s", diff)
+			}
+			if _, err := refuse(t, FailClosed()); cmp.Diff(error(refusal), err) != "" {
+				t.Errorf("with FailClosed: %v", err)
+			}
 		})
 	}
+}
+
+func TestRequestWithoutGPUsIsAnErrorWithAndWithoutADaemon(t *testing.T) {
+	withDaemon, d := newPair(t)
+	for name, c := range map[string]*Client{"with": withDaemon, "without": newClient(t, socketPath(t))} {
+		_, err := c.Acquire(t.Context(), Request{Label: "chat"})
+		if gpreempt.ReasonOf(err) != gpreempt.ReasonMissingField || !strings.Contains(err.Error(), "client.AllGPUs()") {
+			t.Errorf("%s a daemon: %v", name, err)
+		}
+	}
+	if len(d.happened) > 0 {
+		t.Errorf("the daemon saw %q", <-d.happened)
+	}
+}
+
+func TestRefusedGPUsAreReportedOnceAlsoBesideOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, d *daemon, _ *Client) {
+		t.Helper()
+		got, hook := reports()
+		c, end := newBubble(t, d, hook)
+		defer end()
+		refusal := func(node uint32) *gpreempt.Error {
+			return &gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonUnknownGPU, Message: fmt.Sprint("node ", node)}
+		}
+		var mended atomic.Bool
+		d.on = func(_ context.Context, request any) error {
+			r, ok := request.(*gpreemptv1.NotifyOnlineRequest)
+			if node := r.GetGpus(); ok && len(node) > 0 && !mended.Load() {
+				return refusal(node[0].GetNode())
+			}
+			return nil
+		}
+		for range 3 {
+			for node := range uint32(2) {
+				acquire(t, c, Request{GPUs: []GPU{GPUByNode(node)}})
+				release(t, acquire(t, c, testRequest))
+				time.Sleep(2 * settle)
+			}
+		}
+		if diff := cmp.Diff([]error{refusal(0), refusal(1)}, received(got)); diff != "" {
+			t.Errorf("reports (-want +got):\n%s", diff)
+		}
+		mended.Store(true)
+		for node := range uint32(2) {
+			if early := received(got); len(early) > 0 {
+				t.Errorf("reported %v before all is protected", early)
+			}
+			release(t, acquire(t, c, Request{GPUs: []GPU{GPUByNode(node)}}))
+		}
+		if diff := cmp.Diff([]error{nil}, received(got)); diff != "" {
+			t.Errorf("reports when all is protected (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// received returns what a hook of reports was called with.
+func received(got <-chan error) (all []error) {
+	for len(got) > 0 {
+		all = append(all, <-got)
+	}
+	return all
 }
 
 // hang is an on of a daemon that never answers.
@@ -219,9 +275,9 @@ func TestHungDaemonDelaysOneAcquireOnly(t *testing.T) {
 		request Request
 		want    time.Duration
 	}{
-		"stated":   {Request{MaxWait: 20 * time.Millisecond}, 120 * time.Millisecond},
-		"unstated": {Request{}, 300 * time.Millisecond},
-		"none":     {Request{MaxWait: NoWait}, 100 * time.Millisecond},
+		"stated":   {Request{GPUs: OwnGPUs(), MaxWait: 20 * time.Millisecond}, 120 * time.Millisecond},
+		"unstated": {Request{GPUs: OwnGPUs()}, 300 * time.Millisecond},
+		"none":     {Request{GPUs: OwnGPUs(), MaxWait: NoWait}, 100 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -320,9 +376,11 @@ func TestOverloadIsReportedOnce(t *testing.T) {
 		defer end()
 		granted := 0
 		for range 10 {
-			if acquire(t, c, testRequest).Protected() {
+			l := acquire(t, c, testRequest)
+			if l.Protected() {
 				granted++
 			}
+			release(t, l)
 			time.Sleep(100 * time.Millisecond)
 		}
 		if granted != 5 {

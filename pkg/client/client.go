@@ -42,9 +42,9 @@ type Option func(*Client)
 func FailClosed() Option { return func(c *Client) { c.failClosed = true } }
 
 // OnUnprotected sets a hook instead of the default, a line through log/slog. report
-// is called with the reason when work begins to run unprotected, and with nil when
-// protection is back. It must return soon and must not call the Client. With FailClosed
-// it is never called.
+// is called with the reason when work begins to run unprotected, once for all work, and once
+// for GPUs that the daemon refuses; and with nil when all is protected again. It must return
+// soon and must not call the Client. With FailClosed it is never called.
 func OnUnprotected(report func(err error)) Option {
 	return func(c *Client) { c.protection.report = report }
 }
@@ -58,6 +58,7 @@ type Client struct {
 	certificate *certificate
 	failClosed  bool
 	protection  protection
+	shares      shares
 
 	opening     chan struct{} // has an element while its holder uses current
 	current     *stream
@@ -77,8 +78,8 @@ type Client struct {
 // for an invalid addr and for invalid files of Certificate.
 func Dial(addr string, opts ...Option) (*Client, error) {
 	c := &Client{
-		protection: protection{report: logProtection},
-		opening:    make(chan struct{}, 1), outstanding: make(chan struct{}, maxOutstanding),
+		protection: protection{report: logProtection}, shares: shares{all: make(map[string]*share)},
+		opening: make(chan struct{}, 1), outstanding: make(chan struct{}, maxOutstanding),
 	}
 	for _, opt := range opts {
 		opt(c)

@@ -4,26 +4,22 @@
 //	c, err := client.Dial("") // the daemon of this host
 //	...
 //	defer c.Close()
-//	err = c.Do(ctx, client.Request{Label: "chat", MaxWait: 20 * time.Millisecond},
+//	err = c.Do(ctx, client.Request{GPUs: client.OwnGPUs(), Label: "chat", MaxWait: 20 * time.Millisecond},
 //		func(ctx context.Context) error { return model.Run(ctx, batch) })
-//
-// With Certificate the daemon may be on another host; the lease then covers the GPUs
-// that the request names, or all GPUs of that host.
 //
 // Do announces the work, waits until the offline work on the GPUs is suspended
 // or max_wait has passed, runs the function, and completes the lease in every case.
 // Acquire and Lease.Release are its two halves. All announcements of a Client are frames
-// of one stream, which cost less than calls.
+// of one stream, which cost less than calls. Work that overlaps shares one lease if its
+// announcements are equal, so that any number of requests may be in flight.
 //
 // # Without a daemon
 //
 // Inference continues without a daemon. Unless the client has the option FailClosed,
-// Acquire does not fail when the daemon is absent, does not answer, or refuses for a
-// temporary reason (overload, shutdown). It returns a lease whose Protected is false,
-// and calls the OnUnprotected hook once, and once more when protection is back. It
-// waits for max_wait and a tenth of a second; while the daemon is known to be
-// unavailable, it does not wait. A request that is invalid or not permitted is an error
-// in any case.
+// Acquire does not fail when the daemon is absent, does not answer, or refuses. It returns
+// a lease whose Protected is false, and calls the OnUnprotected hook once, and once more when
+// protection is back. It waits for max_wait and a tenth of a second; while the daemon is known
+// to be unavailable, it does not wait.
 //
 // The client connects when a call first needs it, and reconnects automatically, with
 // pauses of at most two seconds.

@@ -22,7 +22,7 @@ func Example() {
 	}
 	defer c.Close()
 
-	batch := client.Request{Label: "chat", MaxWait: 20 * time.Millisecond}
+	batch := client.Request{GPUs: client.OwnGPUs(), Label: "chat", MaxWait: 20 * time.Millisecond}
 	for i := range 2 {
 		err := c.Do(ctx, batch, func(context.Context) error {
 			fmt.Println("batch", i)
@@ -47,7 +47,7 @@ func ExampleFailClosed() {
 		return
 	}
 	defer c.Close()
-	lease, err := c.Acquire(ctx, client.Request{TTL: time.Second})
+	lease, err := c.Acquire(ctx, client.Request{GPUs: client.OwnGPUs(), TTL: time.Second})
 	if err != nil {
 		fmt.Println("no lease: the daemon is not running")
 		return

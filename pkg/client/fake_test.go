@@ -26,7 +26,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
 // testRequest is a request with a max_wait that a busy machine does not exceed.
-var testRequest = Request{MaxWait: 10 * time.Second}
+var testRequest = Request{GPUs: OwnGPUs(), MaxWait: 10 * time.Second}
 
 // daemon is a fake of gpreemptd's online service: it grants leases, keeps the live ones,
 // and can misbehave. Leases do not expire.

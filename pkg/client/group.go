@@ -13,8 +13,7 @@ type Member struct {
 	Name string
 	// Client is that of the host's daemon. The Group does not close it.
 	Client *Client
-	// GPUs are the GPUs that the work uses on this host; nil: those of the request. Without any, a
-	// daemon on another host takes all of its GPUs.
+	// GPUs are the GPUs that the work uses on this host; nil: those of the request.
 	GPUs []GPU
 }
 

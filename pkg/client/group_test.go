@@ -126,8 +126,8 @@ func TestGroupWithAHostThatFailsClosedKeepsAllLeasesOrNone(t *testing.T) {
 	}
 }
 
-func TestGroupReturnsTheErrorOfEveryHostForAnInvalidRequest(t *testing.T) {
-	g, daemons := newGroup(t, 3)
+func TestGroupReturnsTheErrorOfEveryHostThatFailsClosed(t *testing.T) {
+	g, daemons := newGroup(t, 3, FailClosed())
 	refusal := &gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonUnknownGPU, Message: "no such GPU", Next: "gpctl gpu list"}
 	for _, d := range daemons[1:] {
 		d.on = func(_ context.Context, request any) error {
@@ -162,7 +162,7 @@ func TestGroupWaitsNoLongerThanOneHost(t *testing.T) {
 			members = append(members, Member{Name: fmt.Sprint("node", i), Client: c})
 		}
 		begun := time.Now()
-		l, err := NewGroup(members...).Acquire(t.Context(), Request{MaxWait: 20 * time.Millisecond, NoRenew: true})
+		l, err := NewGroup(members...).Acquire(t.Context(), Request{GPUs: OwnGPUs(), MaxWait: 20 * time.Millisecond, NoRenew: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,20 +34,28 @@ type Timing struct {
 	RoundTrip time.Duration
 }
 
-// Lease is what Acquire returns. It asks for quiet GPUs until Release.
+// Lease is what Acquire returns. It asks for quiet GPUs until Release. Work of a Client that
+// overlaps shares one lease of the daemon if its announcements are equal: the first announces,
+// and the last Release completes. What the daemon answered to the first is in all.
 type Lease struct {
+	*grant
+	cause     error
+	roundTrip time.Duration
+	leave     func() bool // reports whether its release is the last
+}
+
+// grant is a lease of the daemon.
+type grant struct {
 	c      *Client
 	stream *stream // nil when the lease is unprotected
-	cause  error
 	answer *gpreemptv1.NotifyOnlineResponse
-	timing Timing
 	lost   chan struct{}
 
 	mu      sync.Mutex // guards all below
 	phase   phase
 	expires time.Time
 	timer   *time.Timer
-	onLost  func() // may be nil; it must not block
+	onLost  map[*Lease]func() // they must not block
 }
 
 type phase uint8
@@ -60,21 +68,23 @@ const (
 
 // unprotected returns the lease of work that runs without the daemon.
 func unprotected(cause error) *Lease {
-	return &Lease{cause: cause, lost: make(chan struct{}), phase: ended}
+	return &Lease{
+		cause: cause, leave: func() bool { return false },
+		grant: &grant{lost: make(chan struct{}), phase: ended, onLost: make(map[*Lease]func())},
+	}
 }
 
-// hold returns the lease of an answer to a request that was sent at begun.
-func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnlineResponse, st *stream) *Lease {
+// live reports whether the daemon is not known to have ended it.
+func (l *grant) live() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.phase == held && time.Now().Before(l.expires)
+}
+
+// hold returns the grant of an answer to a request that was sent at begun.
+func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnlineResponse, st *stream) *grant {
 	ttl := answer.GetTtl().AsDuration()
-	l := &Lease{
-		c: c, stream: st, answer: answer, lost: make(chan struct{}), expires: begun.Add(ttl),
-		timing: Timing{
-			Decide:    answer.GetTiming().GetDecide().AsDuration(),
-			Quiesce:   answer.GetTiming().GetQuiesce().AsDuration(),
-			Total:     answer.GetTiming().GetTotal().AsDuration(),
-			RoundTrip: time.Since(begun),
-		},
-	}
+	l := &grant{c: c, stream: st, answer: answer, lost: make(chan struct{}), onLost: make(map[*Lease]func()), expires: begun.Add(ttl)}
 	l.mu.Lock()
 	if r.NoRenew {
 		l.timer = time.AfterFunc(time.Until(l.expires), l.lose)
@@ -136,22 +146,37 @@ func (l *Lease) GPUs() []gpreempt.GPUID {
 // TTL returns the granted time to live. Each renewal sets it again.
 func (l *Lease) TTL() time.Duration { return l.answer.GetTtl().AsDuration() }
 
-// Timing returns the duration of each part of Acquire.
-func (l *Lease) Timing() Timing { return l.timing }
+// Timing returns the duration of each part of the announcement, and of this Acquire.
+func (l *Lease) Timing() Timing {
+	t := l.answer.GetTiming()
+	return Timing{t.GetDecide().AsDuration(), t.GetQuiesce().AsDuration(), t.GetTotal().AsDuration(), l.roundTrip}
+}
 
 // Lost returns a channel that is closed when the lease ends before Release: the
 // connection or the stream broke, the client was closed, an admin
 // released the lease, its queues were idle (CompleteOnIdle), or its time to live passed.
 // An end in the daemon is detected at the next renewal. The work continues unprotected
-// until the next Acquire. For an unprotected lease, and after Release, the channel is
-// never closed.
+// until the next Acquire. For an unprotected lease the channel is never closed; after
+// Release it means nothing.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
-// Release ends the lease. It may be called again; nil means that the lease has ended,
-// for any reason. An error means that the daemon did not answer within a second; the
-// lease ends with its TTL then, because it is not renewed any more. Release ignores the
-// end of ctx, because leases are often released then, and uses only its values.
+// Release ends the lease, or leaves it to those who share it. It may be called again; nil means
+// that it has ended, for any reason, or that others use it. An error means that the daemon did
+// not answer within a second; the lease ends with its TTL then, because it is not renewed any
+// more. Release ignores the end of ctx, because leases are often released then, and uses only
+// its values.
 func (l *Lease) Release(ctx context.Context) error {
+	l.mu.Lock()
+	delete(l.onLost, l)
+	l.mu.Unlock()
+	if !l.leave() {
+		return nil
+	}
+	return l.complete(ctx)
+}
+
+// complete ends the grant, as Release does.
+func (l *grant) complete(ctx context.Context) error {
 	l.mu.Lock()
 	if l.phase == ended {
 		l.mu.Unlock()
@@ -163,7 +188,7 @@ func (l *Lease) Release(ctx context.Context) error {
 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseBound)
 	defer cancel()
-	err := l.stream.complete(ctx, l.ID())
+	err := l.stream.complete(ctx, l.answer.GetLeaseId())
 	if gpreempt.ReasonOf(err) == gpreempt.ReasonUnknownLease || l.stream.held.isBroken() {
 		err = nil
 	}
@@ -187,17 +212,17 @@ func (l *Lease) whenLost(do func()) {
 	case <-l.lost:
 		do()
 	default:
-		l.onLost = do
+		l.onLost[l] = do
 	}
 }
 
-// lose ends a lease that was not released.
-func (l *Lease) lose() {
+// lose ends a grant that was not completed.
+func (l *grant) lose() {
 	l.mu.Lock()
 	if l.phase == held {
 		close(l.lost)
-		if l.onLost != nil {
-			l.onLost()
+		for _, do := range l.onLost {
+			do()
 		}
 	}
 	l.phase = ended
@@ -207,7 +232,7 @@ func (l *Lease) lose() {
 }
 
 // renew renews the lease, and repeats a failed renewal until the time to live passes.
-func (l *Lease) renew() {
+func (l *grant) renew() {
 	l.mu.Lock()
 	current, left := l.phase, time.Until(l.expires)
 	l.mu.Unlock()
@@ -220,7 +245,7 @@ func (l *Lease) renew() {
 	}
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(l.c.background, min(left, renewBound))
-	ttl, err := l.stream.renew(ctx, l.ID(), l.TTL())
+	ttl, err := l.stream.renew(ctx, l.answer.GetLeaseId(), l.answer.GetTtl().AsDuration())
 	cancel()
 	switch gpreempt.ReasonOf(err) {
 	case gpreempt.ReasonUnknownLease, gpreempt.ReasonForeignLease:
@@ -246,24 +271,24 @@ func (l *Lease) renew() {
 type leaseSet struct {
 	mu     sync.Mutex // guards all below; no other lock is taken while it is held
 	broken bool
-	leases map[*Lease]struct{}
+	leases map[*grant]struct{}
 }
 
 // add adds a lease, unless the stream is broken; it reports whether it did.
-func (s *leaseSet) add(l *Lease) bool {
+func (s *leaseSet) add(l *grant) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken {
 		return false
 	}
 	if s.leases == nil {
-		s.leases = make(map[*Lease]struct{})
+		s.leases = make(map[*grant]struct{})
 	}
 	s.leases[l] = struct{}{}
 	return true
 }
 
-func (s *leaseSet) remove(l *Lease) {
+func (s *leaseSet) remove(l *grant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.leases, l)

@@ -23,7 +23,7 @@ func TestAnnouncementHasTheFieldsOfTheRequest(t *testing.T) {
 		want    *gpreemptv1.NotifyOnlineRequest
 	}{
 		{"nothing", Request{}, &gpreemptv1.NotifyOnlineRequest{}},
-		{"no waiting", Request{MaxWait: NoWait}, &gpreemptv1.NotifyOnlineRequest{MaxWait: &durationpb.Duration{}}},
+		{"no waiting", Request{GPUs: OwnGPUs(), MaxWait: NoWait}, &gpreemptv1.NotifyOnlineRequest{MaxWait: &durationpb.Duration{}}},
 		{
 			"everything",
 			Request{
@@ -220,7 +220,7 @@ func bubble(t *testing.T, test func(t *testing.T, d *daemon, c *Client)) {
 func TestHeldLeaseIsRenewedAtHalfItsTime(t *testing.T) {
 	bubble(t, func(t *testing.T, d *daemon, c *Client) {
 		t.Helper()
-		l := acquire(t, c, Request{TTL: 10 * time.Second})
+		l := acquire(t, c, Request{GPUs: OwnGPUs(), TTL: 10 * time.Second})
 		var renewals []time.Duration
 		begun := time.Now()
 		for range 3 {
@@ -247,7 +247,7 @@ func TestHeldLeaseIsRenewedAtHalfItsTime(t *testing.T) {
 func TestLeaseThatTheDaemonEndedIsLostAtTheNextRenewal(t *testing.T) {
 	bubble(t, func(t *testing.T, d *daemon, c *Client) {
 		t.Helper()
-		l := acquire(t, c, Request{TTL: 10 * time.Second})
+		l := acquire(t, c, Request{GPUs: OwnGPUs(), TTL: 10 * time.Second})
 		d.forget()
 		begun := time.Now()
 		<-l.Lost()
@@ -275,7 +275,7 @@ func TestRenewalIsRepeatedUntilTheTimeToLivePasses(t *testing.T) {
 			}
 			return nil
 		}
-		l := acquire(t, c, Request{TTL: 10 * time.Second})
+		l := acquire(t, c, Request{GPUs: OwnGPUs(), TTL: 10 * time.Second})
 		for s := ""; s != "renewed lease-1"; s = <-d.happened {
 		}
 		if isLost(l) {
@@ -294,7 +294,7 @@ func TestLeaseWithoutRenewalEndsWithItsTTL(t *testing.T) {
 	bubble(t, func(t *testing.T, d *daemon, c *Client) {
 		t.Helper()
 		begun := time.Now()
-		l := acquire(t, c, Request{TTL: 10 * time.Second, NoRenew: true})
+		l := acquire(t, c, Request{GPUs: OwnGPUs(), TTL: 10 * time.Second, NoRenew: true})
 		<-l.Lost()
 		if got := time.Since(begun); got != 10*time.Second {
 			t.Errorf("ended after %v, want 10s", got)

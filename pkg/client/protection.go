@@ -2,8 +2,8 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -11,13 +11,18 @@ import (
 	"google.golang.org/grpc/status"
 
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Times until protection is back.
+// Bounds of what is known of protection.
 const (
 	// settle is how long no announcement may have been refused before protection
 	// counts as back: under overload some are refused and some are not.
 	settle = time.Second
+	// maxFailing bounds the GPUs of which it is remembered that they were refused.
+	maxFailing = 64
 	// probeMin and probeMax bound the pause between two probes of a daemon that does
 	// not answer, and probeBound the wait for an answer.
 	probeMin   = 100 * time.Millisecond
@@ -30,52 +35,64 @@ type protection struct {
 	// report is called with mu held, which keeps its calls in order.
 	report func(error)
 
-	// unavailable is why the daemon is unavailable, nil when it is available. It is
-	// atomic because every announcement reads it.
-	unavailable atomic.Pointer[error]
-	// unprotected is whether the last call of report had an error.
-	unprotected atomic.Bool
+	mu sync.Mutex // guards all below
+	// unavailable is why the daemon is unavailable, nil when it is available.
+	unavailable error
+	// failing is what runs unprotected: "" is all work, others are the GPUs that a request names.
+	failing map[string]failure
+}
 
-	mu      sync.Mutex // guards changes of the fields above, and refused
-	refused time.Time  // when an announcement was last refused
+// failure is the last refusal, and when it was.
+type failure struct {
+	reason gpreempt.Reason
+	at     time.Time
 }
 
 // unreachable returns why the daemon is unavailable, or nil.
 func (p *protection) unreachable() error {
-	if err := p.unavailable.Load(); err != nil {
-		return *err
-	}
-	return nil
-}
-
-// lost is called when work runs unprotected because of err. It reports whether the
-// caller must start a probe for the daemon.
-func (p *protection) lost(err error, unavailable bool) (probe bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.refused = time.Now()
-	if unavailable && p.unavailable.Load() == nil {
-		p.unavailable.Store(&err)
-		probe = true
+	return p.unavailable
+}
+
+// lost is called when work on some GPUs runs unprotected. It reports whether the
+// caller must start a probe for the daemon.
+func (p *protection) lost(gpus []*gpreemptv1.GpuSelector, refusal *gpreempt.Error) (probe bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if refusal.Code == gpreempt.CodeUnavailable && p.unavailable == nil {
+		p.unavailable, probe = refusal, true
 	}
-	if !p.unprotected.Swap(true) {
-		p.report(err)
+	of := ""
+	if refusal.Code == gpreempt.CodeInvalidArgument {
+		of = fmt.Sprint(gpus) // the others are not concerned
+	}
+	last, known := p.failing[of]
+	if p.failing == nil || len(p.failing) >= maxFailing {
+		p.failing = make(map[string]failure)
+	}
+	p.failing[of] = failure{refusal.Reason, time.Now()}
+	// A refusal that will be repeated is reported when its reason is another, any other once
+	// until protection is back.
+	if !known || !temporary(refusal) && last.reason != refusal.Reason {
+		p.report(refusal)
 	}
 	return probe
 }
 
-// granted is called when the daemon has granted a lease.
-func (p *protection) granted() {
-	if !p.unprotected.Load() {
-		return
-	}
+// granted is called when the daemon has granted a lease for some GPUs.
+func (p *protection) granted(gpus []*gpreemptv1.GpuSelector) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	// While the daemon is unavailable this is the answer to an earlier request, and the
 	// probe decides.
-	if p.unprotected.Load() && p.unavailable.Load() == nil && time.Since(p.refused) >= settle {
-		p.unprotected.Store(false)
-		p.report(nil)
+	if len(p.failing) == 0 || p.unavailable != nil {
+		return
+	}
+	for _, of := range []string{"", fmt.Sprint(gpus)} {
+		if f, ok := p.failing[of]; ok && time.Since(f.at) >= settle {
+			p.back(of)
+		}
 	}
 }
 
@@ -83,9 +100,15 @@ func (p *protection) granted() {
 func (p *protection) found() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.unavailable.Store(nil)
-	p.unprotected.Store(false)
-	p.report(nil)
+	p.unavailable = nil
+	p.back("")
+}
+
+func (p *protection) back(of string) {
+	delete(p.failing, of)
+	if len(p.failing) == 0 {
+		p.report(nil)
+	}
 }
 
 // probe checks the daemon until it answers or the client is closed.

@@ -3,6 +3,7 @@ package client
 import (
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -20,13 +21,12 @@ const (
 	unstatedMaxWait = 200 * time.Millisecond
 )
 
-// Request is work to announce. The zero value means the daemon's defaults.
+// Request is work to announce. Zero values mean the daemon's defaults; only GPUs has none.
 type Request struct {
-	// GPUs are the GPUs that the work will use. Empty: those on which this process has
-	// queues, or all when it has none yet.
+	// GPUs are the GPUs that the work will use: see AllGPUs and OwnGPUs.
 	GPUs []GPU
 	// RequestID, at most 64 bytes, makes a retry safe: the same ID returns the same
-	// lease. Empty: every call is a new announcement.
+	// lease.
 	RequestID string
 	// Priority is the priority of the work, at most gpreempt.MaxPriority; offline
 	// targets of lower priority are suspended. 0 means the default,
@@ -45,12 +45,21 @@ type Request struct {
 	// CompleteOnIdle ends the lease when the queues of this process had work and
 	// then none.
 	CompleteOnIdle bool
-	// Label is a name of the work for a person to read, at most 128 bytes.
+	// Label is a name of the kind of work for a person to read, at most 128 bytes.
 	Label string
 }
 
 // GPU selects a GPU by one of its names.
 type GPU struct{ selector *gpreemptv1.GpuSelector }
+
+// AllGPUs selects all GPUs of the host.
+func AllGPUs() []GPU {
+	return []GPU{{&gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_All{All: true}}}}
+}
+
+// OwnGPUs selects those on which this process has queues when it announces, all of the host
+// while it has none, and all of another host.
+func OwnGPUs() []GPU { return []GPU{{}} }
 
 // GPUByID selects a GPU by its KFD gpu_id.
 func GPUByID(id gpreempt.GPUID) GPU {
@@ -102,9 +111,24 @@ func (r *Request) announcement() *gpreemptv1.NotifyOnlineRequest {
 		a.Priority = new(uint32(r.Priority))
 	}
 	for _, gpu := range r.GPUs {
-		a.Gpus = append(a.Gpus, gpu.selector)
+		if gpu.selector != nil { // an announcement without selectors is of the own GPUs
+			a.Gpus = append(a.Gpus, gpu.selector)
+		}
 	}
 	return a
+}
+
+// key returns what is equal in equal announcements that may share a lease; "" for one that
+// has its own: by its ID, as a time slice, or because its end depends on its beginning.
+func (r *Request) key(a *gpreemptv1.NotifyOnlineRequest) string {
+	if r.RequestID != "" || r.NoRenew || r.ETA != 0 || r.CompleteOnIdle {
+		return ""
+	}
+	key, err := proto.MarshalOptions{Deterministic: true}.Marshal(a)
+	if err != nil { // the label is not UTF-8, as the daemon will say
+		return ""
+	}
+	return string(key)
 }
 
 func durationOrNil(d time.Duration) *durationpb.Duration {

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,7 +26,8 @@ func TestAnnouncementsAreFramesOfOneStream(t *testing.T) {
 }
 
 func TestAnswersAreMatchedByTag(t *testing.T) {
-	c, d := newPair(t)
+	_, hook := reports()
+	c, d := newPair(t, hook)
 	// The daemon answers in reverse order: the first waits for the last.
 	last := make(chan struct{})
 	d.on = func(_ context.Context, request any) error {
@@ -54,8 +56,8 @@ func TestAnswersAreMatchedByTag(t *testing.T) {
 	})
 	r := testRequest
 	r.Label = "last"
-	if l, err := c.Acquire(t.Context(), r); gpreempt.ReasonOf(err) != gpreempt.ReasonUnknownGPU {
-		t.Errorf("last: %v, %v", l, err)
+	if l := acquire(t, c, r); gpreempt.ReasonOf(l.Cause()) != gpreempt.ReasonUnknownGPU {
+		t.Errorf("last: %v", l.Cause())
 	}
 	l := <-first
 	waiting.Wait()
@@ -119,7 +121,7 @@ func TestLeaseOfALateAnswerIsCompleted(t *testing.T) {
 		},
 		"call timed out": func(t *testing.T, c *Client) {
 			t.Helper()
-			if l := acquire(t, c, Request{MaxWait: time.Millisecond}); l.Protected() {
+			if l := acquire(t, c, Request{GPUs: OwnGPUs(), MaxWait: time.Millisecond}); l.Protected() {
 				t.Error("protected")
 			}
 		},
@@ -176,8 +178,10 @@ func TestMoreAnnouncementsThanAStreamHasPlacesWait(t *testing.T) {
 		c, end := newBubble(t, d)
 		defer end()
 		var all sync.WaitGroup
-		for range maxOutstanding + 1 {
-			all.Go(func() { release(t, acquire(t, c, testRequest)) })
+		for i := range maxOutstanding + 1 {
+			r := testRequest
+			r.Label = strconv.Itoa(i) // each has its own lease
+			all.Go(func() { release(t, acquire(t, c, r)) })
 		}
 		synctest.Wait()
 		if n := asked.Load(); n != maxOutstanding {
@@ -232,7 +236,7 @@ func TestDaemonThatStopsReadingDelaysAcquireByItsLimitOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Fill all buffers between the client and the daemon.
-		full := Request{Label: strings.Repeat("x", 1<<20)}
+		full := Request{GPUs: OwnGPUs(), Label: strings.Repeat("x", 1<<20)}
 		call, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		begun := time.Now()
@@ -243,7 +247,7 @@ func TestDaemonThatStopsReadingDelaysAcquireByItsLimitOnly(t *testing.T) {
 			t.Errorf("sending failed after %v with %v, want at its deadline", took, err)
 		}
 		begun = time.Now()
-		l := acquire(t, c, Request{MaxWait: 20 * time.Millisecond})
+		l := acquire(t, c, Request{GPUs: OwnGPUs(), MaxWait: 20 * time.Millisecond})
 		if took := time.Since(begun); took != 120*time.Millisecond || l.Protected() {
 			t.Errorf("protected %v after %v, want false after 120ms", l.Protected(), took)
 		}

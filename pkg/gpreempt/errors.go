@@ -20,8 +20,9 @@ const (
 	CodeUnauthenticated    Code = 16
 )
 
-// Reason is the stable name of an error for programs. The server sends it as the reason of a
-// google.rpc.ErrorInfo.
+// Reason is the stable word for why something was refused, prevented, changed or left as it is. One thing has
+// one word in the results of mechanisms, events, metrics, explanations and answers. The server sends that of an
+// error as the reason of a google.rpc.ErrorInfo, in capital letters as is usual there.
 type Reason string
 
 // The reasons of calls. The comment of each begins with its code; make gen writes docs/reference/errors.md
@@ -115,18 +116,51 @@ const (
 	ReasonSlowRequest Reason = "SLOW_REQUEST"
 )
 
-// The reasons why a mechanism is not used.
+// The obstacles: why a process is not suspended.
 const (
+	// no mechanism can suspend the process, or the last attempt failed, and no reason below says more.
+	ReasonCannotSuspend Reason = "cannot-suspend"
+	// the rule of the process has never_debug, and the mechanism is a debugger. See docs/mechanisms.md.
+	ReasonNeverDebug Reason = "never-debug"
 	// FAILED_PRECONDITION: on a later GPU the process has no VM that is known of, so that suspending it could
 	// crash the kernel. See docs/mechanisms.md.
-	ReasonGPUWithoutVM Reason = "GPU_WITHOUT_VM"
-	// the process has user queues of DRM. See docs/mechanisms.md.
-	ReasonDRMQueues Reason = "DRM_QUEUES"
+	ReasonGPUWithoutVM Reason = "gpu-without-vm"
 	// another program traces, debugs or resumes the process. See docs/mechanisms.md.
-	ReasonResisted Reason = "RESISTED"
-	// the rule of the process has never_debug, and the mechanism is a debugger. See docs/mechanisms.md.
-	ReasonNeverDebug Reason = "NEVER_DEBUG"
+	ReasonResisted Reason = "resisted"
+	// the process has user queues of DRM. See docs/mechanisms.md.
+	ReasonDRMQueues Reason = "drm-queues"
 )
+
+// obstacles are those above, the worst last, with the words after "the process ". A mechanism that reports one
+// of them says all that the scheduler, the events, the metrics and the explanation need.
+var obstacles = []struct {
+	reason Reason
+	words  string
+}{
+	{ReasonCannotSuspend, "could not be suspended or attached to at the last attempt"},
+	{ReasonNeverDebug, "has never_debug in its rule, and no mechanism is enabled that is no debugger"},
+	{ReasonGPUWithoutVM, "has no VM that is known of on a later GPU, where suspending it could crash the kernel"},
+	{ReasonResisted, "is traced, debugged or resumed by another program"},
+	{ReasonDRMQueues, "has user queues of DRM, which no enabled mechanism can suspend"},
+}
+
+// Obstacles returns the reasons why a process is not suspended, the worst last.
+func Obstacles() (all []Reason) {
+	for _, o := range obstacles {
+		all = append(all, o.reason)
+	}
+	return all
+}
+
+// Obstacle returns the words for an obstacle, after "the process "; "" for another reason.
+func (r Reason) Obstacle() string {
+	for _, o := range obstacles {
+		if o.reason == r {
+			return o.words
+		}
+	}
+	return ""
+}
 
 // The reasons why gpreemptd does not start.
 const (

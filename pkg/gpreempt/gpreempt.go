@@ -297,10 +297,9 @@ type Container struct {
 	Name, Image string
 	// Labels are the container's.
 	Labels map[string]string
-	// Namespace, Pod, PodLabels and PriorityClass are of the Kubernetes pod.
+	// Namespace, Pod and PodLabels are of the Kubernetes pod.
 	Namespace, Pod string
 	PodLabels      map[string]string
-	PriorityClass  string
 	// Conflict is what the runtime's answer and the control group contradict each other in;
 	// then nothing else is set, and the ids in the control group are false. "" without one.
 	Conflict string
@@ -309,5 +308,5 @@ type Container struct {
 // Equal reports whether two containers have the same facts.
 func (c Container) Equal(o Container) bool {
 	return c.Name == o.Name && c.Image == o.Image && maps.Equal(c.Labels, o.Labels) &&
-		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass && c.Conflict == o.Conflict
+		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.Conflict == o.Conflict
 }

@@ -117,8 +117,6 @@ var (
 		"look at the container with the runtime's own tool (docker inspect, crictl inspect): rules by its name, image or labels do not match it")
 	WarnContainerUnknown = define("CONTAINER_UNKNOWN", SeverityWarning, "no configured runtime knows a container",
 		"make a symbolic link to its runtime's socket at a path where gpreemptd looks for one, such as /run/crio/crio.sock")
-	WarnKubelet = define("KUBELET_UNREACHABLE", SeverityWarning, "the kubelet does not list its pods: priority classes are not known",
-		"check that containers.kubelet is its address, token and ca.crt in /etc/gpreempt-kubelet a token that may get nodes/proxy and the authority of its certificate")
 )
 
 // WarningKinds returns every kind of warning, in the order of their definitions.

@@ -23,8 +23,8 @@ const (
 type Device struct {
 	handle
 	version Version
-	profile Profile
-	warning *UnknownMinor
+	// profile and warning are those of ProfileFor.
+	profile, warning string
 }
 
 // Open opens the driver of this machine.
@@ -70,11 +70,11 @@ func closeAfter(err, closing error) error {
 // Version returns the driver's version.
 func (d *Device) Version() Version { return d.version }
 
-// Profile returns the profile of drivers of that version.
-func (d *Device) Profile() Profile { return d.profile }
+// Profile returns the line of drivers of that version; see ProfileFor.
+func (d *Device) Profile() string { return d.profile }
 
-// Warning returns a warning if the driver's minor version is not known, otherwise nil.
-func (d *Device) Warning() *UnknownMinor { return d.warning }
+// Warning returns a warning if the driver's minor version is not known, otherwise "".
+func (d *Device) Warning() string { return d.warning }
 
 // GetVersion returns the version of the ioctl interface (kfd_ioctl_get_version).
 func (d *Device) GetVersion() (Version, error) {

@@ -90,35 +90,7 @@ var reasons = map[string]map[unix.Errno]string{
 	opSMI: {
 		unix.EINVAL: "unknown GPU, or the device cgroup hides it",
 	},
-	opOpenKmap: {
-		unix.ENOENT: "the kernel has not the extension, or the container was not given the device",
-		unix.ENXIO:  "the extension is not loaded; remove the file",
-		unix.ENODEV: "the extension is not loaded; remove the file",
-		unix.EACCES: "only root may open it",
-		unix.EPERM:  "it needs CAP_SYS_ADMIN in the initial user namespace, and a device cgroup that allows it",
-	},
-	ReqKmapInfo.String(): {
-		unix.ENOTTY: "the file is not the extension's device, or its ABI is another one",
-		unix.EPERM:  kmapCapability,
-	},
-	ReqKmapSet.String(): {
-		unix.EPERM:      kmapCapability,
-		unix.E2BIG:      "too many processes in one call, or too many queues to list",
-		unix.EBADF:      "the descriptor is not a pidfd",
-		unix.ESRCH:      "the process has exited or does not use the GPU",
-		unix.EBUSY:      "another program limits the process; end it, or wait until its lease has ended",
-		unix.EINVAL:     "the lease is not between 100 ms and 60 s, or the process is named twice",
-		unix.EIO:        "a GPU hangs or is being reset; the limit is recorded and the reset keeps to it",
-		unix.EOPNOTSUPP: "the process has a queue on a GPU whose firmware has no runlist",
-	},
-	ReqKmapOccupancy.String(): {
-		unix.EPERM:      kmapCapability,
-		unix.ENODEV:     "unknown GPU",
-		unix.EOPNOTSUPP: "the GPU's firmware has no runlist",
-	},
 }
-
-const kmapCapability = "it needs CAP_SYS_ADMIN in the initial user namespace"
 
 var criuReasons = map[unix.Errno]string{
 	unix.EACCES:     "it needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN",

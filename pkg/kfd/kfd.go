@@ -20,10 +20,6 @@ package kfd
 // DevicePath is the path of the driver's character device.
 const DevicePath = "/dev/kfd"
 
-// KmapPath is the path of the character device of the kernel extension that decides which
-// queues are mapped: see [Kmap].
-const KmapPath = "/dev/kfd_kmap"
-
 // MaxQueues is KFD_MAX_NUM_OF_QUEUES_PER_PROCESS: the most queues of a process and of a
 // call.
 const MaxQueues = 1024

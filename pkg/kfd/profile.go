@@ -3,6 +3,7 @@ package kfd
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -20,7 +21,8 @@ func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major, v.Minor)
 var ErrVersion = errors.New("KFD interface not supported")
 
 // PermissionRule is the driver's rule about debuggers of other processes
-// (kfd_ioctl_set_debug_trap).
+// (kfd_ioctl_set_debug_trap), as Device.ProbePermissionRule finds it. A caller that follows
+// PermissionThread, the stricter one, is allowed under both.
 type PermissionRule uint8
 
 // The rules.
@@ -41,66 +43,42 @@ func (r PermissionRule) String() string {
 	return gpreempt.Word(r, "rule", "unknown", "thread", "process")
 }
 
-// Profile is a line of drivers.
-type Profile struct {
-	// Name is the driver's kernel, or amd-dkms for AMD's own package.
-	Name string
-	// Version is the first interface version of the line.
-	Version Version
-	// Permission is the rule in the source that the profile was read from. Stable releases
-	// changed it within one interface version, 6.12.103 for one: it is only for people until a
-	// result of Device.ProbePermissionRule. A caller that follows PermissionThread, the stricter
-	// one, is allowed under both.
-	Permission PermissionRule
-}
-
-// profiles are the known lines, the oldest first, each through a minor version. Versions
-// between them are unknown. A new version is a new row here and a layout file in testdata.
+// profiles are the known lines of drivers of major version 1, the oldest first, each from one minor
+// version through another. Versions between them are unknown. A new version is a new row here and a
+// layout file in testdata. A line does not tell the PermissionRule: stable releases changed it
+// within one version, 6.12.103 for one.
 var profiles = []struct {
-	Profile
-	through uint32
+	name          string
+	from, through uint32
 }{
 	// The first with DBG_TRAP in this form. Nothing that this package uses changed up to 1.16.
-	{Profile{"6.5", Version{1, 13}, PermissionThread}, 16},
-	{Profile{"6.12", Version{1, 17}, PermissionThread}, 17},
+	{"6.5", 13, 16},
+	{"6.12", 17, 17},
 	// AMD's package reports 1.18 with 6.12's debug structures. Debugging may fail with EBUSY while
 	// its PC sampler is active. AMD's older packages, before 1.13, have a DBG_TRAP of another form
 	// under another number, and are refused.
-	{Profile{"amd-dkms", Version{1, 18}, PermissionThread}, 18},
+	{"amd-dkms", 18, 18},
 	// 7.3 has the same version and the same headers. What it changed is nothing that this package
 	// depends on: see GraceMin.
-	{Profile{"7.2", Version{1, 23}, PermissionProcess}, 23},
+	{"7.2", 23, 23},
 }
 
-// UnknownMinor warns that a driver's version was not compared with this package. The
-// nearest older profile is used for it.
-type UnknownMinor struct {
-	Driver  Version
-	Profile string
-}
-
-// String returns the warning for the operator.
-func (w UnknownMinor) String() string {
-	return fmt.Sprintf("unknown KFD interface %v: using the ABI of %s, which newer drivers have kept so far", w.Driver, w.Profile)
-}
-
-// ProfileFor returns the profile for a driver. For an unknown minor version it is that of
-// the nearest older one, with a warning. Another major version, or one older than 1.13,
-// which has no DBG_TRAP, is an error that wraps ErrVersion.
-func ProfileFor(v Version) (Profile, *UnknownMinor, error) {
+// ProfileFor returns the line of a driver by its first kernel, or amd-dkms for AMD's own package.
+// For an unknown minor version it is the nearest older one, with a warning for the operator.
+// Another major version, or one older than 1.13, which has no DBG_TRAP, is an error that wraps
+// ErrVersion.
+func ProfileFor(v Version) (name, warning string, err error) {
 	if v.Major != 1 {
-		return Profile{}, nil, fmt.Errorf("%w: version %v; 1.13 and later minor versions of 1 are supported", ErrVersion, v)
+		return "", "", fmt.Errorf("%w: version %v; 1.13 and later minor versions of 1 are supported", ErrVersion, v)
 	}
-	n := len(profiles) - 1
-	for n >= 0 && profiles[n].Version.Minor > v.Minor {
-		n--
+	for _, p := range slices.Backward(profiles) {
+		switch {
+		case v.Minor < p.from:
+			continue
+		case v.Minor > p.through:
+			warning = fmt.Sprintf("unknown KFD interface %v: using the ABI of %s, which newer drivers have kept so far", v, p.name)
+		}
+		return p.name, warning, nil
 	}
-	if n < 0 {
-		return Profile{}, nil, fmt.Errorf("%w: version %v cannot suspend queues; that needs 1.13 (Linux 6.5, or an AMD driver package of that age)", ErrVersion, v)
-	}
-	p := profiles[n]
-	if v.Minor > p.through {
-		return p.Profile, &UnknownMinor{Driver: v, Profile: p.Name}, nil
-	}
-	return p.Profile, nil, nil
+	return "", "", fmt.Errorf("%w: version %v cannot suspend queues; that needs 1.13 (Linux 6.5, or an AMD driver package of that age)", ErrVersion, v)
 }

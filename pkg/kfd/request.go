@@ -68,12 +68,8 @@ func (r Request) Size() int { return int(r >> 16 & 0x3fff) }
 
 // String returns the header's name without AMDKFD_IOC_ or KFD_.
 func (r Request) String() string {
-	n := int(r.Number())
-	switch kind := r >> 8 & 0xff; {
-	case kind == 'K' && n < len(requestNames) && requestNames[n] != "":
+	if n := int(r.Number()); r>>8&0xff == 'K' && n < len(requestNames) && requestNames[n] != "" {
 		return requestNames[n]
-	case kind == kmapKind && n < len(kmapRequestNames):
-		return kmapRequestNames[n]
 	}
 	return fmt.Sprintf("request(%#x)", uint32(r))
 }

@@ -138,7 +138,7 @@ func rigOf(t *testing.T, sys nvrm.Sys, key gpreempt.ProcessKey) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	r := &rig{t: t, sys: sys, process: p, view: nvrm.NewView(sys, p, profile(t))}
+	r := &rig{t: t, sys: sys, process: p, view: nvrm.NewView(sys, p)}
 	begin := time.Now()
 	for range 256 {
 		if err := r.view.Scan(); err != nil {

@@ -32,10 +32,9 @@ const (
 // Source finds NVIDIA's GPUs, and the channels of processes as their queues. It implements
 // discovery.Source.
 type Source struct {
-	root    fs.FS
-	sys     Sys
-	profile Profile
-	pids    map[int32]*seen
+	root fs.FS
+	sys  Sys
+	pids map[int32]*seen
 	// owners contains the process of each client, for Owner.
 	mu     sync.Mutex
 	owners map[Handle]gpreempt.ProcessKey
@@ -54,10 +53,10 @@ type seen struct {
 	scan       bool
 }
 
-// NewSource returns a source for a host with the driver of a profile. omit reports whether a process
-// is a part of the program itself, whose copies of descriptors are no use of a GPU.
-func NewSource(root fs.FS, sys Sys, profile Profile, omit func(pid int32) bool) *Source {
-	return &Source{root: root, sys: sys, profile: profile, pids: map[int32]*seen{}, omit: omit}
+// NewSource returns a source for a host. omit reports whether a process is a part of the program
+// itself, whose copies of descriptors are no use of a GPU.
+func NewSource(root fs.FS, sys Sys, omit func(pid int32) bool) *Source {
+	return &Source{root: root, sys: sys, pids: map[int32]*seen{}, omit: omit}
 }
 
 // Driver implements discovery.Source.
@@ -238,7 +237,7 @@ func (s *Source) open(p *seen) error {
 		process.Close()
 		return err
 	}
-	p.process, p.view = process, NewView(s.sys, process, s.profile)
+	p.process, p.view = process, NewView(s.sys, process)
 	return nil
 }
 

@@ -33,6 +33,8 @@ const (
 	// RM starts with it again (serverAllocClient).
 	clientBase  Handle = 0xc1d00000
 	clientCount        = 1 << 20
+	// firstObject is where CUDA's user-mode driver begins to count the handles of objects.
+	firstObject Handle = 0x5c000000
 	// clientChunk is the number of handles of older clients that one scan tries for each file while no
 	// client of the process is known. A call takes two microseconds. A new process has a new client.
 	clientChunk = 4096
@@ -57,7 +59,6 @@ const (
 // safe for concurrent use.
 type View struct {
 	sys     Sys
-	first   Handle
 	process Process
 	files   map[int]*viewFile
 	asked   time.Time // NewestClient
@@ -94,8 +95,8 @@ type object struct {
 }
 
 // NewView returns a view that knows nothing yet. The process stays the caller's.
-func NewView(sys Sys, p Process, profile Profile) *View {
-	return &View{sys: sys, first: profile.FirstObject, process: p, files: map[int]*viewFile{}}
+func NewView(sys Sys, p Process) *View {
+	return &View{sys: sys, process: p, files: map[int]*viewFile{}}
 }
 
 // Scan updates the view. It holds copies of the process's files only meanwhile.
@@ -151,16 +152,16 @@ func (v *View) scanFile(number, allowed int) error {
 		v.files[number] = known
 	}
 	for ; known.next != v.newest; known.next = behind(known.next, 1) {
-		known.try(f, known.next, v.first)
+		known.try(f, known.next)
 	}
 	for n := 0; n < clientChunk && len(v.Clients()) == 0 && known.tried < clientCount; n++ {
 		known.tried++
-		known.try(f, behind(known.first, -known.tried), v.first)
+		known.try(f, behind(known.first, -known.tried))
 	}
 	if all := v.Clients(); len(all) > 0 && !known.near {
 		known.near = true
 		for n := -near; n <= near; n++ {
-			known.try(f, behind(slices.Min(all), n), v.first)
+			known.try(f, behind(slices.Min(all), n))
 		}
 	}
 	for h, c := range known.clients {
@@ -242,9 +243,9 @@ func (k *viewFile) isStill(f File) (bool, error) {
 }
 
 // try adds a client if it is one of the file.
-func (k *viewFile) try(f File, h, first Handle) {
+func (k *viewFile) try(f File, h Handle) {
 	if _, err := classOf(f, h, h); err == nil && k.clients[h] == nil {
-		k.clients[h] = &viewClient{next: first, objects: map[Handle]object{}, gpus: map[Handle]gpreempt.GPUID{}}
+		k.clients[h] = &viewClient{next: firstObject, objects: map[Handle]object{}, gpus: map[Handle]gpreempt.GPUID{}}
 	}
 }
 

@@ -17,15 +17,6 @@ import (
 
 const version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\n"
 
-func profile(t *testing.T) nvrm.Profile {
-	t.Helper()
-	p, err := nvrm.ParseVersion(version)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
 var key = gpreempt.ProcessKey{PID: 100, Start: 7}
 
 // viewOf returns a view of a process of the machine that was scanned once.
@@ -36,7 +27,7 @@ func viewOf(t *testing.T, m *nvrmtest.Machine) (*nvrm.View, nvrm.Process) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	v := nvrm.NewView(m.Sys(), p, profile(t))
+	v := nvrm.NewView(m.Sys(), p)
 	if err := v.Scan(); err != nil {
 		t.Fatal(err)
 	}
@@ -62,8 +53,8 @@ func TestVersionsWhoseSourceWasNotComparedAreRefused(t *testing.T) {
 		"": "",
 	} {
 		p, err := nvrm.ParseVersion(text)
-		if p.Version != want || (want == "") != errors.Is(err, nvrm.ErrUnknownDriver) {
-			t.Errorf("ParseVersion(%q) = %q, %v; want %q", text, p.Version, err, want)
+		if p != want || (want == "") != errors.Is(err, nvrm.ErrUnknownDriver) {
+			t.Errorf("ParseVersion(%q) = %q, %v; want %q", text, p, err, want)
 		}
 	}
 }
@@ -71,8 +62,8 @@ func TestVersionsWhoseSourceWasNotComparedAreRefused(t *testing.T) {
 func FuzzParseVersion(f *testing.F) {
 	f.Add(version)
 	f.Fuzz(func(t *testing.T, text string) {
-		if p, err := nvrm.ParseVersion(text); (err == nil) != (p.Version != "") {
-			t.Errorf("%q: version %q, error %v", text, p.Version, err)
+		if p, err := nvrm.ParseVersion(text); (err == nil) != (p != "") {
+			t.Errorf("%q: version %q, error %v", text, p, err)
 		}
 	})
 }
@@ -164,7 +155,7 @@ func TestTheChannelsOfAForkedProcessAreThoseOfTheOldestThatHasTheFile(t *testing
 	root := fstest.MapFS{}
 	procFiles(root, keys[0])
 	procFiles(root, keys[2])
-	s := nvrm.NewSource(root, m.Sys(), profile(t), func(int32) bool { return false })
+	s := nvrm.NewSource(root, m.Sys(), func(int32) bool { return false })
 	t.Cleanup(s.Close)
 	uses := func() (all []string) {
 		found, warnings, err := s.Uses()
@@ -245,7 +236,7 @@ func TestSourceListsProcessesWithTheDriverOpenAndItsGPUs(t *testing.T) {
 	p := m.Start(key)
 	m.Start(gpreempt.ProcessKey{PID: 102, Start: 9}) // part of the daemon
 	files := discovery.NewFS(root)
-	files.Add(nvrm.NewSource(root, m.Sys(), profile(t), func(pid int32) bool { return pid == 102 }))
+	files.Add(nvrm.NewSource(root, m.Sys(), func(pid int32) bool { return pid == 102 }))
 	gpus, err := files.GPUs()
 	if err != nil {
 		t.Fatal(err)

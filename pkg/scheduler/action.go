@@ -49,14 +49,16 @@ type Action struct {
 // Answer is the answer to an announcement.
 type Answer struct {
 	Quiesced bool
-	Reason   QuiesceReason
+	// OwnerOffline: an offline target on the lease's GPUs is its owner, or has it among its Kin.
+	OwnerOffline bool
+	// Reason is the cause for which targets run, one of Answers; CauseDone or CauseNothingToDo if all
+	// are suspended.
+	Reason Cause
 	// Suspended is the number of targets suspended on the lease's GPUs.
 	Suspended int
 	// CannotSuspend is the number of targets of class offline that run on the lease's GPUs
 	// because they cannot be suspended.
 	CannotSuspend int
-	// OwnerOffline: an offline target on the lease's GPUs is its owner, or has it among its Kin.
-	OwnerOffline bool
 	// Waited is the time from announcement to answer.
 	Waited time.Duration
 }
@@ -77,8 +79,9 @@ const (
 	RecordReset RecordKind = 8
 )
 
-// Cause is the stable code for why something changed.
-type Cause string
+// Cause is why something changed or is as it is, in answers, records and explanations, and what is
+// wrong in the result of an action. The obstacles of gpreempt.Obstacles are causes, too.
+type Cause = gpreempt.Reason
 
 // The causes.
 const (
@@ -103,20 +106,26 @@ const (
 	CauseClass      Cause = "class-changed"
 	CauseHold       Cause = "hold"
 	CausePolicy     Cause = "policy"
-	CauseDrain      Cause = "drain"
+	CauseDrain      Cause = "draining"
 	CauseBreaker    Cause = "breaker-open"
-	CauseFailed     Cause = "failed"
-	CauseHardware   Cause = "hardware-error"
+	// CauseFailed is the result of an action after which some queue is not as asked; the mechanism has
+	// undone what it could. The target is quarantined, as for any obstacle.
+	CauseFailed Cause = "failed"
+	// CauseHardware: the GPU reported an error. The breaker opens, too.
+	CauseHardware Cause = "hardware-error"
 	// CauseStuck is on a target whose own process holds the lock that an action on it
 	// waits for. No GPU is at fault.
 	CauseStuck Cause = "stuck"
 	// CauseHung is on a breaker: an action has not come back, and not because of CauseStuck.
 	CauseHung Cause = "hung"
 	// CauseReset is on a breaker, and on a target whose queue the driver has reset or may have.
-	CauseReset          Cause = "queue-reset"
-	CauseAlarm          Cause = "alarm"
-	CauseRetry          Cause = "retry"
-	CauseGone           Cause = "gone"
+	CauseReset Cause = "queue-reset"
+	CauseAlarm Cause = "alarm"
+	CauseRetry Cause = "retry"
+	// CauseGone: the process left.
+	CauseGone Cause = "gone"
+	// CauseReplaced: the process runs another program, and its queues ended with the one before. It can be
+	// attached to again at once.
 	CauseReplaced       Cause = "replaced"
 	CauseQuarantineOver Cause = "quarantine-over"
 	CauseCooledDown     Cause = "cooled-down"
@@ -129,10 +138,6 @@ const (
 	CauseCoalesced Cause = "coalesced"
 	// CauseNotReady is why a target without a mechanism runs.
 	CauseNotReady Cause = "not-ready"
-	// CauseDRMQueues is why a target runs that has user queues of DRM.
-	CauseDRMQueues Cause = "drm-queues"
-	// CauseCannotSuspend is why a target runs that could not be suspended at the last attempt.
-	CauseCannotSuspend Cause = "cannot-suspend"
 	// CauseKilled is on a target that is killed because it has refused to be suspended.
 	CauseKilled Cause = "killed"
 	// CauseNoLease is why a target runs that no lease outranks.
@@ -146,28 +151,47 @@ const (
 	CauseLapsed           Cause = "lapsed"
 )
 
+// The causes of answers only, with CauseDone for targets that are all suspended.
+const (
+	CauseNothingToDo Cause = "nothing-to-do"
+	CauseMaxWait     Cause = "max-wait"
+	CauseDeferred    Cause = "deferred"
+	CauseNotAwaited  Cause = "not-awaited"
+	// CauseUnsafe: the breaker of a GPU is open, a queue was reset, or a mechanism is not ready.
+	CauseUnsafe Cause = "unsafe"
+	CauseShadow Cause = "shadow"
+	CauseEnded  Cause = "ended"
+)
+
+// Answers returns the reasons of answers.
+func Answers() []Cause {
+	return append([]Cause{
+		CauseDone, CauseNothingToDo, CauseMaxWait, CauseDeferred, CauseNotAwaited, CauseShareFloor, CauseUnsafe, CauseShadow,
+		CauseDrain, CauseEnded, CauseHold, CauseStuck, CauseReset,
+	}, gpreempt.Obstacles()...)
+}
+
 // Record is one state change. From and to are equal for a target with a new class or
 // priority, with a failed resume, with an action that is found stuck or that is killed, and for a lease that was answered although its GPUs are not
-// quiet; the cause is the QuiesceReason then. The event stream, the log, the statistics,
+// quiet; the cause is the Cause then. The event stream, the log, the statistics,
 // the metrics and the traces are all made from records.
 type Record struct {
-	At         Time
-	Kind       RecordKind
-	Target     gpreempt.ProcessKey
-	FromTarget TargetState
-	ToTarget   TargetState
-	// Class is the target's class; set for RecordTarget and RecordReset.
-	Class gpreempt.Class
-	// Suspects is, for RecordReset, the number of processes whose queue it may have been.
-	Suspects  int
-	Lease     LeaseID
-	FromLease LeaseState
-	ToLease   LeaseState
-	End       LeaseEnd
-	GPU       gpreempt.GPUID
+	At   Time
+	Kind RecordKind
+	// FromTarget and ToTarget are set for RecordTarget and RecordShadow, Class, that of the target, for
+	// RecordTarget and RecordReset, FromLease, ToLease and End for RecordLease.
+	FromTarget, ToTarget TargetState
+	Class                gpreempt.Class
+	FromLease, ToLease   LeaseState
+	End                  LeaseEnd
 	// On is the new state of a breaker or of draining.
-	On    bool
-	Cause Cause
+	On     bool
+	Target gpreempt.ProcessKey
+	Lease  LeaseID
+	GPU    gpreempt.GPUID
+	// Suspects is, for RecordReset, the number of processes whose queue it may have been.
+	Suspects int
+	Cause    Cause
 	// Took is how long a suspend, a resume, a lease or the wait for an answer lasted, and
 	// of a new lease the time since its call arrived.
 	Took time.Duration
@@ -175,4 +199,10 @@ type Record struct {
 	Trace *TraceContext
 	// GPUs are those that a new lease covers. They are not changed afterwards.
 	GPUs []gpreempt.GPUID
+}
+
+// Failed reports whether it is about a suspend or a resume that failed.
+func (r Record) Failed() bool {
+	return r.Kind == RecordTarget && r.ToTarget == TargetResuming && (r.FromTarget == TargetSuspending || r.FromTarget == TargetResuming) &&
+		(r.Cause == CauseFailed || r.Cause == CauseHardware || r.Cause.Obstacle() != "")
 }

@@ -207,7 +207,7 @@ func (b *book) Answered(id LeaseID) (answer Answer, ok bool) {
 	}
 	if at, known := b.endedByID[id]; known {
 		a := b.ended[at].answer
-		return Answer{Reason: QuiesceEnded, Waited: a.Waited}, true
+		return Answer{Reason: CauseEnded, Waited: a.Waited}, true
 	}
 	return Answer{}, false
 }

@@ -58,10 +58,8 @@ var checks = []check{
 	}},
 	{CheckMechanism, false, func(c *Core, j *job) Cause {
 		stuck := j.any(func(t *target) bool { return t.flight.is(ActAttach) && t.flight.stuck })
-		drm := j.any(func(t *target) bool { return t.refusal == OutcomeDRMQueues && !t.flight.is(ActAttach) })
-		refuses := j.any(func(t *target) bool { return t.refusal != OutcomeOK && !t.flight.is(ActAttach) })
 		unready := j.any(func(t *target) bool { return !t.ready() })
-		return when(!c.policy.Shadow, cmp.Or(when(stuck, CauseStuck), when(drm, CauseDRMQueues), when(refuses, CauseCannotSuspend), when(unready, CauseNotReady)))
+		return when(!c.policy.Shadow, cmp.Or(when(stuck, CauseStuck), j.refusal(), when(unready, CauseNotReady)))
 	}},
 	{CheckPinSuspend, true, func(c *Core, j *job) Cause { return j.pinned(c.now, true) }},
 	{CheckLease, true, func(_ *Core, j *job) Cause { return when(j.outranked(), CauseLease) }},

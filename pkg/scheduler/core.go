@@ -233,16 +233,10 @@ func (c *Core) settle() {
 	}
 	clear(c.dirtyTargets)
 	c.dirtyTargets = c.dirtyTargets[:0]
-	kept := c.pending[:0]
-	for _, l := range c.pending {
-		if c.settleLease(l) {
-			kept = append(kept, l)
-		} else {
-			l.pending = false
-		}
-	}
-	clear(c.pending[len(kept):])
-	c.pending = kept
+	c.pending = slices.DeleteFunc(c.pending, func(l *lease) bool {
+		l.pending = c.settleLease(l)
+		return !l.pending
+	})
 }
 
 func (c *Core) mark(j *job) {

@@ -1,14 +1,19 @@
 package scheduler
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
 
 // coverage is the state of the jobs that a lease outranks on its GPUs.
 type coverage struct {
 	// quiet: all of them are suspended; waiting: some will be, by actions in flight.
 	quiet, waiting bool
-	suspended      int           // targets
-	cannot         int           // targets that cannot be suspended
-	blocked        QuiesceReason // why some stay, the worst reason
+	suspended      int   // targets
+	cannot         int   // targets that cannot be suspended
+	refused        Cause // why they cannot, the worst reason
+	blocked        Cause // why some stay, the worst reason
 }
 
 func (c *Core) coverage(l *lease) coverage {
@@ -31,21 +36,22 @@ func (c *Core) cover(s *coverage, j *job) {
 		return
 	}
 	for _, m := range j.members {
-		if c.cannotSuspend(m) {
+		if why := c.cannotSuspend(m); why != "" {
 			s.cannot++
+			s.refused = worse(s.refused, why)
 		}
 	}
 	switch {
 	case j.coming(c.policy.Shadow):
 		s.quiet, s.waiting = false, true
 	case j.verdict.suspend:
-		s.quiet, s.blocked = false, worse(s.blocked, QuiesceShadow)
+		s.quiet, s.blocked = false, worse(s.blocked, CauseShadow)
 	case j.verdict.cause == CauseNotReady && j.attachComing():
 		s.quiet, s.waiting = false, true
 	default:
 		s.quiet, s.blocked = false, worse(s.blocked, blockReason(j.verdict.cause))
 		if slices.ContainsFunc(j.gpus, func(u *gpu) bool { return u.breakerOpen }) {
-			s.blocked = worse(s.blocked, QuiesceUnsafe)
+			s.blocked = worse(s.blocked, CauseUnsafe)
 		}
 	}
 }
@@ -89,52 +95,38 @@ func (j *job) touches(gpus []*gpu) bool {
 	return slices.ContainsFunc(j.gpus, func(u *gpu) bool { return slices.Contains(gpus, u) })
 }
 
-// blocking are the reasons in the answer to an announcement for a job that runs, and the causes that
-// lead to each, the worst last: that is the one that an admin should see first.
-var blocking = []struct {
-	reason QuiesceReason
-	causes []Cause
-}{
-	{QuiesceNone, nil},
-	{QuiesceShadow, nil},
-	{QuiesceShareFloor, []Cause{CauseShareFloor, CauseMaxSuspend}},
-	{QuiesceHold, []Cause{CauseHold}},
-	{QuiesceStuck, []Cause{CauseStuck}},
-	{QuiesceCannotSuspend, []Cause{CauseCannotSuspend, CauseQuarantine}},
-	{QuiesceDRMQueues, []Cause{CauseDRMQueues}},
-	{QuiesceUnsafe, nil},
-	{QuiesceDraining, []Cause{CauseDrain}},
+// severity has the reasons in the answer to an announcement for a job that runs, the worst last: that is the one
+// that an admin should see first.
+var severity = slices.Concat([]Cause{"", CauseShadow, CauseShareFloor, CauseHold, CauseStuck}, gpreempt.Obstacles(), []Cause{CauseUnsafe, CauseDrain})
+
+// blockReason returns the reason for a job that runs for a cause.
+func blockReason(cause Cause) Cause {
+	switch {
+	case cause == CauseMaxSuspend:
+		return CauseShareFloor
+	case cause == CauseQuarantine:
+		return gpreempt.ReasonCannotSuspend
+	case slices.Contains(severity, cause):
+		return cause
+	}
+	return CauseUnsafe
 }
 
-func blockReason(cause Cause) QuiesceReason {
-	for _, b := range blocking {
-		if slices.Contains(b.causes, cause) {
-			return b.reason
-		}
-	}
-	return QuiesceUnsafe
+// worse returns the worse of two reasons.
+func worse(a, b Cause) Cause {
+	return severity[max(slices.Index(severity, a), slices.Index(severity, b))]
 }
 
 // answer is an answer that the GPUs are not quiet.
-func (s coverage) answer(reason QuiesceReason) Answer {
+func (s coverage) answer(reason Cause) Answer {
 	return Answer{Reason: reason, Suspended: s.suspended, CannotSuspend: s.cannot}
 }
 
 // instead returns the reason for GPUs that are not quiet, where reason is only why the answer is
 // given now: that of a target that cannot be suspended, if there is one.
-func (s coverage) instead(reason QuiesceReason) QuiesceReason {
+func (s coverage) instead(reason Cause) Cause {
 	if s.cannot > 0 {
-		return worse(s.blocked, QuiesceCannotSuspend)
+		return worse(s.blocked, s.refused)
 	}
 	return reason
-}
-
-// worse returns the worse of two reasons.
-func worse(a, b QuiesceReason) QuiesceReason {
-	for _, r := range slices.Backward(blocking) {
-		if r.reason == a || r.reason == b {
-			return r.reason
-		}
-	}
-	return QuiesceNone
 }

@@ -73,15 +73,15 @@ type (
 	// mechanism is attached to it.
 	Attached struct {
 		Target gpreempt.ProcessKey `json:"target"`
-		Result Outcome             `json:"result"`
+		Result Cause               `json:"result,omitempty"`
 		// FailedGPUs are those that reported a hardware error.
 		FailedGPUs []gpreempt.GPUID `json:"failed_gpus,omitempty"`
 		// ReportsBirths: Running is posted for each queue born from now on.
 		ReportsBirths bool `json:"reports_births,omitempty"`
 	}
 
-	// Detached is the result of a Detach action, which has no Seq. After OutcomeOK all queues run and
-	// the process is released; another Detach follows any other result but OutcomeGone.
+	// Detached is the result of a Detach action, which has no Seq. After success all queues run and
+	// the process is released; another Detach follows any other result but CauseGone.
 	Detached Suspended
 
 	// Lost says that the mechanism can suspend the target no longer, without an action
@@ -89,7 +89,7 @@ type (
 	// it has replaced its program.
 	Lost struct {
 		Target     gpreempt.ProcessKey `json:"target"`
-		Result     Outcome             `json:"result"`
+		Result     Cause               `json:"result,omitempty"`
 		FailedGPUs []gpreempt.GPUID    `json:"failed_gpus,omitempty"`
 	}
 
@@ -157,8 +157,10 @@ type (
 	Suspended struct {
 		Target gpreempt.ProcessKey `json:"target"`
 		// Seq is the Seq of the action.
-		Seq    uint64  `json:"seq"`
-		Result Outcome `json:"result"`
+		Seq uint64 `json:"seq"`
+		// Result is "" if every queue of the target is as asked; otherwise CauseGone, CauseReplaced,
+		// CauseHardware, an obstacle, or CauseFailed.
+		Result Cause `json:"result,omitempty"`
 		// FailedGPUs are those that reported a hardware error.
 		FailedGPUs []gpreempt.GPUID `json:"failed_gpus,omitempty"`
 		// Took is how long the mechanism needed.
@@ -249,33 +251,6 @@ func (PolicyChanged) event()  {}
 func (Drain) event()          {}
 func (Stopped) event()        {}
 
-// Outcome is the result of an action on a target.
-type Outcome uint8
-
-// The outcomes.
-const (
-	// OutcomeOK: every queue of the target is as asked.
-	OutcomeOK Outcome = iota
-	// OutcomeGone: the process left meanwhile.
-	OutcomeGone
-	// OutcomeFailed: some queue is not as asked; the mechanism has undone what it
-	// could. The target is quarantined.
-	OutcomeFailed
-	// OutcomeHardware: the GPU reported an error; the target is quarantined and
-	// the breaker of the GPU opens.
-	OutcomeHardware
-	// OutcomeReplaced: the process runs another program, and its queues ended with the
-	// one before. It can be attached to again at once.
-	OutcomeReplaced
-	// OutcomeResisted: another program keeps the mechanism from suspending the process: it
-	// traces or debugs the process, or resumes it. As OutcomeFailed, but a target with a
-	// Resistance is not quarantined: another mechanism may be attached at once.
-	OutcomeResisted
-	// OutcomeDRMQueues: it has user queues of DRM, which no enabled mechanism can suspend. As
-	// OutcomeFailed.
-	OutcomeDRMQueues
-)
-
 // LeaseEnd is why a lease ended.
 type LeaseEnd uint8
 
@@ -328,27 +303,4 @@ const (
 	LeaseHeld
 	// LeaseEnded is final.
 	LeaseEnded
-)
-
-// QuiesceReason says why an announcement was answered as it was.
-type QuiesceReason uint8
-
-// The reasons; the numbers are those of the API.
-const (
-	QuiesceNone QuiesceReason = iota
-	QuiesceDone
-	QuiesceNothingToDo
-	QuiesceMaxWait
-	QuiesceDeferred
-	QuiesceNotAwaited
-	QuiesceShareFloor
-	QuiesceUnsafe
-	QuiesceShadow
-	QuiesceDraining
-	QuiesceEnded
-	QuiesceHold
-	QuiesceStuck
-	QuiesceDRMQueues
-	QuiesceReset
-	QuiesceCannotSuspend
 )

@@ -78,8 +78,8 @@ type MemberFacts struct {
 	Ready bool
 	// Stuck: a call of the process holds up the action in flight, AttachStuck an Attach.
 	Stuck, AttachStuck bool
-	// Refusal is why the last attempt to attach to it or to suspend it has failed, OutcomeOK if it has not.
-	Refusal  Outcome
+	// Refusal is the obstacle for which the last attempt to attach to it or to suspend it has failed, "" if it has not.
+	Refusal  Cause
 	Refusals int
 	OnResist gpreempt.Resistance
 }

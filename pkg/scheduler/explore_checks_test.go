@@ -105,17 +105,17 @@ func (x *explored) openBreakers(i int) {
 }
 
 // takeResult takes in the result of an action before the core does.
-func (x *explored) takeResult(i int, kind ActionKind, result Outcome) {
+func (x *explored) takeResult(i int, kind ActionKind, result Cause) {
 	t := x.core.targets[procKey(uint8(i)+1)]
-	if result == OutcomeHardware {
+	if result == CauseHardware {
 		x.openBreakers(i)
 	}
-	x.resisted[i] = x.resisted[i] || result == OutcomeResisted
-	if kind == ActSuspend && result == OutcomeOK && x.processes[i].doubted == 0 {
+	x.resisted[i] = x.resisted[i] || result == gpreempt.ReasonResisted
+	if kind == ActSuspend && result == "" && x.processes[i].doubted == 0 {
 		x.resisted[i] = false
 	}
 	acts := t != nil && (kind == ActSuspend || kind == ActResume || kind == ActDetach && t.state == TargetResuming)
-	if acts && (result == OutcomeFailed || result == OutcomeHardware || result == OutcomeResisted && x.onResist == (gpreempt.Resistance{})) {
+	if acts && (result == CauseFailed || result == CauseHardware || result == gpreempt.ReasonResisted && x.onResist == (gpreempt.Resistance{})) {
 		x.quarantined[i] = x.now + QuarantineTime
 	}
 }

@@ -1,5 +1,7 @@
 package scheduler
 
+import "github.com/gpreempt/gpreempt/pkg/gpreempt"
+
 // A model of what the driver and a mechanism do with one process, and who debugs it there:
 // the rules of emu/driver, from kfd_dbg_trap_enable, kfd_dbg_trap_disable, suspend_queues,
 // resume_queues and kfd_process_notifier_release_internal of Linux 6.12.117, with the
@@ -35,7 +37,7 @@ type modelProcess struct {
 	flight ActionKind
 	seq    uint64
 	done   bool
-	result Outcome
+	result Cause
 	// doubted has a bit for each GPU that raised an alarm during the Suspend in flight.
 	doubted    uint8
 	thenDetach bool
@@ -65,22 +67,22 @@ func (p *modelProcess) mayCall() bool {
 // perform lets the action in flight take effect.
 func (p *modelProcess) perform() {
 	p.done = true
-	p.result = OutcomeOK
+	p.result = ""
 	switch {
 	case !p.alive:
-		p.result = OutcomeGone
+		p.result = CauseGone
 		p.session = p.session && p.flight != ActDetach
 	case p.flight == ActAttach && p.enabled:
-		p.result = OutcomeResisted
+		p.result = gpreempt.ReasonResisted
 	case p.flight == ActAttach:
 		p.enabled, p.ours, p.debugger, p.session = true, true, theDaemon, true
 		p.reported = p.born
 	case p.flight == ActDetach && (!p.enabled || !p.ours):
 		p.session = false
 	case !p.enabled || !p.ours:
-		p.result = OutcomeReplaced
+		p.result = CauseReplaced
 	case !p.mayCall():
-		p.result = OutcomeResisted
+		p.result = gpreempt.ReasonResisted
 	case p.flight == ActSuspend:
 		p.suspended = p.queues
 	case p.flight == ActResume:
@@ -92,7 +94,7 @@ func (p *modelProcess) perform() {
 }
 
 // fail lets the action in flight fail. A mechanism undoes a suspension that failed.
-func (p *modelProcess) fail(result Outcome) {
+func (p *modelProcess) fail(result Cause) {
 	p.done, p.result = true, result
 	if p.flight == ActSuspend && p.enabled && p.ours && p.mayCall() {
 		p.suspended = 0

@@ -325,9 +325,10 @@ func (w *canon) situation(x *explored) {
 		}
 		flag(p.alive, p.unmanaged, p.enabled, p.ours, p.foreigner, p.session, p.done, p.thenDetach)
 		flag(current, p.away, p.inspect != 0, x.inspected(int(i)), x.resisted[i])
-		for _, n := range []uint8{p.queues, p.suspended, p.born, p.reported, uint8(p.debugger), uint8(p.flight), uint8(p.result)} {
+		for _, n := range []uint8{p.queues, p.suspended, p.born, p.reported, uint8(p.debugger), uint8(p.flight)} {
 			w.small(n)
 		}
+		w.text(string(p.result))
 		if p.inspect != 0 {
 			later(p.inspectAt + InspectTime)
 		}

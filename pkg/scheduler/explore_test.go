@@ -189,8 +189,8 @@ var seededBugs = []seededBug{
 		return ev
 	}},
 	{name: "a failed attach counts as one that was resisted", layout: 4, disturbances: []moveKind{moveFail, moveReclassify}, event: func(ev Event) Event {
-		if a, is := ev.(Attached); is && a.Result == OutcomeFailed {
-			a.Result = OutcomeResisted
+		if a, is := ev.(Attached); is && a.Result == CauseFailed {
+			a.Result = gpreempt.ReasonResisted
 			return a
 		}
 		return ev
@@ -247,7 +247,7 @@ var seededBugs = []seededBug{
 		return actions
 	}},
 	{name: "a resume is lost", actions: without(func(a Action) bool { return a.Kind == ActResume })},
-	{name: "the end of max_wait is not answered", actions: without(func(a Action) bool { return a.Kind == ActAnswer && a.Answer.Reason == QuiesceMaxWait })},
+	{name: "the end of max_wait is not answered", actions: without(func(a Action) bool { return a.Kind == ActAnswer && a.Answer.Reason == CauseMaxWait })},
 	{name: "quiet is answered at once", actions: func(actions []Action) []Action {
 		for i := range actions {
 			actions[i].Answer.Quiesced = true

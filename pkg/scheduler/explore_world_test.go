@@ -224,6 +224,9 @@ func (x *explored) seen(i int) TargetSeen {
 // moveKind is what the environment can do.
 type moveKind uint8
 
+// failures are the results of a moveFail.
+var failures = [...]Cause{CauseFailed, CauseHardware}
+
 const (
 	moveClock    moveKind = iota // time passes until the next deadline, and the runner is late
 	moveTick                     // the runner wakes
@@ -231,7 +234,7 @@ const (
 	moveComplete
 	moveClientGone
 	movePerform // the action in flight on process n takes effect
-	moveFail    // it fails: k is the Outcome
+	moveFail    // it fails: k is that of failures
 	moveReport  // its result arrives
 	moveBirth
 	moveReportBirth
@@ -286,8 +289,8 @@ func (x *explored) possible() []move {
 		p := &x.processes[i]
 		flying, known := p.flight != ActRecord, x.core.targets[procKey(uint8(i)+1)] != nil
 		add(flying && !p.done, movePerform, i, 0)
-		add(flying && !p.done && p.alive, moveFail, i, int(OutcomeFailed))
-		add(flying && !p.done && p.alive, moveFail, i, int(OutcomeHardware))
+		add(flying && !p.done && p.alive, moveFail, i, 0)
+		add(flying && !p.done && p.alive, moveFail, i, 1)
 		add(flying && p.done, moveReport, i, 0)
 		add(p.alive && p.queues < mostQueues, moveBirth, i, 0)
 		add(p.alive && known && p.born > p.reported && (p.enabled && p.ours && p.session || !p.session), moveReportBirth, i, 0)
@@ -337,7 +340,7 @@ func (x *explored) make(m move) error {
 			x.bug.perform(p)
 		}
 	case moveFail:
-		p.fail(Outcome(m.k))
+		p.fail(failures[m.k])
 	case moveReport:
 		return x.report(int(m.n))
 	case moveBirth:
@@ -357,9 +360,9 @@ func (x *explored) make(m move) error {
 	case moveReplace:
 		p.replace()
 	case moveReportLoss:
-		result := OutcomeReplaced
+		result := CauseReplaced
 		if p.enabled {
-			result = OutcomeResisted
+			result = gpreempt.ReasonResisted
 			x.resisted[m.n] = true
 		}
 		return x.step(Lost{Target: procKey(m.n + 1), Result: result})
@@ -426,17 +429,17 @@ func (x *explored) report(i int) error {
 	p, key := &x.processes[i], procKey(uint8(i)+1)
 	x.passTime() // what is due comes before the result
 	kind, result, seq := p.flight, p.result, p.seq
-	p.flight, p.done, p.seq, p.result = ActRecord, false, 0, OutcomeOK
+	p.flight, p.done, p.seq, p.result = ActRecord, false, 0, ""
 	if p.thenDetach {
 		p.thenDetach, p.flight = false, ActDetach
 	}
-	if kind == ActSuspend && result == OutcomeOK {
+	if kind == ActSuspend && result == "" {
 		x.disbelieve(i)
 	}
 	p.doubted = 0
 	x.takeResult(i, kind, result)
 	var failed []gpreempt.GPUID
-	if result == OutcomeHardware {
+	if result == CauseHardware {
 		failed = x.places[i].gpus
 	}
 	switch kind {
@@ -462,7 +465,7 @@ func (x *explored) text(m move) string {
 	case movePerform, moveReport:
 		return fmt.Sprintf(format, kinds[x.processes[m.n].flight], m.n+1)
 	case moveFail:
-		return fmt.Sprintf(format, kinds[x.processes[m.n].flight], m.n+1, map[Outcome]string{OutcomeFailed: "failed", OutcomeHardware: "a hardware error"}[Outcome(m.k)])
+		return fmt.Sprintf(format, kinds[x.processes[m.n].flight], m.n+1, failures[m.k])
 	case moveReload:
 		return fmt.Sprintf(format, x.policies[m.n].Preset)
 	case moveClock, moveTick, moveDrain:

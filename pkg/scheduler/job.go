@@ -157,6 +157,16 @@ func (j *job) lingers() bool {
 	return j.verdict.cause == CauseLinger && !j.any(func(t *target) bool { return t.state == TargetResuming })
 }
 
+// refusal returns why members could not be suspended or attached to at the last attempt, the worst reason.
+func (j *job) refusal() (why Cause) {
+	for _, m := range j.members {
+		if !m.flight.is(ActAttach) {
+			why = worse(why, m.refusal)
+		}
+	}
+	return why
+}
+
 // quarantine returns when the last quarantine of a member ends, and its cause.
 func (j *job) quarantine() (until Time, cause Cause) {
 	for _, m := range j.members {

@@ -167,7 +167,7 @@ func (c *Core) settleLease(l *lease) bool {
 		return false
 	case LeaseWaiting:
 		if !l.answered && c.now >= l.created+l.req.MaxWait {
-			c.sendAnswer(l, Answer{Reason: QuiesceDeferred})
+			c.sendAnswer(l, Answer{Reason: CauseDeferred})
 		}
 		return true
 	default: // started: below
@@ -187,17 +187,17 @@ func (c *Core) settleLease(l *lease) bool {
 	if !l.answered {
 		switch {
 		case reset:
-			c.sendAnswer(l, s.answer(QuiesceReset))
+			c.sendAnswer(l, s.answer(CauseReset))
 		case s.quiet && s.suspended > 0:
-			c.sendAnswer(l, Answer{Quiesced: true, Reason: QuiesceDone, Suspended: s.suspended})
+			c.sendAnswer(l, Answer{Quiesced: true, Reason: CauseDone, Suspended: s.suspended})
 		case s.quiet:
-			c.sendAnswer(l, Answer{Quiesced: true, Reason: QuiesceNothingToDo})
+			c.sendAnswer(l, Answer{Quiesced: true, Reason: CauseNothingToDo})
 		case !s.waiting:
 			c.sendAnswer(l, s.answer(s.blocked))
 		case l.req.MaxWait == 0:
-			c.sendAnswer(l, s.answer(s.instead(QuiesceNotAwaited)))
+			c.sendAnswer(l, s.answer(s.instead(CauseNotAwaited)))
 		case c.now >= l.created+l.req.MaxWait:
-			c.sendAnswer(l, s.answer(s.instead(QuiesceMaxWait)))
+			c.sendAnswer(l, s.answer(s.instead(CauseMaxWait)))
 		}
 	}
 	return !l.answered || l.state == LeaseQuiescing
@@ -210,7 +210,7 @@ func (c *Core) sendAnswer(l *lease, a Answer) {
 	})
 	l.answered, l.answer = true, a
 	if !a.Quiesced && l.state != LeaseEnded { // else a change of state is recorded
-		c.record(Record{Kind: RecordLease, Lease: l.id, FromLease: l.state, ToLease: l.state, Cause: Cause(a.Reason.String()), Took: a.Waited})
+		c.record(Record{Kind: RecordLease, Lease: l.id, FromLease: l.state, ToLease: l.state, Cause: a.Reason, Took: a.Waited})
 	}
 	action := c.emit(ActAnswer)
 	action.Lease, action.Answer = l.id, a
@@ -223,7 +223,7 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 	c.setLeaseState(l, LeaseEnded, "")
 	c.actions[len(c.actions)-1].Record.End = end
 	if !l.answered {
-		c.sendAnswer(l, Answer{Reason: QuiesceEnded})
+		c.sendAnswer(l, Answer{Reason: CauseEnded})
 	}
 	c.timers.clear(&l.timer)
 	for _, u := range l.gpus {

@@ -20,7 +20,7 @@ type machine struct {
 	*Runner
 	start           time.Time
 	suspend, resume time.Duration // 0: it never answers
-	result          Outcome
+	result          Cause
 
 	mu  sync.Mutex
 	log []string
@@ -58,6 +58,8 @@ func (m *machine) Inspect(t gpreempt.ProcessKey, seq uint64) {
 }
 
 func (m *machine) Kill(t gpreempt.ProcessKey) { m.note("kill %v", t) }
+
+func (m *machine) Flush() {}
 
 // see makes an offline target known that has a queue on GPU 1.
 func (m *machine) see(t gpreempt.ProcessKey) {

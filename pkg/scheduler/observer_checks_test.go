@@ -274,7 +274,7 @@ func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 		if !l.answered || l.state != scheduler.LeaseEnded {
 			return errors.New("it ended without an answer or a record")
 		}
-		if now && answer.Reason != scheduler.QuiesceEnded {
+		if now && answer.Reason != scheduler.CauseEnded {
 			return fmt.Errorf("it ended, the answer says %v", answer.Reason)
 		}
 		return nil
@@ -326,33 +326,33 @@ func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, sus
 		return fmt.Errorf("the answer says that its owner is offline: %v", a.OwnerOffline)
 	}
 	switch a.Reason {
-	case scheduler.QuiesceDone:
+	case scheduler.CauseDone:
 		o.Counts["Quiesced"]++
 		ok = quiet && suspended > 0
-	case scheduler.QuiesceNothingToDo:
+	case scheduler.CauseNothingToDo:
 		ok = quiet && suspended == 0
-	case scheduler.QuiesceMaxWait:
+	case scheduler.CauseMaxWait:
 		o.Counts["MaxWaits"]++
 		ok = !quiet && started && o.now >= l.created+l.MaxWait && l.MaxWait > 0
-	case scheduler.QuiesceNotAwaited:
+	case scheduler.CauseNotAwaited:
 		ok = !quiet && started && l.MaxWait == 0
-	case scheduler.QuiesceDeferred:
+	case scheduler.CauseDeferred:
 		o.Counts["Deferred"]++
 		ok = !started && o.now >= l.created+l.MaxWait
-	case scheduler.QuiesceShareFloor, scheduler.QuiesceUnsafe, scheduler.QuiesceHold, scheduler.QuiesceStuck, scheduler.QuiesceDRMQueues:
+	case scheduler.CauseShareFloor, scheduler.CauseUnsafe, scheduler.CauseHold, scheduler.CauseStuck:
 		ok = !quiet && started
-	case scheduler.QuiesceCannotSuspend:
+	case gpreempt.ReasonCannotSuspend, gpreempt.ReasonResisted, gpreempt.ReasonDRMQueues:
 		o.Counts["CannotSuspend"]++
 		ok = !quiet && started && a.CannotSuspend > 0
-	case scheduler.QuiesceReset:
+	case scheduler.CauseReset:
 		o.Counts["ResetAnswers"]++
 		ok = started && o.wasReset(l)
-	case scheduler.QuiesceShadow:
+	case scheduler.CauseShadow:
 		ok = !quiet && started && o.policy.Shadow
-	case scheduler.QuiesceDraining:
+	case scheduler.CauseDrain:
 		ok = !quiet && started && o.draining
 	}
-	if !ok || a.Quiesced != (a.Reason == scheduler.QuiesceDone || a.Reason == scheduler.QuiesceNothingToDo) || started && a.Suspended != suspended {
+	if !ok || a.Quiesced != (a.Reason == scheduler.CauseDone || a.Reason == scheduler.CauseNothingToDo) || started && a.Suspended != suspended {
 		return wrong
 	}
 	return nil

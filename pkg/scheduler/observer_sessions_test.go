@@ -74,7 +74,7 @@ func (o *Observer) takeAttached(ev scheduler.Attached) {
 		return
 	}
 	s.flight, s.since = scheduler.ActRecord, o.now
-	if ev.Result != scheduler.OutcomeOK {
+	if ev.Result != "" {
 		o.Counts["AttachFailures"]++
 		o.takeRefusal(o.Targets[ev.Target], s, ev.Result)
 		o.openBreakers(o.Targets[ev.Target], ev.Result, ev.FailedGPUs)
@@ -91,7 +91,7 @@ func (o *Observer) takeDetached(ev scheduler.Detached) {
 	s.flight, s.since = scheduler.ActRecord, o.now
 	t := o.Targets[ev.Target]
 	o.openBreakers(t, ev.Result, ev.FailedGPUs)
-	if ev.Result == scheduler.OutcomeOK || ev.Result == scheduler.OutcomeGone {
+	if ev.Result == "" || ev.Result == scheduler.CauseGone {
 		s.attached, s.failed, s.births = false, false, false
 	} else {
 		s.failed, s.refuses = true, true
@@ -161,9 +161,9 @@ func (o *Observer) checkSessions() error {
 }
 
 // takeRefusal takes in a failure to attach to a process or to suspend it; t may be nil.
-func (o *Observer) takeRefusal(t *seenTarget, s *seenSession, result scheduler.Outcome) {
-	s.refuses = result != scheduler.OutcomeReplaced && result != scheduler.OutcomeGone
-	if t != nil && result == scheduler.OutcomeResisted && (t.refusals == 0 || o.now >= t.refusedAt+scheduler.RefusalTime) {
+func (o *Observer) takeRefusal(t *seenTarget, s *seenSession, result scheduler.Cause) {
+	s.refuses = result != scheduler.CauseReplaced && result != scheduler.CauseGone
+	if t != nil && result == gpreempt.ReasonResisted && (t.refusals == 0 || o.now >= t.refusedAt+scheduler.RefusalTime) {
 		t.refusals++
 		t.refusedAt = o.now
 		o.Counts["Refusals"]++

@@ -384,7 +384,7 @@ func (o *Observer) takeAlarm(id gpreempt.GPUID) {
 	}
 }
 
-func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind, seq uint64, result scheduler.Outcome, gpus []gpreempt.GPUID) {
+func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind, seq uint64, result scheduler.Cause, gpus []gpreempt.GPUID) {
 	t := o.Targets[key]
 	if t == nil {
 		o.openBreakers(nil, result, gpus)
@@ -394,10 +394,10 @@ func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind
 		return
 	}
 	t.Flight = 0
-	if doubted := t.doubted; kind == scheduler.ActSuspend && result == scheduler.OutcomeOK && len(doubted) > 0 {
+	if doubted := t.doubted; kind == scheduler.ActSuspend && result == "" && len(doubted) > 0 {
 		o.Counts["Disbelieved"]++
 		until := t.quarantinedUntil
-		o.takeOutcome(t, kind, scheduler.OutcomeHardware, doubted)
+		o.takeOutcome(t, kind, scheduler.CauseHardware, doubted)
 		if until > o.now && until == t.resetUntil {
 			t.quarantinedUntil = until
 		}
@@ -406,19 +406,19 @@ func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind
 	o.takeOutcome(t, kind, result, gpus)
 }
 
-func (o *Observer) takeOutcome(t *seenTarget, kind scheduler.ActionKind, result scheduler.Outcome, gpus []gpreempt.GPUID) {
+func (o *Observer) takeOutcome(t *seenTarget, kind scheduler.ActionKind, result scheduler.Cause, gpus []gpreempt.GPUID) {
 	switch result {
-	case scheduler.OutcomeOK:
+	case "":
 		if kind == scheduler.ActSuspend {
 			t.refusals = 0
 		}
 		return
-	case scheduler.OutcomeGone:
+	case scheduler.CauseGone:
 		o.targetLeft(t.Target)
 		return
-	case scheduler.OutcomeReplaced:
+	case scheduler.CauseReplaced:
 		o.Counts["Replaced"]++
-	case scheduler.OutcomeResisted:
+	case gpreempt.ReasonResisted:
 		o.Counts["Failures"]++
 		if t.OnResist == (gpreempt.Resistance{}) {
 			t.quarantinedUntil = o.now + scheduler.QuarantineTime
@@ -435,8 +435,8 @@ func (o *Observer) takeOutcome(t *seenTarget, kind scheduler.ActionKind, result 
 	}
 }
 
-func (o *Observer) openBreakers(t *seenTarget, result scheduler.Outcome, gpus []gpreempt.GPUID) {
-	if result != scheduler.OutcomeHardware {
+func (o *Observer) openBreakers(t *seenTarget, result scheduler.Cause, gpus []gpreempt.GPUID) {
+	if result != scheduler.CauseHardware {
 		return
 	}
 	if len(gpus) == 0 && t != nil {
@@ -469,7 +469,7 @@ func longestLinger(p scheduler.Policy) time.Duration {
 
 // recorded reports whether one of the records before an answer says it was given.
 func (o *Observer) recorded(a scheduler.Action, before []scheduler.Action) bool {
-	if a.Answer.Reason == scheduler.QuiesceEnded {
+	if a.Answer.Reason == scheduler.CauseEnded {
 		return true // the end says it
 	}
 	return slices.ContainsFunc(before, func(b scheduler.Action) bool {
@@ -480,6 +480,6 @@ func (o *Observer) recorded(a scheduler.Action, before []scheduler.Action) bool 
 		if a.Answer.Quiesced {
 			return r.ToLease == scheduler.LeaseHeld
 		}
-		return r.FromLease == r.ToLease && r.Cause == scheduler.Cause(a.Answer.Reason.String()) && r.Took == a.Answer.Waited
+		return r.FromLease == r.ToLease && r.Cause == scheduler.Cause(string(a.Answer.Reason)) && r.Took == a.Answer.Waited
 	})
 }

@@ -76,15 +76,15 @@ func (j *job) pinnedUntil(suspended bool) (until Time) {
 
 // SuspendResult says whether a target that is pinned is suspended, and if not, why; final is
 // false while it may still become so by an action in flight.
-func (c *Core) SuspendResult(key gpreempt.ProcessKey) (suspended bool, why QuiesceReason, final bool) {
+func (c *Core) SuspendResult(key gpreempt.ProcessKey) (suspended bool, why Cause, final bool) {
 	t := c.targets[key]
 	if t == nil {
-		return false, QuiesceEnded, true
+		return false, CauseEnded, true
 	}
 	s := coverage{quiet: true}
 	c.cover(&s, t.job)
 	if s.quiet {
-		return true, QuiesceDone, true
+		return true, CauseDone, true
 	}
 	return false, s.blocked, !s.waiting
 }

@@ -75,7 +75,7 @@ func Presets() []Policy {
 		// A hundred times what a suspend and a resume take: less is lost to them than 1 %.
 		MinRun: 50 * time.Millisecond,
 		// Most processes that end soon end before, and attaching interrupts every process on
-		// every GPU that the target can see (docs/adr/0022).
+		// every GPU that the target can see (docs/adr/0020).
 		AttachAfter: 30 * time.Second,
 		MaxWait:     20 * time.Millisecond,
 		// Clients renew at half of it, so that one that hangs keeps a GPU quiet for a second.

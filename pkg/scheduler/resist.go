@@ -12,18 +12,26 @@ const RefusalTime = 10 * time.Second
 
 // refusalBy returns what a failure says about the next attempt: nothing, after the end of a
 // process or of its program.
-func refusalBy(result Outcome) Outcome {
-	if result == OutcomeGone || result == OutcomeReplaced {
-		return OutcomeOK
+func refusalBy(result Cause) Cause {
+	switch {
+	case result == "", result == CauseGone, result == CauseReplaced:
+		return ""
+	case result.Obstacle() == "": // it says no more than that it failed
+		return gpreempt.ReasonCannotSuspend
 	}
 	return result
 }
 
-// cannotSuspend reports whether the target is to be suspendable and is not. Its own calls
+// cannotSuspend returns why the target, which is to be suspendable, is not; "" if it is. Its own calls
 // (stuck), the breakers and an admin do not count.
-func (c *Core) cannotSuspend(t *target) bool {
-	return t.Class == gpreempt.Offline &&
-		(c.now < t.quarantinedUntil && t.quarantineCause == CauseQuarantine || c.mayAttach(t) && t.refusal != OutcomeOK)
+func (c *Core) cannotSuspend(t *target) Cause {
+	switch {
+	case c.mayAttach(t) && t.refusal != "":
+		return t.refusal
+	case t.Class == gpreempt.Offline && c.now < t.quarantinedUntil && t.quarantineCause == CauseQuarantine:
+		return gpreempt.ReasonCannotSuspend
+	}
+	return ""
 }
 
 // refused counts a suspension that a lease or an admin asked for and that the target resisted.

@@ -26,11 +26,6 @@ type Executor interface {
 	Inspect(target gpreempt.ProcessKey, seq uint64)
 	// Kill ends the process, and posts nothing.
 	Kill(target gpreempt.ProcessKey)
-}
-
-// Flusher is an Executor that takes the orders of one step together.
-type Flusher interface {
-	Executor
 	// Flush is called after the actions of each step. What Suspend and Resume have ordered
 	// since the last call may begin with it only.
 	Flush()
@@ -53,7 +48,6 @@ type Timer interface {
 type Runner struct {
 	clock    Clock
 	executor Executor
-	flush    func() // of a Flusher
 	record   func(Record)
 	timer    Timer
 
@@ -68,11 +62,7 @@ type Runner struct {
 // NewRunner returns a runner. record is called for every state change, in order,
 // under the runner's lock: it must not block and not call the runner.
 func NewRunner(core *Core, clock Clock, timer Timer, executor Executor, record func(Record)) *Runner {
-	r := &Runner{core: core, clock: clock, timer: timer, executor: executor, flush: func() {}, record: record, replies: map[LeaseID][]Reply{}}
-	if f, ok := executor.(Flusher); ok {
-		r.flush = f.Flush
-	}
-	return r
+	return &Runner{core: core, clock: clock, timer: timer, executor: executor, record: record, replies: map[LeaseID][]Reply{}}
 }
 
 // Run fires deadlines until ctx ends, then closes the timer. It calls beat after each
@@ -251,7 +241,7 @@ func (r *Runner) step(now Time, ev Event) {
 			delete(r.replies, a.Lease)
 		}
 	}
-	r.flush()
+	r.executor.Flush()
 	if due, ok := r.core.NextDeadline(); ok && due < r.armed {
 		r.arm(now, due)
 	}

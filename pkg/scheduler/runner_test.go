@@ -21,7 +21,7 @@ func TestRunnerFiresDeadlinesOnTime(t *testing.T) {
 		m.running(t)
 		id, answers := m.announce(t, request())
 		time.Sleep(time.Second)
-		expect(t, answers, answered{400 * time.Microsecond, id, Answer{Quiesced: true, Reason: QuiesceDone, Suspended: 1, Waited: 400 * time.Microsecond}})
+		expect(t, answers, answered{400 * time.Microsecond, id, Answer{Quiesced: true, Reason: CauseDone, Suspended: 1, Waited: 400 * time.Microsecond}})
 		want := []string{
 			"0s record lease=1 none->requested cause=announced",
 			"0s record lease=1 requested->quiescing cause=started",
@@ -49,7 +49,7 @@ func TestRunnerAnswersByMaxWait(t *testing.T) {
 		time.Sleep(19999 * time.Microsecond)
 		expect(t, answers)
 		time.Sleep(time.Second)
-		expect(t, answers, answered{20 * time.Millisecond, id, Answer{Reason: QuiesceMaxWait, Waited: 20 * time.Millisecond}})
+		expect(t, answers, answered{20 * time.Millisecond, id, Answer{Reason: CauseMaxWait, Waited: 20 * time.Millisecond}})
 		m.Post(TargetGone{alpha})
 	})
 }
@@ -90,7 +90,7 @@ func TestRunnerAnswersEachCallerOnce(t *testing.T) {
 		expect(t, first)
 		expect(t, second)
 		time.Sleep(10 * time.Millisecond)
-		done := answered{400 * time.Microsecond, id, Answer{Quiesced: true, Reason: QuiesceDone, Suspended: 1, Waited: 400 * time.Microsecond}}
+		done := answered{400 * time.Microsecond, id, Answer{Quiesced: true, Reason: CauseDone, Suspended: 1, Waited: 400 * time.Microsecond}}
 		expect(t, first, done)
 		expect(t, second, done)
 
@@ -102,7 +102,7 @@ func TestRunnerAnswersEachCallerOnce(t *testing.T) {
 			t.Error(err)
 		}
 		_, fourth := m.announce(t, req) // when it is over
-		expect(t, fourth, answered{10100 * time.Microsecond, id, Answer{Reason: QuiesceEnded, Waited: 400 * time.Microsecond}})
+		expect(t, fourth, answered{10100 * time.Microsecond, id, Answer{Reason: CauseEnded, Waited: 400 * time.Microsecond}})
 
 		req.Priority--
 		_, _, err := m.Announce(req, func(LeaseID, Answer) { t.Error("an answer to a refused announcement") })
@@ -235,7 +235,7 @@ func TestOverdueLeasesAreOver(t *testing.T) {
 		time.Sleep(200 * time.Millisecond)
 		_, answers = m.announce(t, again)
 		// 350us of resume and 400us of suspend it waited for; now it is over.
-		expect(t, answers, answered{400 * time.Millisecond, lease, Answer{Reason: QuiesceEnded, Waited: 750 * time.Microsecond}})
+		expect(t, answers, answered{400 * time.Millisecond, lease, Answer{Reason: CauseEnded, Waited: 750 * time.Microsecond}})
 	})
 }
 
@@ -336,7 +336,7 @@ func TestStopRefusesAndResumes(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		want := []string{
 			"1ms record drain on=true",
-			"1ms record target=100@1 suspended->resuming cause=drain",
+			"1ms record target=100@1 suspended->resuming cause=draining",
 			"1ms resume 100@1",
 			"1.35ms record target=100@1 resuming->running cause=done took=350µs",
 		}

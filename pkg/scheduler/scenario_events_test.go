@@ -146,7 +146,7 @@ func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error)
 	err = errors.Join(
 		fill(a, "seq", &ev.Seq, number[uint64]),
 		fill(a, "took", &ev.Took, time.ParseDuration),
-		fill(a, "result", &ev.Result, named[scheduler.Outcome]),
+		fill(a, "result", &ev.Result, result),
 		fill(a, "failed", &ev.FailedGPUs, gpuList),
 	)
 	switch cmd {

@@ -181,6 +181,14 @@ func named[T interface {
 	return 0, fmt.Errorf("no such word: %q", s)
 }
 
+// result is that of an action that failed.
+func result(s string) (scheduler.Cause, error) {
+	if why := scheduler.Cause(s); slices.Contains(results, why) || why.Obstacle() != "" {
+		return why, nil
+	}
+	return "", fmt.Errorf("no such result: %q", s)
+}
+
 func (s *scenario) run(cmd string, a arguments) error {
 	if cmd == "policy" {
 		return s.setPolicy(a)

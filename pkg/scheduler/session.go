@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -12,11 +13,11 @@ type session struct {
 	attached bool
 	flight   flight
 	// failure is why the session can no longer suspend, or why it could not be released:
-	// it is detached. OutcomeOK while nothing failed.
-	failure Outcome
-	// refusal is why the last Attach or session failed; OutcomeOK when it did not, and for
+	// it is detached. "" while nothing failed.
+	failure Cause
+	// refusal is why the last Attach or session failed; "" when it did not, and for
 	// a new program.
-	refusal Outcome
+	refusal Cause
 	// reportsBirths: the mechanism posts Running for a new queue; otherwise TargetSeen counts them.
 	reportsBirths bool
 	// retryAt is when the next Attach or Detach may be sent: after sessions that failed
@@ -47,7 +48,7 @@ func (f *flight) is(kind ActionKind) bool { return f.kind == kind }
 
 // ready reports whether a mechanism can suspend the target.
 func (t *target) ready() bool {
-	return t.attached && t.failure == OutcomeOK && !t.flight.is(ActDetach)
+	return t.attached && t.failure == "" && !t.flight.is(ActDetach)
 }
 
 // find returns a target, or one that has left and whose session is not released.
@@ -92,7 +93,7 @@ func (c *Core) settleTarget(t *target) {
 		}
 	case !t.attached && t.state == TargetLeft:
 		delete(c.leaving, t.Target)
-	case t.attached && (t.failure != OutcomeOK || !c.mayAttach(t)) && !t.isAway():
+	case t.attached && (t.failure != "" || !c.mayAttach(t)) && !t.isAway():
 		if due = t.retryAt; due <= c.now {
 			due = c.send(t, ActDetach, Never)
 		}
@@ -215,13 +216,13 @@ func (c *Core) done(kind ActionKind, ev Suspended, births bool) {
 
 func (c *Core) attach(t *target, asked bool, ev Suspended, births bool) {
 	t.refusal = refusalBy(ev.Result)
-	if ev.Result == OutcomeOK {
-		t.attached, t.failure, t.reportsBirths = true, OutcomeOK, births
+	if ev.Result == "" {
+		t.attached, t.failure, t.reportsBirths = true, "", births
 		return
 	}
 	c.openBreakers(ev.Result, ev.FailedGPUs, t)
 	t.retryAt = t.sessions.Fail(c.now, RetryAction)
-	if ev.Result == OutcomeResisted && asked && t.state != TargetLeft && !c.mayNot(t.job) {
+	if ev.Result == gpreempt.ReasonResisted && asked && t.state != TargetLeft && !c.mayNot(t.job) {
 		c.refused(t)
 	}
 }
@@ -230,13 +231,13 @@ func (c *Core) attach(t *target, asked bool, ev Suspended, births bool) {
 // Resuming it is the result of that.
 func (c *Core) detach(t *target, ev Suspended) {
 	c.openBreakers(ev.Result, ev.FailedGPUs, t)
-	if ev.Result == OutcomeOK || ev.Result == OutcomeGone {
-		if t.failure != OutcomeOK {
+	if ev.Result == "" || ev.Result == CauseGone {
+		if t.failure != "" {
 			t.retryAt = t.sessions.Fail(c.now, RetryAction)
 		}
-		t.attached, t.reportsBirths, t.release, t.failure = false, false, Backoff{}, OutcomeOK
+		t.attached, t.reportsBirths, t.release, t.failure = false, false, Backoff{}, ""
 	} else {
-		t.failure, t.refusal = ev.Result, ev.Result
+		t.failure, t.refusal = ev.Result, cmp.Or(refusalBy(ev.Result), gpreempt.ReasonCannotSuspend)
 		t.retryAt = t.release.Fail(c.now, RetryAction)
 	}
 	if t.state == TargetResuming {
@@ -253,13 +254,13 @@ func (c *Core) sessionLost(ev Lost) {
 	}
 	c.openBreakers(ev.Result, ev.FailedGPUs, t)
 	c.failSession(t, ev.Result)
-	if ev.Result == OutcomeResisted && t.state != TargetLeft && c.asked(t.job) {
+	if ev.Result == gpreempt.ReasonResisted && t.state != TargetLeft && c.asked(t.job) {
 		c.refused(t)
 	}
 }
 
 // failSession ends the use of a session that failed.
-func (c *Core) failSession(t *target, failure Outcome) {
+func (c *Core) failSession(t *target, failure Cause) {
 	t.failure, t.refusal = failure, refusalBy(failure)
 	c.markTarget(t)
 	if t.state != TargetLeft {
@@ -269,8 +270,8 @@ func (c *Core) failSession(t *target, failure Outcome) {
 
 // openBreakers opens the breakers of the GPUs that reported an error; those of the
 // target when it is not known which they are.
-func (c *Core) openBreakers(result Outcome, gpus []gpreempt.GPUID, t *target) {
-	if result != OutcomeHardware {
+func (c *Core) openBreakers(result Cause, gpus []gpreempt.GPUID, t *target) {
+	if result != CauseHardware {
 		return
 	}
 	if len(gpus) == 0 && t != nil && t.state != TargetLeft {

@@ -54,9 +54,9 @@ func (m *punctual) follow(now scheduler.Time, _ scheduler.Event, actions []sched
 	for _, a := range actions {
 		switch {
 		case a.Kind == scheduler.ActSuspend || a.Kind == scheduler.ActResume:
-			took, result := m.cost(a.Kind), scheduler.OutcomeOK
+			took, result := m.cost(a.Kind), scheduler.Cause("")
 			if m.fail() {
-				result = scheduler.OutcomeFailed
+				result = scheduler.CauseFailed
 			}
 			var ev scheduler.Event = scheduler.Suspended{Target: a.Target, Seq: a.Seq, Took: took, Result: result}
 			if a.Kind == scheduler.ActResume {

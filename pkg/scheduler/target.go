@@ -165,7 +165,7 @@ func (c *Core) suspendTarget(t *target, cause Cause, lease LeaseID) {
 func (c *Core) resumeTarget(t *target, cause Cause) {
 	c.setTargetState(t, TargetResuming, cause, 0, 0)
 	kind := ActResume
-	if t.attached && t.failure != OutcomeOK {
+	if t.attached && t.failure != "" {
 		kind = ActDetach
 	}
 	c.send(t, kind, c.now+StuckAfter)
@@ -174,7 +174,7 @@ func (c *Core) resumeTarget(t *target, cause Cause) {
 
 func (c *Core) suspended(t *target, f *flight, ev Suspended) {
 	switch ev.Result {
-	case OutcomeOK:
+	case "":
 		if len(f.doubted) > 0 {
 			c.disbelieve(t, f.doubted)
 			return
@@ -185,20 +185,20 @@ func (c *Core) suspended(t *target, f *flight, ev Suspended) {
 		t.suspends++
 		t.refusals = 0
 		c.setTargetState(t, TargetSuspended, CauseDone, 0, ev.Took)
-	case OutcomeGone:
+	case CauseGone:
 		c.targetGone(t)
-	case OutcomeReplaced:
+	case CauseReplaced:
 		// What was suspended ended with the program.
 		c.failSession(t, ev.Result)
 		c.resumeTarget(t, CauseReplaced)
 	default:
-		if ev.Result == OutcomeResisted && c.asked(t.job) {
+		if ev.Result == gpreempt.ReasonResisted && c.asked(t.job) {
 			c.refused(t)
 		}
 		c.quarantineFailed(t, ev.Result, ev.FailedGPUs)
 		c.failSession(t, ev.Result)
 		// The mechanism has undone what it could; the Detach makes sure.
-		c.resumeTarget(t, failureCause(ev.Result))
+		c.resumeTarget(t, ev.Result)
 	}
 }
 
@@ -209,8 +209,8 @@ func (c *Core) disbelieve(t *target, gpus []gpreempt.GPUID) {
 		cause = CauseHardware
 		c.quarantine(t, CauseQuarantine)
 	}
-	c.openBreakers(OutcomeHardware, gpus, t)
-	c.failSession(t, OutcomeHardware)
+	c.openBreakers(CauseHardware, gpus, t)
+	c.failSession(t, CauseHardware)
 	c.resumeTarget(t, cause)
 }
 
@@ -218,7 +218,7 @@ func (c *Core) disbelieve(t *target, gpus []gpreempt.GPUID) {
 // says how long a resume takes.
 func (c *Core) resumed(t *target, ev Suspended, learn bool) {
 	switch ev.Result {
-	case OutcomeOK:
+	case "":
 		if learn {
 			t.resume.learn(ev.Took)
 		}
@@ -228,27 +228,16 @@ func (c *Core) resumed(t *target, ev Suspended, learn bool) {
 			to, cause = TargetQuarantined, t.quarantineCause
 		}
 		c.setTargetState(t, to, cause, 0, ev.Took)
-	case OutcomeGone:
+	case CauseGone:
 		c.targetGone(t)
 	default:
-		if ev.Result != OutcomeReplaced {
+		if ev.Result != CauseReplaced {
 			c.quarantineFailed(t, ev.Result, ev.FailedGPUs)
 		}
 		c.failSession(t, ev.Result)
 		t.resumeAt = t.resumes.Fail(c.now, RetryAction)
 		// It stays in Resuming: it may still be off the GPU.
-		c.setTargetState(t, TargetResuming, failureCause(ev.Result), 0, ev.Took)
-	}
-}
-
-func failureCause(o Outcome) Cause {
-	switch o {
-	case OutcomeHardware:
-		return CauseHardware
-	case OutcomeReplaced:
-		return CauseReplaced
-	default:
-		return CauseFailed
+		c.setTargetState(t, TargetResuming, ev.Result, 0, ev.Took)
 	}
 }
 
@@ -270,8 +259,8 @@ func (c *Core) quarantineStuck(t *target) {
 	}
 }
 
-func (c *Core) quarantineFailed(t *target, o Outcome, gpus []gpreempt.GPUID) {
-	if o != OutcomeResisted || !t.OnResist.Enforced() {
+func (c *Core) quarantineFailed(t *target, o Cause, gpus []gpreempt.GPUID) {
+	if o != gpreempt.ReasonResisted || !t.OnResist.Enforced() {
 		c.quarantine(t, CauseQuarantine)
 	}
 	c.openBreakers(o, gpus, t)

@@ -125,7 +125,7 @@ func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 func (c *Core) targetInfo(t *target) TargetInfo {
 	info := TargetInfo{
 		Key: t.Target, Class: t.Class, Owners: t.job.owners, Priority: t.Priority, State: t.state, Since: t.since, GPUs: t.GPUs, Ready: t.ready(), Stuck: t.flight.stuck,
-		CannotSuspend: len(t.job.gpus) > 0 && c.cannotSuspend(t), OnResist: t.OnResist, Refusals: t.refusals,
+		CannotSuspend: len(t.job.gpus) > 0 && c.cannotSuspend(t) != "", OnResist: t.OnResist, Refusals: t.refusals,
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
 		BudgetLeft: c.budgetLeft(t.job),
 	}
@@ -179,7 +179,7 @@ func (c *Core) GPUs() []GPUInfo {
 				if m.state == TargetSuspended && slices.Contains(m.GPUs, u.id) {
 					info.Suspended++
 				}
-				if c.cannotSuspend(m) {
+				if c.cannotSuspend(m) != "" {
 					info.CannotSuspend++
 				}
 			}

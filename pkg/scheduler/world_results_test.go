@@ -20,24 +20,27 @@ func (w *World) inFlight() []*seenTarget {
 	return flying
 }
 
+// results are those of actions; one without an obstacle of its own stands for all of these.
+var results = []scheduler.Cause{"", scheduler.CauseGone, scheduler.CauseFailed, scheduler.CauseHardware, scheduler.CauseReplaced, gpreempt.ReasonResisted}
+
 func (w *World) result() error {
 	flying := w.inFlight()
 	if len(flying) == 0 {
 		return w.wait()
 	}
 	t := flying[w.Roll(len(flying))]
-	outcome, gpus := scheduler.OutcomeOK, []gpreempt.GPUID(nil)
+	outcome, gpus := scheduler.Cause(""), []gpreempt.GPUID(nil)
 	switch w.Roll(60) {
 	case 0:
-		outcome = scheduler.OutcomeGone
+		outcome = scheduler.CauseGone
 	case 1, 2:
-		outcome = scheduler.OutcomeFailed
+		outcome = scheduler.CauseFailed
 	case 4:
-		outcome = scheduler.OutcomeReplaced
+		outcome = scheduler.CauseReplaced
 	case 5:
-		outcome = scheduler.OutcomeResisted
+		outcome = gpreempt.ReasonResisted
 	case 3:
-		outcome = scheduler.OutcomeHardware
+		outcome = scheduler.CauseHardware
 		if w.Roll(2) == 0 {
 			gpus = w.gpuIDs()
 		}
@@ -45,7 +48,7 @@ func (w *World) result() error {
 	return w.giveResult(t, outcome, gpus)
 }
 
-func (w *World) giveResult(t *seenTarget, outcome scheduler.Outcome, gpus []gpreempt.GPUID) error {
+func (w *World) giveResult(t *seenTarget, outcome scheduler.Cause, gpus []gpreempt.GPUID) error {
 	took := w.Now - t.sentAt
 	var ev scheduler.Event = scheduler.Suspended{Target: t.TargetSeen.Target, Seq: t.Flight, Result: outcome, FailedGPUs: gpus, Took: took}
 	if t.kind == scheduler.ActResume {
@@ -60,7 +63,7 @@ func (w *World) strayResult() error {
 	if len(w.stale) > 0 && w.Roll(2) == 0 {
 		return w.Step(w.stale[w.Roll(len(w.stale))])
 	}
-	key, seq, outcome := w.anyKey(), uint64(w.Roll(int(w.Observer.lastSeq)+1)), scheduler.Outcome(w.Roll(6))
+	key, seq, outcome := w.anyKey(), uint64(w.Roll(int(w.Observer.lastSeq)+1)), results[w.Roll(len(results))]
 	if t := w.Observer.Targets[key]; t != nil && t.Flight != 0 {
 		seq = t.Flight + uint64(w.Roll(3)) - 1
 		if seq == t.Flight { // right number, wrong kind
@@ -121,7 +124,7 @@ func (w *World) settle(until scheduler.Time) error {
 			return err
 		}
 		for flying := w.inFlight(); len(flying) > 0; flying = w.inFlight() {
-			if err := w.giveResult(flying[0], scheduler.OutcomeOK, nil); err != nil {
+			if err := w.giveResult(flying[0], "", nil); err != nil {
 				return err
 			}
 			if err := w.answerAll(); err != nil {

@@ -85,7 +85,7 @@ func (w *World) Step(ev scheduler.Event) error {
 }
 
 // answer posts the result of an Attach or Detach.
-func (w *World) answer(n int, result scheduler.Outcome) error {
+func (w *World) answer(n int, result scheduler.Cause) error {
 	a := w.unanswered[n]
 	w.unanswered = slices.Delete(w.unanswered, n, n+1)
 	if a.Kind == scheduler.ActAttach {
@@ -97,7 +97,7 @@ func (w *World) answer(n int, result scheduler.Outcome) error {
 // answerAll has every Attach and Detach succeed.
 func (w *World) answerAll() error {
 	for len(w.unanswered) > 0 {
-		if err := w.answer(0, scheduler.OutcomeOK); err != nil {
+		if err := w.answer(0, ""); err != nil {
 			return err
 		}
 	}
@@ -111,9 +111,9 @@ func (w *World) sessionResult() error {
 	}
 	switch w.Roll(8) {
 	case 0:
-		return w.answer(w.Roll(len(w.unanswered)), scheduler.Outcome(w.Roll(6)))
+		return w.answer(w.Roll(len(w.unanswered)), results[w.Roll(len(results))])
 	case 1:
-		return w.answer(w.Roll(len(w.unanswered)), scheduler.OutcomeOK)
+		return w.answer(w.Roll(len(w.unanswered)), "")
 	}
 	return w.answerAll()
 }
@@ -137,7 +137,7 @@ func (w *World) inspected() error {
 
 // lost is a session that ends by itself.
 func (w *World) lost() error {
-	return w.Step(scheduler.Lost{Target: w.anyKey(), Result: []scheduler.Outcome{scheduler.OutcomeFailed, scheduler.OutcomeHardware, scheduler.OutcomeReplaced, scheduler.OutcomeResisted}[w.Roll(4)]})
+	return w.Step(scheduler.Lost{Target: w.anyKey(), Result: []scheduler.Cause{scheduler.CauseFailed, scheduler.CauseHardware, scheduler.CauseReplaced, gpreempt.ReasonResisted}[w.Roll(4)]})
 }
 
 // checkViews compares the views of the core with the state of the observer.

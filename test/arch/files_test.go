@@ -21,7 +21,6 @@ var ownPaths = map[string]string{
 	"lab/evidence/files.go":                   "the directory that it has written to",
 	"lab/kfdtrace/functions.go":               "kallsyms",
 	"lab/kfdtrace/tracefs.go":                 "tracefs",
-	"internal/mechanism/dbgtrap/probe.go":     "procfs and sysfs below the root of the host",
 	"internal/mechanism/freezer/mount.go":     "procfs below the root of the host",
 	"internal/mechanism/freezer/owncgroup.go": "procfs below the root of the host",
 	"internal/mechanism/journal.go":           "the boot id",

@@ -31,7 +31,7 @@ var purposes = map[string]string{
 
 	"internal/auth": daemon, "internal/classify": daemon, "internal/config": daemon, "internal/container": daemon, "internal/daemon": daemon,
 	"internal/dumps": daemon, "internal/events": daemon, "internal/hrtimer": daemon, "internal/inventory": daemon, "internal/server": daemon, "internal/targets": daemon,
-	"internal/mechanism/freezer": daemon, "internal/mechanism/kmap": daemon, "internal/mechanism/nvchannels": daemon, "pkg/nvrm": daemon,
+	"internal/mechanism/freezer": daemon, "internal/mechanism/nvchannels": daemon, "pkg/nvrm": daemon,
 
 	"internal/cli": admin, "internal/fleet": client, "internal/term": client, "pkg/client": client,
 

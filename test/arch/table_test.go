@@ -34,6 +34,7 @@ var table = []struct {
 	// Words: the domain, the API's codes and names. No I/O.
 	{apiV1, rule{}},
 	{"internal/stat", rule{stdOnly: true, pure: true}},
+	{"internal/stat/histogram", rule{imports: []string{"internal/stat"}, stdOnly: true, pure: true}},
 	{"test/arch", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
 	{"internal/api", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
@@ -66,7 +67,6 @@ var table = []struct {
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/helper", rule{imports: []string{"internal/child", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"internal/mechanism/kmap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 	{"internal/mechanism/nvchannels", rule{imports: []string{"internal/child", "internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/nvrm"}, kernel: true}},
 
@@ -78,7 +78,7 @@ var table = []struct {
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{"internal/auth", "internal/classify", "internal/config/yamlfile", "internal/mechanism", "internal/regular", "internal/safety", "internal/server", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/dumps", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/kmap", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/dumps", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/dumps", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 
 	// The calls of the driver that gpreempt does not make: GPU programs do, here or emulated.
@@ -108,8 +108,8 @@ var table = []struct {
 	{"lab/report", rule{imports: []string{"internal/stat", "lab/evidence"}}},
 	{"lab/spans", rule{imports: []string{apiV1, "internal/api", "pkg/scheduler"}}},
 	{"lab/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/regular", "internal/stat", "lab/evidence", "lab/scenario", "lab/spans", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"lab/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"lab/hiplog", rule{imports: []string{"internal/stat"}}},
+	{"lab/kfdtrace", rule{imports: []string{"internal/stat/histogram", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"lab/hiplog", rule{imports: []string{"internal/stat/histogram"}}},
 	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/regular", "internal/term", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/cmd/gplab", rule{imports: []string{"lab/cli"}}},
 
@@ -123,7 +123,7 @@ var table = []struct {
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
 	{"emu/kfdemu", rule{imports: []string{"emu/driver", "emu/engine", "emu/gpumodel", "emu/kfdabi", "emu/seccomp", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"emu/workload", rule{imports: []string{"emu/engine", "emu/kfdabi", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"emu/workload", rule{imports: []string{"emu/engine", "emu/kfdabi", "internal/stat/histogram", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"emu/cmd/kfdemu", rule{imports: []string{apiV1, "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/kfdtest", "emu/workload", "internal/api", "internal/config", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}}},
 
 	// Test files only, or what runs them: they run the built binaries and measure.

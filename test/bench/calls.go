@@ -160,7 +160,7 @@ func streamTurn(session gpreemptv1.OnlineService_SessionClient, targets int, x e
 
 // sdkTurn does the same with the Go SDK.
 func sdkTurn(c *client.Client, acquire, release *series) turn {
-	request := client.Request{Label: announcement.GetLabel(), TTL: announcement.GetTtl().AsDuration(), MaxWait: announcement.GetMaxWait().AsDuration()}
+	request := client.Request{GPUs: client.OwnGPUs(), Label: announcement.GetLabel(), TTL: announcement.GetTtl().AsDuration(), MaxWait: announcement.GetMaxWait().AsDuration()}
 	return func(ctx context.Context) error {
 		var lease *client.Lease
 		if err := acquire.time(func() (err error) {

@@ -33,7 +33,7 @@ func (b *bench) groups(ctx context.Context) (err error) {
 		return func(ctx context.Context) error {
 			var lease *client.GroupLease
 			if err := s.time(func() (err error) {
-				lease, err = g.Acquire(ctx, client.Request{MaxWait: 10 * time.Second})
+				lease, err = g.Acquire(ctx, client.Request{GPUs: client.OwnGPUs(), MaxWait: 10 * time.Second})
 				return err
 			}); err != nil {
 				return err

@@ -37,11 +37,11 @@ func compare(ctx context.Context, out io.Writer, other, only string, pairs int) 
 	}
 	both := map[string][2][]float64{}
 	for n := range pairs {
-		for _, letter := range only {
+		for _, letter := range onceEach(only) {
 			for k := range trees {
 				side := (n + k) % 2
-				fmt.Fprintf(os.Stderr, "pair %d of %d, section %c, %s\n", n+1, pairs, letter, [...]string{"new", "old"}[side])
-				figures, err := trees[side].measure(ctx, string(letter), filepath.Join(b.dir, "out"))
+				fmt.Fprintf(os.Stderr, "pair %d of %d, section %s, %s\n", n+1, pairs, letter, [...]string{"new", "old"}[side])
+				figures, err := trees[side].measure(ctx, letter, filepath.Join(b.dir, "out"))
 				if err != nil {
 					return err
 				}
@@ -54,6 +54,16 @@ func compare(ctx context.Context, out io.Writer, other, only string, pairs int) 
 		}
 	}
 	return writePairs(out, both, pairs)
+}
+
+// onceEach returns one letter for each measurement that only names: some have several sections.
+func onceEach(only string) (letters []string) {
+	for _, s := range sections {
+		if i := strings.IndexAny(only, s.letters); i >= 0 {
+			letters = append(letters, only[i:i+1])
+		}
+	}
+	return letters
 }
 
 // measure returns the median of each figure of a section, by section and name.

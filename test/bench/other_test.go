@@ -31,6 +31,12 @@ END
 	}
 }
 
+func TestSectionsThatAreMeasuredTogetherAreMeasuredOnce(t *testing.T) {
+	if diff := cmp.Diff([]string{"d", "f", "h"}, onceEach("defh")); diff != "" {
+		t.Errorf("sections (-want +got):\n%s", diff)
+	}
+}
+
 func TestPairsAreComparedOneByOne(t *testing.T) {
 	var out strings.Builder
 	both := map[string][2][]float64{

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
@@ -38,8 +37,6 @@ func TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning(t *testing.T) {
 		{Machine: "mi300x", GPUs: 2, Profile: "6.12"},
 		// It has not, and MES schedules queue by queue.
 		{Machine: "rx7900xtx", GPUs: 2, Profile: "7.2"},
-		// kfd_kmap: one handle for all targets.
-		{Machine: "mi300x", GPUs: 2, Profile: driver.KmapProfile},
 	}
 	for _, cfg := range machines {
 		t.Run(cfg.Machine+" "+cfg.Profile, func(t *testing.T) {
@@ -116,11 +113,7 @@ func newCrashes(t *testing.T, cfg kfdemu.Config) *crashes {
 		gpreemptd: withoutDetector(t), dir: testutil.TempSocketDir(t),
 		r: rand.New(rand.NewPCG(seed, 0)), died: map[stage]int{},
 	}
-	config := soakConfig(0) + everyGPU
-	if cfg.Profile == driver.KmapProfile {
-		config += withKmap
-	}
-	if err := os.WriteFile(filepath.Join(c.dir, "gpreemptd.yaml"), []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(c.dir, "gpreemptd.yaml"), []byte(soakConfig(0)+everyGPU), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	load := []string{"--runtime", "--duration", "700", "--occupancy", "300000", "--rate", "100"}

@@ -115,7 +115,7 @@ func suspend(t *testing.T) (*client.Client, *client.Lease) {
 	t.Cleanup(func() { c.Close() })
 	var lease *client.Lease
 	eventually(t, "the worker is suspended", nowAndThen, func() bool {
-		lease, err = c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second})
+		lease, err = c.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), MaxWait: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -173,7 +173,7 @@ func TestJobUnderADebuggerIsAttachedAfterTheDebuggerEnds(t *testing.T) {
 		}{{traced, tracer}, {debugged, rocgdb}} {
 			why := fmt.Sprintf("process %d (%s) traces it", c.by.cmd.Process.Pid, comm(t, c.by.cmd.Process.Pid))
 			d.eventually("the daemon says that it cannot suspend the job", func() bool { return strings.Contains(d.target(c.job.PID).GetAttachError(), why) })
-			d.check(0, "cannot be suspended: dbgtrap: RESISTED: tracer: "+why, "target", "list")
+			d.check(0, "cannot be suspended: dbgtrap: resisted: tracer: "+why, "target", "list")
 			d.check(0, "end that debugger or tracer", "target", "explain", fmt.Sprint(c.job.PID))
 		}
 		lease, answer := d.ask(10 * time.Second)

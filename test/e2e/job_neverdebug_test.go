@@ -19,7 +19,7 @@ func TestNeverDebugReleasesAJobAndAttachesToNone(t *testing.T) {
 	d.offlineTarget(job, 2)
 	neverDebug := strings.ReplaceAll(atOnce, "class: offline", "class: offline\n    never_debug: true")
 	d.reload(neverDebug)
-	d.eventually("the job is released", func() bool { return strings.Contains(d.target(job.PID).GetAttachError(), "NEVER_DEBUG") })
+	d.eventually("the job is released", func() bool { return strings.Contains(d.target(job.PID).GetAttachError(), "never-debug") })
 	lease, answer := d.ask(10*time.Second, m.GPUs()[0].ID)
 	checkSaid(t, "a lease that cannot suspend the job", said{false, cannotSuspend, 0}, answer)
 	m.awaitEach(job, 2, onGPU) // the release unmaps them for a moment

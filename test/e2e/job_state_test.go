@@ -57,13 +57,11 @@ func (m *emulated) process(pid int32) (driver.ProcessState, bool) {
 }
 
 // queueFlags is where a queue stands.
-type queueFlags struct{ Suspended, Held, Running, Destroying bool }
+type queueFlags struct{ Suspended, Running, Destroying bool }
 
 var (
 	onGPU  = queueFlags{Running: true}
 	offGPU = queueFlags{Suspended: true}
-	// keptOff is a queue that a limit of kfd_kmap keeps out of the runlist.
-	keptOff = queueFlags{Held: true}
 )
 
 // flags returns where the queues of a process stand, by their ids.
@@ -71,7 +69,7 @@ func (m *emulated) flags(pid int32) map[uint32]queueFlags {
 	p, _ := m.process(pid)
 	all := map[uint32]queueFlags{}
 	for _, q := range p.Queues {
-		all[q.ID] = queueFlags{q.Suspended, q.Held, q.Running, q.Destroying}
+		all[q.ID] = queueFlags{q.Suspended, q.Running, q.Destroying}
 	}
 	return all
 }

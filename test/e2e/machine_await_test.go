@@ -14,7 +14,7 @@ import (
 func (m *emulated) frozen(w *worker) bool {
 	for _, p := range m.Driver().Processes() {
 		if p.PID == w.PID {
-			return len(p.Queues) > 0 && !slices.ContainsFunc(p.Queues, func(q driver.QueueState) bool { return q.Running || !q.Suspended && !q.Held })
+			return len(p.Queues) > 0 && !slices.ContainsFunc(p.Queues, func(q driver.QueueState) bool { return q.Running || !q.Suspended })
 		}
 	}
 	return false
@@ -41,7 +41,7 @@ func (m *emulated) awaitAll(what string, workers []*worker) {
 				continue
 			}
 			for _, q := range p.Queues {
-				if !q.Destroying && (!q.Running || q.Suspended || q.Held) {
+				if !q.Destroying && (!q.Running || q.Suspended) {
 					still = append(still, fmt.Sprintf("queue %d of %d: %+v", q.ID, p.PID, q))
 				}
 			}

@@ -384,7 +384,7 @@ func (m *emulated) checkFrozen(w *worker) {
 			continue
 		}
 		for _, q := range p.Queues {
-			if q.Running || !q.Suspended && !q.Held {
+			if q.Running || !q.Suspended {
 				m.t.Errorf("queue %d of %d runs: %+v", q.ID, w.PID, q)
 			}
 		}

@@ -30,7 +30,7 @@ var gpreemptd, gpctl, gplab, gpaccept, kfdemuBinary, simBinary, trainBinary, str
 
 // busyHostDaemon is gpreemptd with longer times, as is simBinary. The emulated driver runs in the process of the
 // test: when a busy host does not run that, it looks like a GPU that hangs, an announcement is answered before its
-// GPUs are quiet, and the end of the daemon is cut short; and when it does not run gpreemptd, what kmap holds runs again.
+// GPUs are quiet, and the end of the daemon is cut short.
 var busyHostDaemon string
 
 func testMain(m *testing.M) int {
@@ -119,7 +119,6 @@ func busyHost() (changes []change, err error) {
 	for _, c := range []change{
 		{"pkg/scheduler/core.go", "\tStuckAfter = 2 * time.Second\n", "\tStuckAfter = 10 * time.Minute\n"},
 		{"pkg/scheduler/admit.go", "\tMaxWaitLimit = 10 * time.Second\n", "\tMaxWaitLimit = time.Minute\n"},
-		{"internal/mechanism/kmap/mechanism.go", "\tLease = 2 * time.Second\n", "\tLease = 10 * time.Second\n"},
 		{"internal/daemon/daemon.go", "\tresumeAllTime = 10 * time.Second\n", "\tresumeAllTime = time.Minute\n"},
 		{"internal/daemon/daemon.go", "\tdetachTime    = 5 * time.Second\n\tendTime       = 5 * time.Second\n", "\tdetachTime    = time.Minute\n\tendTime       = time.Minute\n"},
 	} {

@@ -119,7 +119,7 @@ func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 	// An inference server on another host announces and completes.
 	web := w.dial(w.ca, webHolder)
 	since := d.revision()
-	lease, err := web.Acquire(t.Context(), client.Request{Label: "llm", MaxWait: longWait})
+	lease, err := web.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), Label: "llm", MaxWait: longWait})
 	if err != nil || !lease.Protected() {
 		t.Fatalf("acquired %+v, %v", lease, err)
 	}
@@ -136,7 +136,7 @@ func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 
 	// Its lease ends with its connection.
 	since = d.revision()
-	if _, err := web.Acquire(t.Context(), client.Request{MaxWait: longWait}); err != nil {
+	if _, err := web.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), MaxWait: longWait}); err != nil {
 		t.Fatal(err)
 	}
 	d.awaitTarget(pid, since, suspended)

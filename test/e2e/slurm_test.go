@@ -357,7 +357,7 @@ func TestSlurmNodeIsNotDrainedWhateverTheProlog(t *testing.T) {
 			t.Errorf("without a record, task %d is %v by %s", pid, target.GetClass(), target.GetDecidedBy())
 		}
 	}
-	says(t, d.ctl("target", "explain", strconv.Itoa(int(j.tasks[0]))).Out, fmt.Sprintf("there is no valid record of Slurm job %d: the prolog writes it", j.id))
+	says(t, d.ctl("target", "explain", strconv.Itoa(int(j.tasks[0]))).Out, fmt.Sprintf("the prolog has not recorded it of Slurm job %d", j.id))
 	j.end()
 	c.checkNode()
 	proved(t, "without gpreemptd, and with a prolog that cannot write its record, a job runs, is not suspended, and the node is not drained")

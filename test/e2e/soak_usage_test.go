@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -165,6 +166,7 @@ func (k kernelLog) check(t *testing.T) {
 	if err := k.file.SetReadDeadline(time.Now().Add(time.Second)); err != nil && !errors.Is(err, os.ErrNoDeadline) {
 		t.Fatal(err)
 	}
+	own := controlGroups(t)
 	record := make([]byte, 8192)
 	lines := 0
 	for {
@@ -176,13 +178,70 @@ func (k kernelLog) check(t *testing.T) {
 			break // no more
 		}
 		lines++
-		text := string(record[:n])
-		if strings.Contains(text, "a test of gpreempt") {
-			continue // others try the reading of this log
-		}
-		if slices.ContainsFunc([]string{"gpreempt", "amdgpu", "kfd", "BUG:", "Oops", "blocked for more than"}, func(s string) bool { return strings.Contains(text, s) }) {
+		if text := string(record[:n]); isAboutUs(text, own) {
 			t.Errorf("the kernel log says: %s", text)
 		}
 	}
 	t.Logf("the kernel log has %d new lines", lines)
+}
+
+// controlGroups returns the paths of the control groups of this test, and so of its daemons; none
+// for the root of a hierarchy, which has no limits.
+func controlGroups(t *testing.T) (own []string) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 && parts[2] != "/" {
+			own = append(own, parts[2])
+		}
+	}
+	return own
+}
+
+var (
+	// fromDriver is the beginning of a message of amdgpu or KFD.
+	fromDriver = regexp.MustCompile(`^(?:\[drm[^\]]*\] )?\*?(?:amdgpu|kfd)\b|\[amdgpu\]`)
+	// ofControlGroup is a message about a limit of a control group, which it names (mem_cgroup_print_oom_context,
+	// pids_can_fork). The line with the process that was killed follows the first, and names none.
+	ofControlGroup = regexp.MustCompile(`(?:memcg=|pids controller in |Memory cgroup )`)
+)
+
+// isAboutUs reports whether a record of the kernel log is of the driver, or names the daemon, its
+// unit or one of its control groups. Limits of the groups of others are not about us,
+// whatever the processes there are called.
+func isAboutUs(record string, own []string) bool {
+	_, text, _ := strings.Cut(record, ";")
+	text, _, _ = strings.Cut(text, "\n")
+	named := slices.ContainsFunc(own, func(path string) bool {
+		return regexp.MustCompile(`(?:=|in |for )` + regexp.QuoteMeta(path) + `(?:[/,:]|$)`).MatchString(text)
+	})
+	return named || fromDriver.MatchString(text) || strings.Contains(text, "gpreemptd") && !ofControlGroup.MatchString(text)
+}
+
+func TestOnlyOurLinesOfTheKernelLogCount(t *testing.T) {
+	own := []string{"/system.slice/ci.service"}
+	for record, want := range map[string]bool{
+		"3,1,2,-;amdgpu 0000:03:00.0: amdgpu: GPU reset begin!\n SUBSYSTEM=pci\n":                                                         true,
+		"3,1,2,-;amdgpu: qcm fence wait loop timeout expired\n":                                                                           true,
+		"3,1,2,-;[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx timeout\n":                                                           true,
+		"3,1,2,-;kfd kfd: amdgpu: added device 1002:74a1\n":                                                                               true,
+		"3,1,2,-;INFO: task gpreemptd:4242 blocked for more than 120 seconds.\n":                                                          true,
+		"6,1,2,-;gpreemptd[4242]: segfault at 0 ip 0 sp 0 error 4\n":                                                                      true,
+		"4,1,2,-;CPU: 1 PID: 4242 Comm: gpreemptd Not tainted 6.12.0\n":                                                                   true,
+		"6,1,2,-;oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/system.slice/ci.service,task_memcg=/system.slice/ci.service/a,task=go\n": true,
+		"6,1,2,-;cgroup: fork rejected by pids controller in /system.slice/ci.service\n":                                                  true,
+		"6,1,2,-;cgroup: fork rejected by pids controller in /system.slice/ci.service2\n":                                                 false,
+		"6,1,2,-;cgroup: fork rejected by pids controller in /work/gpreempt/other\n":                                                      false,
+		"6,1,2,-;oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/gpreempt/other,task_memcg=/gpreempt/other,task=gpreemptd,pid=7\n":        false,
+		"3,1,2,-;Memory cgroup out of memory: Killed process 7 (gpreemptd) total-vm:1kB\n":                                                false,
+		"4,1,2,-;INFO: task jbd2:9 blocked for more than 120 seconds.\n":                                                                  false,
+		"12,1,2,-;a test of gpreempt writes\n":                                                                                            false,
+	} {
+		if got := isAboutUs(record, own); got != want {
+			t.Errorf("isAboutUs(%q) = %v, want %v", record, got, want)
+		}
+	}
 }

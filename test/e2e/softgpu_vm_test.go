@@ -50,7 +50,7 @@ func TestSoftGPUProcessWithoutALaterVMIsNeverSuspended(t *testing.T) {
 	d := m.start(atOnce)
 	d.offlineTarget(with, 2)
 	d.eventually("the daemon says why it cannot suspend the process", func() bool {
-		return strings.Contains(d.target(without.PID).GetAttachError(), "GPU_WITHOUT_VM")
+		return strings.Contains(d.target(without.PID).GetAttachError(), "gpu-without-vm")
 	})
 	for range 3 {
 		lease, answer := d.ask(longest, m.gpus[0])
@@ -60,7 +60,7 @@ func TestSoftGPUProcessWithoutALaterVMIsNeverSuspended(t *testing.T) {
 		d.complete(lease)
 		m.awaitEach(with, 2, softOn)
 	}
-	d.check(0, "GPU_WITHOUT_VM", "target", "explain", fmt.Sprint(without.PID))
+	d.check(0, "gpu-without-vm", "target", "explain", fmt.Sprint(without.PID))
 	m.awaitProgress(without)
 	with.stop()
 	without.stop()

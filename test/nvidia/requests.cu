@@ -41,6 +41,7 @@ static double run(int kernels, long long steps) {
 static void announced(int kernels, long long steps) {
 #ifdef CLIENT
     gpreempt_request_t request = {"requests"};
+    request.gpu_count = GPREEMPT_ALL_GPUS;
     gpreempt_lease_t lease = {};
     double begin = now();
     if (gpreempt_notify_online(&request, &lease))

@@ -79,18 +79,25 @@ static int copy(char *to, size_t room, const char *from, const char *name)
 /* announcement translates and checks a request. */
 static int announcement(const gpreempt_request_t *r, gpreempt_v1_NotifyOnlineRequest *m)
 {
+	const size_t most = sizeof(m->gpus) / sizeof(*m->gpus);
 	int64_t max_wait = r->max_wait_us == GPREEMPT_NO_WAIT ? 0 : r->max_wait_us;
 	int err;
 
 	for (size_t i = 0; i < sizeof(r->reserved) / sizeof(*r->reserved); i++)
 		if (r->reserved[i] != 0)
 			return gp_fail(-EINVAL, "reserved is not zero");
-	if (r->gpu_count > sizeof(m->gpus) / sizeof(*m->gpus) || (r->gpu_count > 0 && r->gpu_ids == NULL))
-		return gp_fail(-EINVAL, "gpu_count is %u: use at most %zu gpu_ids", r->gpu_count, sizeof(m->gpus) / sizeof(*m->gpus));
-	m->gpus_count = (pb_size_t)r->gpu_count;
-	for (uint32_t i = 0; i < r->gpu_count; i++) {
-		m->gpus[i].which_by = gpreempt_v1_GpuSelector_gpu_id_tag;
-		m->gpus[i].by.gpu_id = r->gpu_ids[i];
+	if (r->gpu_count == GPREEMPT_ALL_GPUS) {
+		m->gpus_count = 1;
+		m->gpus[0].which_by = gpreempt_v1_GpuSelector_all_tag;
+		m->gpus[0].by.all = true;
+	} else if (r->gpu_count != GPREEMPT_OWN_GPUS) { /* those are what the daemon takes without names */
+		if (r->gpu_count == 0 || r->gpu_count > most || r->gpu_ids == NULL)
+			return gp_fail(-EINVAL, "gpu_count is %u: use 1 to %zu gpu_ids, GPREEMPT_ALL_GPUS or GPREEMPT_OWN_GPUS", r->gpu_count, most);
+		m->gpus_count = (pb_size_t)r->gpu_count;
+		for (uint32_t i = 0; i < r->gpu_count; i++) {
+			m->gpus[i].which_by = gpreempt_v1_GpuSelector_gpu_id_tag;
+			m->gpus[i].by.gpu_id = r->gpu_ids[i];
+		}
 	}
 	m->has_priority = r->priority != 0;
 	m->priority = r->priority;
@@ -107,7 +114,6 @@ static int announcement(const gpreempt_request_t *r, gpreempt_v1_NotifyOnlineReq
 
 int gpreempt_notify_online(const gpreempt_request_t *request, gpreempt_lease_t *lease)
 {
-	static const gpreempt_request_t defaults;
 	gpreempt_v1_NotifyOnlineRequest m = gpreempt_v1_NotifyOnlineRequest_init_zero;
 	gpreempt_v1_NotifyOnlineResponse answer = gpreempt_v1_NotifyOnlineResponse_init_zero;
 	struct gp_call call = { .path = SERVICE "NotifyOnline", .limit = GP_SMALL_ANSWER };
@@ -118,7 +124,7 @@ int gpreempt_notify_online(const gpreempt_request_t *request, gpreempt_lease_t *
 		return gp_fail(-EINVAL, "lease is NULL");
 	memset(lease, 0, sizeof(*lease));
 	if (request == NULL)
-		request = &defaults;
+		return gp_fail(-EINVAL, "request is NULL: it names the GPUs, such as gpu_count = GPREEMPT_ALL_GPUS");
 	err = announcement(request, &m);
 	if (err != 0)
 		return err;

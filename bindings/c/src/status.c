@@ -99,7 +99,7 @@ static int errno_of(int status, const char *reason)
 	} reasons[] = {
 		{ "UNKNOWN_LEASE", ESTALE },      { "FOREIGN_LEASE", EPERM },
 		{ "UNKNOWN_TARGET", ESRCH },      { "TARGET_NOT_OFFLINE", EOPNOTSUPP },
-		{ "GPU_WITHOUT_VM", EOPNOTSUPP }, { "MESSAGE_TOO_LARGE", EMSGSIZE },
+		{ "gpu-without-vm", EOPNOTSUPP }, { "MESSAGE_TOO_LARGE", EMSGSIZE },
 		{ "SHUTTING_DOWN", ESHUTDOWN },
 	};
 

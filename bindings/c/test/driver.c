@@ -47,7 +47,7 @@ static void show(int err, queue_info_t *queues, uint32_t count)
 static int online(const char *label, long max_wait_ms)
 {
 	gpreempt_request_t request = {
-		.label = label, .max_wait_us = max_wait_ms < 0 ? GPREEMPT_NO_WAIT : max_wait_ms * 1000, .ttl_us = GPREEMPT_MAX_TTL,
+		.label = label, .gpu_count = GPREEMPT_ALL_GPUS, .max_wait_us = max_wait_ms < 0 ? GPREEMPT_NO_WAIT : max_wait_ms * 1000, .ttl_us = GPREEMPT_MAX_TTL,
 	};
 	int err = notify_online_task(&request, &last);
 
@@ -59,7 +59,7 @@ static int online(const char *label, long max_wait_ms)
 static void *work(void *failures)
 {
 	for (int i = 0; i < 25; i++) {
-		gpreempt_request_t request = { .max_wait_us = 10000000, .ttl_us = GPREEMPT_MAX_TTL };
+		gpreempt_request_t request = { .gpu_count = GPREEMPT_ALL_GPUS, .max_wait_us = 10000000, .ttl_us = GPREEMPT_MAX_TTL };
 		gpreempt_lease_t mine;
 		queue_info_t *queues;
 		uint32_t count;
@@ -97,11 +97,12 @@ static void in_child(pid_t (*clone)(void))
 	fflush(stdout);
 	pid = clone();
 	if (pid == 0) {
+		gpreempt_request_t request = { .gpu_count = GPREEMPT_OWN_GPUS };
 		gpreempt_lease_t mine;
 
 		result(online_task_complete(&lease));
 		printf(" ");
-		err = again(notify_online_task(NULL, &mine));
+		err = again(notify_online_task(&request, &mine));
 		result(err);
 		printf(" ");
 		result(again(online_task_complete(&mine)));

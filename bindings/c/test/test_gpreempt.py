@@ -60,6 +60,7 @@ class Queue(ctypes.Structure):
 lib = ctypes.CDLL(os.environ["GPREEMPT_LIBRARY"])
 lib.gpreempt_last_error.restype = ctypes.c_char_p
 lib.gpreempt_suspend_process.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64]
+ALL_GPUS, OWN_GPUS = 2**32 - 1, 2**32 - 2  # gpreempt.h
 PID = int(os.environ["GPREEMPT_TEST_PID"])
 
 
@@ -95,7 +96,7 @@ def complete(lease):
 
 class Library(unittest.TestCase):
     def test_announce_and_complete(self):
-        request, lease = Request(label=b"python", max_wait_us=10_000_000, ttl_us=20_000_000), Lease()
+        request, lease = Request(label=b"python", gpu_count=ALL_GPUS, max_wait_us=10_000_000, ttl_us=20_000_000), Lease()
         self.assertEqual(notify(request, lease), 0)
         self.assertEqual((lease.quiet, lease.reason, lease.suspended, lease.owner_offline, lease.ttl_us), (1, 1, 1, 0, 20_000_000))
         self.assertEqual(queues(), [(0, 0), (1, 0)])
@@ -105,24 +106,34 @@ class Library(unittest.TestCase):
     def test_refusals_have_a_text(self):
         lease = Lease()
         for request in (
-            Request(label=b"x" * 129),
-            Request(request_id=b"x" * 65),
-            Request(ttl_us=20_000_001),
-            Request(max_wait_us=-2),
+            Request(label=b"x" * 129, gpu_count=ALL_GPUS),
+            Request(request_id=b"x" * 65, gpu_count=ALL_GPUS),
+            Request(ttl_us=20_000_001, gpu_count=ALL_GPUS),
+            Request(max_wait_us=-2, gpu_count=ALL_GPUS),
             Request(gpu_count=65),
-            Request(reserved=(0, 0, 0, 1)),
-            Request(priority=16, max_wait_us=10_000_000),
+            Request(gpu_count=1),
+            Request(reserved=(0, 0, 0, 1), gpu_count=ALL_GPUS),
+            Request(priority=16, gpu_count=ALL_GPUS, max_wait_us=10_000_000),
             Request(gpu_ids=(ctypes.c_uint32 * 1)(7), gpu_count=1, max_wait_us=10_000_000),
         ):
             self.assertEqual(notify(request, lease), -errno.EINVAL)
             self.assertNotEqual(lib.gpreempt_last_error(), b"")
         self.assertEqual(answered(lib.gpreempt_suspend_process, PID, (ctypes.c_uint32 * 1)(0), 1, 0), -errno.EOPNOTSUPP)
 
+    def test_gpus_must_be_named(self):
+        lease = Lease()
+        self.assertEqual(lib.gpreempt_notify_online(None, ctypes.byref(lease)), -errno.EINVAL)
+        self.assertEqual(lib.gpreempt_notify_online(ctypes.byref(Request(max_wait_us=10_000_000)), ctypes.byref(lease)), -errno.EINVAL)
+        self.assertEqual(lib.gpreempt_last_error(), b"gpu_count is 0: use 1 to 64 gpu_ids, GPREEMPT_ALL_GPUS or GPREEMPT_OWN_GPUS")
+        self.assertEqual(notify(Request(gpu_count=OWN_GPUS, max_wait_us=10_000_000, ttl_us=20_000_000), lease), 0)
+        self.assertEqual((lease.quiet, lease.suspended), (1, 1))
+        self.assertEqual(complete(lease), 0)
+
     def test_threads_share_the_connection(self):
         results = []
 
         def work():
-            request = Request(max_wait_us=10_000_000, ttl_us=20_000_000)
+            request = Request(gpu_count=ALL_GPUS, max_wait_us=10_000_000, ttl_us=20_000_000)
             for _ in range(20):
                 lease = Lease()
                 results.append(notify(request, lease))

@@ -8,7 +8,7 @@ import time
 from typing import Any, Callable, Optional, Set
 
 from . import _errors, _http2, _proto, _sync
-from ._lease import Lease, renewal
+from ._lease import Grant, renewal
 
 _RENEW_BOUND = 1.0
 
@@ -24,7 +24,7 @@ class Connection:
         self._timer: Optional[asyncio.TimerHandle] = None  # the next look at the leases, at _look_at
         self._look_at = 0.0
         self._renewing: Optional[asyncio.Task[None]] = None
-        self.leases: Set[Lease] = set()
+        self.grants: Set[Grant] = set()
         self.broken: Optional[_errors.Error] = None
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._readable)
 
@@ -85,13 +85,13 @@ class Connection:
             self._http2.post(path, message, 1000)
             self._flush(None)
 
-    def keep(self, lease: Lease) -> None:
+    def keep(self, grant: Grant) -> None:
         """Renew a lease in time."""
-        if self._timer is not None and lease._renew_at < self._look_at:
+        if self._timer is not None and grant.renew_at < self._look_at:
             self._timer.cancel()
             self._timer = None
         if self._timer is None and (self._renewing is None or self._renewing.done()):
-            self._schedule(lease._renew_at)
+            self._schedule(grant.renew_at)
 
     def abandon(self) -> None:
         """Close the descriptor that a child has of its parent's connection. The connection stays open."""
@@ -105,24 +105,24 @@ class Connection:
     def _schedule(self, at: float) -> None:
         def begin() -> None:
             self._timer = None
-            if self.broken is None and self.leases:
+            if self.broken is None and self.grants:
                 self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
         self._look_at = at
         self._timer = asyncio.get_running_loop().call_later(max(0.0, at - time.monotonic()), begin)
 
     async def _renew(self) -> None:
-        for lease in list(self.leases):
+        for grant in list(self.grants):
             now = time.monotonic()
-            if not lease._held or lease._renew_at > now:
+            if not grant.held or grant.renew_at > now:
                 continue
-            if lease._expires <= now or not lease._renew:
-                lease._lose()
+            if grant.expires <= now or not grant.renew:
+                grant.lose()
                 continue
-            call = await self.call(_proto.RENEW, renewal(lease), min(lease._expires, now + _RENEW_BOUND))
-            settle_renewal(lease, call, now)
-        if self.leases and self.broken is None:
-            self._schedule(min(lease._renew_at for lease in self.leases))
+            call = await self.call(_proto.RENEW, renewal(grant), min(grant.expires, now + _RENEW_BOUND))
+            settle_renewal(grant, call, now)
+        if self.grants and self.broken is None:
+            self._schedule(min(grant.renew_at for grant in self.grants))
 
     def _readable(self) -> None:
         try:
@@ -186,8 +186,8 @@ class Connection:
         self._http2.calls.clear()
         for future in self._room:
             _resolve(future)
-        for lease in list(self.leases):
-            lease._lose()
+        for grant in list(self.grants):
+            grant.lose()
 
 
 def _resolve(future: Any) -> None:
@@ -195,11 +195,11 @@ def _resolve(future: Any) -> None:
         future.set_result(None)
 
 
-def settle_renewal(lease: Lease, call: _http2.Call, begun: float) -> None:
+def settle_renewal(grant: Grant, call: _http2.Call, begun: float) -> None:
     """Apply the answer to a Renew that was sent at begun."""
     if call.status == _http2.OK:
-        lease._renewed(begun, _proto.duration(_proto.RenewResponse.FromString(call.message).ttl))
+        grant.renewed(begun, _proto.duration(_proto.RenewResponse.FromString(call.message).ttl))
     elif isinstance(_errors.of_call(call), _errors.UnknownLease):
-        lease._lose()
+        grant.lose()
     else:
-        lease._retry_renewal(time.monotonic())
+        grant.retry_renewal(time.monotonic())

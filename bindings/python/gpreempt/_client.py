@@ -12,8 +12,9 @@ import weakref
 from typing import Callable, Dict, List, Optional, Protocol, Set, TypeVar, Union
 
 from . import _aio, _errors, _gpus, _http2, _keeper, _proto, _sync, _tls
-from ._lease import Lease
+from ._lease import Grant, Lease
 from ._request import Request
+from ._shares import Pending, Shares
 
 DEFAULT_SOCKET = "/run/gpreempt/gpreemptd.sock"
 # The longest wait for the answer to a call other than NotifyOnline.
@@ -21,6 +22,8 @@ _CALL_BOUND = 1.0
 # How long no announcement may have been refused before protection counts as back: under
 # overload some are refused and some are not.
 _SETTLE = 1.0
+# The most requests of which it is remembered that the daemon refused them.
+_MAX_REFUSED = 64
 
 log = logging.getLogger("gpreempt")
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
@@ -55,6 +58,14 @@ def _log_protection(error: Optional[_errors.Error]) -> None:
         log.info("inference is protected again")
 
 
+class _Unprotected:
+    """Work that runs unprotected: all, or that of one request."""
+
+    def __init__(self) -> None:
+        self.reasons: Set[str] = set()
+        self.at = 0.0  # when it was last refused
+
+
 class Client:
     """A client of the daemon of this host, or of another, for all threads and event loops of a process.
 
@@ -65,8 +76,9 @@ class Client:
     "tcp://HOST:PORT", with certificate: the PEM files of the client's certificate and key, and of the authorities of the
     daemon's. Its GPUs are named
     by their PCI addresses, node, gpu_id or render, or are gpreempt.ALL. on_unprotected is
-    called with the error when work begins to run unprotected, and with None when protection is
-    back, instead of a line through logging. It must return soon and must not use the client.
+    called with the error when work begins to run unprotected, once for all that a daemon's absence concerns and
+    once for each request that it refuses, and with None when all is protected again, instead of a line through
+    logging. It must return soon and must not use the client.
     """
 
     def __init__(
@@ -92,16 +104,17 @@ class Client:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards connections and the state of protection
+        self._lock = threading.Lock()  # guards the connection of threads and the state of protection
         self._connection: Optional[_sync.Connection] = None
         self._loops: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _aio.Connection]" = weakref.WeakKeyDictionary()
         self._gpus: Optional[List[_gpus.Node]] = None
         self._closed = False
         # unavailable is why the daemon is known to be unavailable; announcements do not wait then.
         self.unavailable: Optional[_errors.Error] = None
-        self._unprotected = False
-        self._refused = 0.0
-        self._refusals: Set[str] = set()
+        # What runs unprotected: "" is all, others are the texts of requests.
+        self._unprotected: Dict[str, _Unprotected] = {}
+        self._shares = Shares(threading.Event)
+        self._loop_shares: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Shares]" = weakref.WeakKeyDictionary()
         self._keeper = _keeper.Keeper(self)
 
     def _after_fork(self) -> None:
@@ -110,9 +123,9 @@ class Client:
         if self._connection is not None:
             connections.append(self._connection)
         for connection in connections:
-            for lease in list(connection.leases):
-                lease._forget()
-            connection.leases.clear()
+            for grant in list(connection.grants):
+                grant.forget()
+            connection.grants.clear()
             connection.abandon()
         closed, sessions = self._closed, self._keeper.sessions
         self._reset()
@@ -137,52 +150,118 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"gpreempt.Client({self.socket!r})"
+
     def acquire(self, request: Request, *, strict: bool = False) -> Lease:
         """Announce work and return a lease when the GPUs are quiet or max_wait has passed.
 
         It waits for max_wait and a tenth of a second, and not at all while the daemon is known to be
-        unavailable. It does not raise an error of the daemon unless strict: the lease is unprotected
-        then. It raises NoQueues in any case, which is an error of the program.
+        unavailable, or while an equal announcement of another thread holds a lease: that is shared. It does not
+        raise an error of the daemon unless strict: the lease is unprotected then.
         """
         if self._pid != os.getpid():
             self._after_fork()
         try:
             return self._acquire(request)
-        except _errors.NoQueues:
-            raise
-        except _errors.Error as e:
-            if strict:
-                raise
-            return self._fail_open(e)
         except Exception as e:
-            if strict:
-                raise
-            return self._fail_open(_errors.Error("INTERNAL", f"the client failed: {e!r}", "report it", _http2.INTERNAL))
+            return self._failed(e, request, strict)
 
     async def acquire_async(self, request: Request, *, strict: bool = False) -> Lease:
         """Do what acquire does, in the running event loop; for another host in a thread."""
         if not isinstance(self._daemon, str):
-            return await run_in_thread(lambda: self.acquire(request, strict=strict))
+            return self.join(request) or await run_in_thread(lambda: self.acquire(request, strict=strict))
         if self._pid != os.getpid():
             self._after_fork()
         try:
             return await self._acquire_async(request)
-        except _errors.NoQueues:
-            raise
-        except _errors.Error as e:
-            if strict:
-                raise
-            return self._fail_open(e)
         except Exception as e:
-            if strict:
-                raise
-            return self._fail_open(_errors.Error("INTERNAL", f"the client failed: {e!r}", "report it", _http2.INTERNAL))
+            return self._failed(e, request, strict)
+
+    def join(self, request: Request) -> Optional[Lease]:
+        """Return a lease without an announcement, if an equal one of another thread holds a lease, or None."""
+        if self._pid != os.getpid():
+            self._after_fork()
+        return self._shares.join(request.key) if request.key else None
 
     def _acquire(self, request: Request) -> Lease:
-        if self.unavailable is not None:
-            raise self.unavailable
+        shares, begun = self._shares, time.monotonic()
+        deadline = begun + request.call_time
+        while True:
+            lease = shares.join(request.key) if request.key else None
+            if lease is not None:
+                return lease._waited(begun)
+            if self.unavailable is not None:
+                raise self.unavailable.with_traceback(None)  # else each raise makes it longer
+            if not request.key:
+                return Lease(grant=self._announce(request, begun, deadline), shares=shares)._waited(begun)
+            pending, leads = shares.enter(request.key)
+            if leads:
+                grant: Optional[Grant] = None
+                error: Optional[Exception] = None
+                try:
+                    grant = self._announce(request, begun, deadline)
+                    return Lease(grant=grant, shares=shares)._waited(begun)
+                except Exception as e:
+                    error = e
+                    raise
+                finally:
+                    shares.end(request.key, pending, grant, error)
+            try:
+                pending.event.wait(max(0.0, deadline - time.monotonic()))
+            except BaseException:
+                shares.abandon(pending)
+                raise
+            lease = self._follow(shares, pending, request, deadline)
+            if lease is not None:
+                return lease._waited(begun)
+
+    async def _acquire_async(self, request: Request) -> Lease:
+        loop = asyncio.get_running_loop()
+        shares = self._loop_shares.get(loop)
+        if shares is None:
+            shares = self._loop_shares[loop] = Shares(asyncio.Event)
         begun = time.monotonic()
         deadline = begun + request.call_time
+        while True:
+            lease = shares.join(request.key) if request.key else None
+            if lease is not None:
+                return lease._waited(begun)
+            if self.unavailable is not None:
+                raise self.unavailable.with_traceback(None)
+            if not request.key:
+                return Lease(grant=await self._announce_async(request, begun, deadline), shares=shares)._waited(begun)
+            pending, leads = shares.enter(request.key)
+            if leads:
+                grant: Optional[Grant] = None
+                error: Optional[Exception] = None
+                try:
+                    grant = await self._announce_async(request, begun, deadline)
+                    return Lease(grant=grant, shares=shares)._waited(begun)
+                except Exception as e:
+                    error = e
+                    raise
+                finally:
+                    shares.end(request.key, pending, grant, error)
+            try:
+                await pending.event.wait()  # for the announcement of another, which has a deadline that is earlier
+            except BaseException:
+                shares.abandon(pending)
+                raise
+            lease = self._follow(shares, pending, request, deadline)
+            if lease is not None:
+                return lease._waited(begun)
+
+    def _follow(self, shares: Shares, pending: Pending, request: Request, deadline: float) -> Optional[Lease]:
+        """Return the lease that the announcement of another has, or None if it was interrupted. Raise its error."""
+        lease = shares.follow(pending)
+        if lease is None and pending.error is not None:
+            raise pending.error.with_traceback(None)
+        if lease is None and time.monotonic() >= deadline:
+            raise self._lost(_errors.no_answer("NotifyOnline", request.call_time))
+        return lease
+
+    def _announce(self, request: Request, begun: float, deadline: float) -> Grant:
         if not isinstance(self._daemon, str) and not request.remote:
             request.remote = True
             request.forget()
@@ -194,15 +273,11 @@ class Client:
             # second announcement is safe.
             if call.status != _http2.UNAVAILABLE or connection.usable or attempt == 2:
                 break
-        lease = Lease._granted(connection, self._answer(call, request), begun, request.renew)
-        self._keeper.keep(lease)
-        return lease
+        grant = Grant(connection, self._answer(call, request), begun, request.renew)
+        self._keeper.keep(grant)
+        return grant
 
-    async def _acquire_async(self, request: Request) -> Lease:
-        if self.unavailable is not None:
-            raise self.unavailable
-        begun = time.monotonic()
-        deadline = begun + request.call_time
+    async def _announce_async(self, request: Request, begun: float, deadline: float) -> Grant:
         for attempt in (1, 2):
             connection = self._connect_loop()
             if request.needs_list and self._gpus is None:
@@ -211,14 +286,14 @@ class Client:
             call = await connection.call(_proto.NOTIFY_ONLINE, message, deadline)
             if call.status != _http2.UNAVAILABLE or connection.usable or attempt == 2:
                 break
-        lease = Lease._granted(connection, self._answer(call, request), begun, request.renew)
-        connection.keep(lease)
-        return lease
+        grant = Grant(connection, self._answer(call, request), begun, request.renew)
+        connection.keep(grant)
+        return grant
 
     def _answer(self, call: _http2.Call, request: Request) -> object:
         if call.status == _http2.OK:
             if self._unprotected:
-                self._granted()
+                self._granted(request)
             return _proto.NotifyOnlineResponse.FromString(call.message)
         if call.status in (_http2.DEADLINE_EXCEEDED, _http2.CANCELLED):
             raise self._lost(_errors.no_answer("NotifyOnline", request.call_time))
@@ -283,15 +358,24 @@ class Client:
         self._gpus = sorted((_gpus.Node(g.node, g.gpu_id) for g in gpus), key=lambda n: n.node)
         return self._gpus
 
-    def _fail_open(self, error: _errors.Error) -> Lease:
-        """Return the lease of work that runs without the daemon."""
+    def _failed(self, error: Exception, request: Request, strict: bool) -> Lease:
+        """Return the lease of work that runs without the daemon, or raise the error."""
+        if strict:
+            raise error
+        if not isinstance(error, _errors.Error):
+            error = _errors.Error("INTERNAL", f"the client failed: {error!r}", "report it", _http2.INTERNAL)
+        # What is wrong with a request concerns that one only.
+        of = request.text if isinstance(error, (_errors.UnknownGpu, _errors.InvalidRequest)) else ""
         with self._lock:
-            self._refused = time.monotonic()
+            known = self._unprotected.get(of)
+            if known is None:
+                while len(self._unprotected) >= _MAX_REFUSED:
+                    del self._unprotected[next(iter(self._unprotected))]
+                known = self._unprotected[of] = _Unprotected()
             # A refusal that will be repeated is reported once for each reason, any other once until protection is back.
-            report = error.reason not in self._refusals if not error.temporary else not self._unprotected
-            if not error.temporary:
-                self._refusals.add(error.reason)
-            self._unprotected = True
+            report = not known.reasons or (not error.temporary and error.reason not in known.reasons)
+            known.reasons.add(error.reason)
+            known.at = time.monotonic()
             if report:
                 self._call_report(error)
         return Lease(error)
@@ -306,22 +390,22 @@ class Client:
                     self._keeper.probe()
         return error
 
-    def _granted(self) -> None:
+    def _granted(self, request: Request) -> None:
         with self._lock:
-            if self._unprotected and self.unavailable is None and time.monotonic() - self._refused >= _SETTLE:
-                self._back()
+            for of in (request.text, ""):
+                known = self._unprotected.get(of)
+                if known is not None and self.unavailable is None and time.monotonic() - known.at >= _SETTLE:
+                    self._back(of)
 
     def _found(self) -> None:
         """The daemon answers again."""
         with self._lock:
             self.unavailable = None
-            if self._unprotected:
-                self._back()
+            self._back("")
 
-    def _back(self) -> None:
-        self._unprotected = False
-        self._refusals.clear()
-        self._call_report(None)
+    def _back(self, of: str) -> None:
+        if self._unprotected.pop(of, None) is not None and not self._unprotected:
+            self._call_report(None)
 
     def _call_report(self, error: Optional[_errors.Error]) -> None:
         try:

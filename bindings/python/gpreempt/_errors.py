@@ -46,10 +46,6 @@ class UnknownGpu(Error):
     """A selector matches no GPU of this host."""
 
 
-class NoQueues(Error):
-    """gpus is None in a process that has no queues, so its GPUs are not known."""
-
-
 class InvalidRequest(Error):
     """A value is outside its range."""
 

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _errors
 
@@ -14,19 +14,22 @@ _PCI = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNOREC
 _DEVICE = re.compile(r"(?:cuda|hip|rocm):(\d+)")
 _UUID = re.compile(r"GPU-[0-9a-f]{1,16}", re.IGNORECASE)
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
-# PROC_PID_INIT_INO of the kernel: the inode of the host's pid namespace.
-_HOST_PID_NAMESPACE = 0xEFFFFFFC
 
 
-class _All:
-    """The type of ALL."""
+class _Set:
+    """The type of ALL and OWN."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __repr__(self) -> str:
-        return "gpreempt.ALL"
+        return "gpreempt." + self._name
 
 
 # ALL as gpus means all GPUs of the host.
-ALL = _All()
+ALL = _Set("ALL")
+# OWN as gpus means those on which this process has queues when it announces; all of the host while it has none.
+OWN = _Set("OWN")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Gpu:
 
     by: str
     value: Union[int, str]
+
+    def __repr__(self) -> str:
+        return repr(self.value) if self.by in ("index", "uuid", "bdf") else f"gpreempt.{self.by.replace('_minor', '')}({self.value})"
 
 
 def gpu_id(value: int) -> Gpu:
@@ -88,6 +94,8 @@ def parse(selector: Selector) -> Gpu:
         device = _DEVICE.fullmatch(selector)
         if device:
             return index(int(device.group(1)))
+        if selector.isascii() and selector.isdigit():
+            return index(int(selector))
         if selector.startswith("GPU-"):
             return uuid(selector)
         if _PCI.fullmatch(selector):
@@ -101,10 +109,17 @@ def parse(selector: Selector) -> Gpu:
     raise TypeError(f"invalid GPU {selector!r}: use a HIP index, a PCI address, a UUID or gpreempt.gpu_id(N)")
 
 
-def parse_all(gpus: Any) -> Union[None, _All, Tuple[Gpu, ...]]:
-    """Return the selection of an argument gpus: None, ALL or selectors."""
-    if gpus is None or gpus is ALL:
-        return gpus  # type: ignore[no-any-return]
+def parse_all(gpus: Any) -> Union[_Set, Tuple[Gpu, ...]]:
+    """Return the selection of an argument gpus: ALL, OWN or selectors. "all" is ALL."""
+    if gpus is None:
+        raise ValueError(
+            "gpus is not set: name the GPUs, such as gpus=[0], or use gpreempt.ALL for all of the host, "
+            "or gpreempt.OWN for those on which this process has queues"
+        )
+    if isinstance(gpus, _Set):
+        return gpus
+    if gpus == "all":
+        return ALL
     if isinstance(gpus, (str, int, Gpu)) or not isinstance(gpus, Iterable):
         gpus = [gpus]
     selected = tuple(parse(s) for s in gpus)
@@ -223,41 +238,3 @@ def resolve_remote(selected: Sequence[Gpu]) -> List[Tuple[str, Union[int, str]]]
 
 
 _VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-
-_has_queues: Dict[int, bool] = {}  # by pid
-
-
-def may_have_queues() -> bool:
-    """Report whether this process may have GPU queues: it has the driver open, and where its queues can be
-    looked up, it has one. Once true it is not checked again."""
-    pid = os.getpid()
-    if pid not in _has_queues:
-        if not (_driver_is_open() and _queue_exists(pid)):
-            return False
-        _has_queues.clear()
-        _has_queues[pid] = True
-    return True
-
-
-def _driver_is_open() -> bool:
-    try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
-        return True  # unknown
-    for name in names:
-        try:
-            target = os.readlink("/proc/self/fd/" + name)
-        except OSError:
-            continue
-        if target == "/dev/kfd" or target.startswith("/memfd:kfd"):  # the latter on an emulated machine
-            return True
-    return False
-
-
-def _queue_exists(pid: int) -> bool:
-    try:
-        if os.stat("/proc/self/ns/pid").st_ino != _HOST_PID_NAMESPACE:
-            return True  # unknown: the driver knows the process by another pid
-        return bool(os.listdir(f"/sys/class/kfd/kfd/proc/{pid}/queues"))
-    except OSError:
-        return True

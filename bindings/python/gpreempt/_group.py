@@ -103,16 +103,19 @@ class Group:
         # The GPUs of each host have other names, so each has a request of its own.
         self._requests: "weakref.WeakKeyDictionary[Request, List[Request]]" = weakref.WeakKeyDictionary()
 
+    def __repr__(self) -> str:
+        return f"gpreempt.Group({self.clients!r})"
+
     def acquire(self, request: Request, *, strict: bool = False) -> GroupLease:
         """Do what Client.acquire does, on all hosts."""
+        joined = self._join(request)
+        if joined is not None:
+            return joined
         if self._pid != os.getpid():  # threads do not survive a fork
             self._pool, self._pid = ThreadPoolExecutor(max_workers=max(len(self.clients) - 1, 1) * 8), os.getpid()
         pool = self._pool
         assert pool is not None
-        requests = self._requests.get(request)
-        if requests is None:
-            requests = [request.copy() if self._gpus is None else request.copy(self._gpus[i]) for i in range(len(self.clients))]
-            self._requests[request] = requests
+        requests = self._of_hosts(request)
 
         def one(client: Client, own: Request) -> Union[Lease, _errors.Error]:
             try:
@@ -130,9 +133,26 @@ class Group:
                 raise result
         return GroupLease(self.clients, leases)
 
+    def _of_hosts(self, request: Request) -> List[Request]:
+        requests = self._requests.get(request)
+        if requests is None:
+            requests = [request.copy() if self._gpus is None else request.copy(self._gpus[i]) for i in range(len(self.clients))]
+            self._requests[request] = requests
+        return requests
+
+    def _join(self, request: Request) -> Optional[GroupLease]:
+        """Return the leases of equal announcements that every host has from other threads, or None."""
+        found = [client.join(own) for client, own in zip(self.clients, self._of_hosts(request))]
+        leases = [lease for lease in found if lease is not None]
+        if len(leases) == len(found):
+            return GroupLease(self.clients, leases)
+        for lease in leases:
+            lease.release()
+        return None
+
     async def acquire_async(self, request: Request, *, strict: bool = False) -> GroupLease:
         """Do what acquire does, in a thread."""
-        return await run_in_thread(lambda: self.acquire(request, strict=strict))
+        return self._join(request) or await run_in_thread(lambda: self.acquire(request, strict=strict))
 
     def close(self) -> None:
         """Close the clients of all hosts."""

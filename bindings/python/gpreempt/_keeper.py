@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Optional, Set
 
 from . import _aio, _http2, _proto, _sync
-from ._lease import Lease, renewal
+from ._lease import Grant, renewal
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -46,9 +46,9 @@ class Keeper:
                 except RuntimeError:
                     self._thread = None  # the interpreter ends, or has no threads: leases end with their ttl
 
-    def keep(self, lease: Lease) -> None:
+    def keep(self, grant: Grant) -> None:
         """Renew a lease in time."""
-        self._wake(lease._renew_at)
+        self._wake(grant.renew_at)
 
     def probe(self) -> None:
         """Look for the daemon until it answers."""
@@ -114,28 +114,27 @@ class Keeper:
             if found:
                 client._found()  # last: from here on the next failure asks for another probe
         connection = client._connection
-        leases = list(connection.leases) if connection is not None else []
         if connection is not None and connection.broken is None:
             connection.service()
-            self._renew(connection, leases)
+            self._renew(connection)
         for session in sessions:
             session._restore()
         connection = client._connection  # a session may have connected
         now = time.monotonic()
         at = now + (_SESSION if sessions else _IDLE)
         if connection is not None:
-            at = min([at, *(lease._renew_at for lease in list(connection.leases))])
+            at = min([at, *(grant.renew_at for grant in list(connection.grants))])
         return at if probe_at is None else min(at, probe_at)
 
-    def _renew(self, connection: _sync.Connection, leases: "list[Lease]") -> None:
-        for lease in leases:
+    def _renew(self, connection: _sync.Connection) -> None:
+        for grant in list(connection.grants):
             now = time.monotonic()
-            if not lease._held or lease._renew_at > now:
+            if not grant.held or grant.renew_at > now:
                 continue
-            if lease._expires <= now or not lease._renew:
-                lease._lose()
+            if grant.expires <= now or not grant.renew:
+                grant.lose()
                 continue
-            call = connection.call(_proto.RENEW, renewal(lease), min(lease._expires, now + _RENEW_BOUND))
-            _aio.settle_renewal(lease, call, now)
+            call = connection.call(_proto.RENEW, renewal(grant), min(grant.expires, now + _RENEW_BOUND))
+            _aio.settle_renewal(grant, call, now)
             if call.status == _http2.DEADLINE_EXCEEDED:
                 return  # the others would wait as long: the next look tries them

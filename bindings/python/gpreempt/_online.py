@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Optional, TypeVar, Union, cast
 
 from . import _client, _group
 from ._lease import Lease
-from ._request import Request
+from ._request import Duration, Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,9 +22,9 @@ class online:
     It is a context manager, with and async with, and a decorator of functions and coroutine functions. One
     object may be used many times and by many threads at once, which saves the cost of making it.
 
-    gpus: HIP indices, PCI addresses, UUIDs, torch devices or gpreempt.gpu_id(N); gpreempt.ALL; or None for those on
-        which this process has queues, and NoQueues is raised when it has none.
-    label: a name of the work for a person to read, of at most 128 bytes.
+    gpus: HIP indices, PCI addresses, UUIDs, torch devices or gpreempt.gpu_id(N); gpreempt.ALL; or gpreempt.OWN for
+        those on which this process has queues when it announces. It must be set.
+    label: a name of the kind of work for a person to read, of at most 128 bytes.
     priority: 0 to 15; offline work of lower priority is suspended. None: 11.
     ttl: the time to live of the lease, which is renewed in time unless renew is False. None: the policy's.
     max_wait: the longest time to wait for quiet GPUs, 0 to 10. None: the policy's.
@@ -33,7 +33,11 @@ class online:
     strict: raise the errors of the daemon; otherwise the work runs unprotected.
     client: the client, or a Group for several hosts; None means the default client.
 
-    All times are in seconds.
+    Times are in seconds, or strings such as "20ms". Invalid arguments are a ValueError or a TypeError here, and never
+    when work is announced.
+
+    Blocks that run at the same time in threads of the process, or in one event loop, share one lease of the daemon if their
+    announcements are equal, also of two objects. With renew=False, eta or complete_on_idle each has its own.
     """
 
     def __init__(
@@ -42,10 +46,10 @@ class online:
         *,
         label: str = "",
         priority: Optional[int] = None,
-        ttl: Optional[float] = None,
+        ttl: Optional[Duration] = None,
         renew: bool = True,
-        max_wait: Optional[float] = None,
-        eta: Optional[float] = None,
+        max_wait: Optional[Duration] = None,
+        eta: Optional[Duration] = None,
         complete_on_idle: bool = False,
         strict: bool = False,
         client: Union["_client.Client", "_group.Group", None] = None,
@@ -60,6 +64,9 @@ class online:
         # the lease of another: as many stay as blocks run. Those of loops are apart.
         self._held: List[Lease] = []
         self._held_async: List[Lease] = []
+
+    def __repr__(self) -> str:
+        return f"gpreempt.online({self._request.text})"
 
     def acquire(self) -> Lease:
         """Return a lease, to be released. with does both."""

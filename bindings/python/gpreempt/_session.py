@@ -27,6 +27,10 @@ class Session:
         self._client: Optional["_client.Client"] = None
         self._lease: Optional[Lease] = None
 
+    def __repr__(self) -> str:
+        state = "closed" if self._client is None else "protected" if self.protected else "unprotected"
+        return f"<gpreempt.Session {self._request.text} {state}>"
+
     @property
     def lease(self) -> Lease:
         """The present lease; an unprotected one before start and after close."""

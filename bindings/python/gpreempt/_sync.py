@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable, Optional, Set, Union
 from . import _errors, _http2, _tls
 
 if TYPE_CHECKING:
-    from ._lease import Lease
+    from ._lease import Grant
 
 # The longest wait of the reading thread, after which it sends what others could not send.
 _TURN = 0.1
@@ -43,7 +43,7 @@ class Connection:
         self._http2 = _http2.Connection()
         self._unsent = b""
         self._reading = False
-        self.leases: Set[Lease] = set()
+        self.grants: Set[Grant] = set()
         # broken is why the connection has ended.
         self.broken: Optional[_errors.Error] = None
 
@@ -175,7 +175,7 @@ class Connection:
         except OSError:
             pass
         self._socket.close()
-        leases, self.leases = self.leases, set()
-        for lease in leases:
-            lease._lose()
+        grants, self.grants = self.grants, set()
+        for grant in grants:
+            grant.lose()
         self._changed.notify_all()

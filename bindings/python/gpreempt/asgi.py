@@ -17,13 +17,11 @@ Application = Callable[[Scope, Callable[..., Awaitable[Any]], Callable[..., Awai
 class Middleware:
     """Announces each HTTP request for as long as the application handles it, the stream of its answer included.
 
-    gpus must be set, because a server often has no queues of its own. paths are the beginnings of the paths that
+    gpus names the GPUs of the engine: the server itself often has no queues. paths are the beginnings of the paths that
     are announced, all without it; a health check needs no GPU. The other arguments are those of online.
     """
 
     def __init__(self, app: Application, *, gpus: Any, paths: Optional[Sequence[str]] = None, **request: Any) -> None:
-        if gpus is None:
-            raise ValueError("the middleware needs gpus: name them, such as gpus=[0], or use gpreempt.ALL")
         if isinstance(paths, str):
             raise TypeError("paths must be a list of strings")
         self._app = app

@@ -17,8 +17,6 @@ from ._online import online
 
 class _Announcer:
     def __init__(self, *, gpus: Any, methods: Optional[Sequence[str]] = None, **request: Any) -> None:
-        if gpus is None:
-            raise ValueError("the interceptor needs gpus: name them, such as gpus=[0], or use gpreempt.ALL")
         if isinstance(methods, str):
             raise TypeError("methods must be a list of strings")
         self._methods = None if methods is None else tuple(methods)
@@ -31,7 +29,7 @@ class _Announcer:
 class Interceptor(_Announcer, grpc.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
     """Announces each call of a server with threads until its last answer.
 
-    gpus must be set, because a server often has no queues of its own. methods are the beginnings of the methods that
+    gpus names the GPUs of the engine: the server itself often has no queues. methods are the beginnings of the methods that
     are announced, such as "/package.Service/", all without it. The other arguments are those of online.
     """
 

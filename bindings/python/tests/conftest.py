@@ -104,6 +104,9 @@ class Daemon:
     def announcements(self) -> int:
         return int(self._admin("GetStatistics").statistics.announcements)
 
+    def warnings(self) -> List[Any]:
+        return list(self._admin("GetStatus").warnings)
+
     def labels(self) -> List[str]:
         return sorted(lease.label for lease in self.leases())
 

@@ -59,7 +59,7 @@ def test_python(daemon: Daemon) -> None:
 
 def test_python_without_a_daemon() -> None:
     lines = run("python/answer.py", GPREEMPT_SOCKET="/nonexistent/socket")
-    assert lines == ["HELLO unprotected UNSPECIFIED", "WORLD unprotected UNSPECIFIED"]
+    assert lines == ["HELLO unprotected DAEMON_UNAVAILABLE", "WORLD unprotected DAEMON_UNAVAILABLE"]
 
 
 def test_fastapi(daemon: Daemon, socket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List
 import pytest
 
 import gpreempt
-from gpreempt import _client, _errors
+from gpreempt import _client, _errors, asgi, compat
 from conftest import HERE, Daemon, Silent, eventually
 
 Acquire = Callable[..., gpreempt.Lease]
@@ -47,7 +47,7 @@ def silent(directory: Path) -> Iterator[Silent]:
 def test_work_runs_without_a_daemon_and_one_line_is_logged(acquire: Acquire, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     with gpreempt.Client(str(directory / "none")) as client:
         leases = [acquire(client) for _ in range(3)]
-    assert [(lease.protected, lease.quiet, lease.id, lease.gpus, lease.reason) for lease in leases] == [(False, False, "", [], "UNSPECIFIED")] * 3
+    assert [(lease.protected, lease.quiet, lease.id, lease.gpus, lease.reason) for lease in leases] == [(False, False, "", [], "DAEMON_UNAVAILABLE")] * 3
     assert isinstance(leases[0].cause, gpreempt.Unavailable)
     assert [(r.name, r.levelno) for r in caplog.records] == [("gpreempt", logging.WARNING)]
     assert "no gpreemptd at" in caplog.text
@@ -100,6 +100,32 @@ def test_refused_work_runs_and_each_reason_is_logged_once(
     assert (e.value.reason, e.value.code, e.value.message, e.value.next) == (
         "UNKNOWN_GPU", 3, "GPU 1 is not on this host", "gpctl gpu list shows those that are",
     )  # fmt: skip
+
+
+@both
+def test_each_request_that_is_refused_is_logged_once_also_beside_others(
+    acquire: Acquire, client: gpreempt.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_client, "_SETTLE", 0.0)
+    caplog.set_level(logging.INFO)
+    for _ in range(3):
+        assert not acquire(client, gpus=[gpreempt.gpu_id(1)]).protected
+        assert acquire(client).protected
+        assert not acquire(client, gpus=["0000:ff:00.0"]).protected
+    assert [r.getMessage() for r in caplog.records] == [
+        "inference runs unprotected: GPU 1 is not on this host: gpctl gpu list shows those that are",
+        'inference runs unprotected: GPU "0000:ff:00.0" is not on this host: gpctl gpu list shows those that are',
+    ]
+
+
+def test_errors_do_not_grow_while_there_is_no_daemon(directory: Path) -> None:
+    with gpreempt.Client(str(directory / "none"), on_unprotected=lambda _: None) as client:
+        for _ in range(100):
+            cause = by_thread(client).cause
+    frames, trace = 0, cause.__traceback__  # type: ignore[union-attr]
+    while trace is not None:
+        frames, trace = frames + 1, trace.tb_next
+    assert frames < 10
 
 
 def test_text_of_the_daemon_is_logged_as_one_line_without_commands_for_a_terminal() -> None:
@@ -184,16 +210,23 @@ def test_session_announces_again_after_an_outage(daemon: Daemon, client: gpreemp
 @pytest.mark.usefixtures("renewed_early")
 def test_session_keeps_its_lease_beyond_the_time_to_live(daemon: Daemon, client: gpreempt.Client) -> None:
     with gpreempt.Session(gpus=[0], ttl=10, max_wait=10, client=client) as session:
-        lease, end = session.lease, session.lease._expires + 1
+        lease, end = session.lease, session.lease._grant.expires + 1
         eventually("the time to live has passed", lambda: time.monotonic() > end or lease.lost)
         assert lease.protected and session.lease is lease and len(daemon.leases()) == 1
 
 
-def test_process_without_queues_must_name_its_gpus(daemon: Daemon, client: gpreempt.Client) -> None:
-    for acquire in (by_thread, by_coroutine):
-        with pytest.raises(gpreempt.NoQueues, match="gpus=gpreempt.ALL"):
-            acquire(client, gpus=None)
-    assert daemon.leases() == []
+@pytest.mark.parametrize("make", [gpreempt.online, gpreempt.Session, compat.Scheduler, lambda: asgi.Middleware(by_thread, gpus=None)])  # type: ignore[arg-type, list-item]
+def test_gpus_that_are_left_out_are_an_error_when_the_object_is_made(make: Callable[[], Any]) -> None:
+    """Whether a daemon runs does not matter, and no queue has to be known."""
+    with pytest.raises(ValueError, match="gpus is not set: name the GPUs, such as gpus=.0., or use gpreempt.ALL .* or gpreempt.OWN"):
+        make()
+
+
+@both
+def test_own_gpus_of_a_process_without_queues_are_all_of_the_host(acquire: Acquire, daemon: Daemon, client: gpreempt.Client) -> None:
+    lease = acquire(client, gpus=gpreempt.OWN)
+    assert lease.protected and len(lease.gpus) == 2
+    assert "ALL_GPUS_TAKEN" in [w.code for w in daemon.warnings()]
 
 
 def test_denied_socket_is_a_permission_error_that_names_the_group(daemon: Daemon) -> None:

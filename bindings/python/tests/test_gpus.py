@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import pytest
 
 import gpreempt
-from gpreempt import _gpus
+from gpreempt import _gpus, _proto, _request
 
 A, B, C = _gpus.Node(2, 51234, 0xA), _gpus.Node(3, 7, 0xB0), _gpus.Node(4, 8, 0xC000)
 
@@ -64,6 +63,7 @@ def test_variables_decide_what_a_process_sees(environ: Dict[str, str], shown: Li
         (1, [("gpu_id", 7)]),
         ([0, 2], [("gpu_id", 51234), ("gpu_id", 8)]),
         ("cuda:1", [("gpu_id", 7)]),
+        ("1", [("gpu_id", 7)]),
         (["hip:0"], [("gpu_id", 51234)]),
         ([SimpleNamespace(type="cuda", index=2)], [("gpu_id", 8)]),
         (["0000:C1:00.0", "c1:00.0"], [("bdf", "0000:c1:00.0"), ("bdf", "c1:00.0")]),
@@ -85,6 +85,26 @@ def test_what_is_no_selector_is_an_error(gpus: Any, error: Any) -> None:
         _gpus.parse_all(gpus)
 
 
+@pytest.mark.parametrize(
+    "gpus, encoded",
+    [
+        (gpreempt.ALL, [("all", True)]),
+        ("all", [("all", True)]),
+        (gpreempt.OWN, []),
+        ([gpreempt.gpu_id(5)], [("gpu_id", 5)]),
+    ],
+)
+def test_sets_of_gpus_are_announced_without_a_list(gpus: Any, encoded: Any) -> None:
+    message = _proto.NotifyOnlineRequest.FromString(_request.Request(gpus).encode(never))
+    assert [(g.WhichOneof("by"), getattr(g, g.WhichOneof("by"))) for g in message.gpus] == encoded
+
+
+def test_gpus_are_shown_as_they_are_written() -> None:
+    gpus = [0, "0000:c1:00.0", gpreempt.gpu_id(5), gpreempt.node(6), gpreempt.render(128)]
+    assert _request.Request(gpus).text == "gpus=[0, '0000:c1:00.0', gpreempt.gpu_id(5), gpreempt.node(6), gpreempt.render(128)]"
+    assert (_request.Request(gpreempt.ALL).text, _request.Request(gpreempt.OWN).text) == ("gpus=gpreempt.ALL", "gpus=gpreempt.OWN")
+
+
 def test_index_that_no_gpu_has_names_the_variables(topology: str) -> None:
     with pytest.raises(gpreempt.UnknownGpu, match=r"this process sees 1 \(HIP_VISIBLE_DEVICES=1\)"):
         _gpus.resolve([gpreempt.index(1)], never, topology, {"HIP_VISIBLE_DEVICES": "1"})
@@ -92,39 +112,3 @@ def test_index_that_no_gpu_has_names_the_variables(topology: str) -> None:
 
 def test_daemon_is_asked_where_the_topology_is_missing() -> None:
     assert _gpus.resolve([gpreempt.index(1)], lambda: [A, B], "/none", {}) == [("gpu_id", 7)]
-
-
-@pytest.mark.parametrize("links, queues, answer", [
-    ({"3": "/dev/null"}, None, False),
-    ({"3": "/dev/kfd"}, None, True),
-    ({"3": "/dev/kfd"}, [], False),
-    ({"3": "/dev/kfd"}, ["0"], True),
-    ({"3": "/memfd:kfd (deleted)"}, ["0"], True),
-])  # fmt: skip
-def test_process_without_queues_is_recognized(
-    links: Dict[str, str], queues: Optional[List[str]], answer: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def listdir(path: str) -> List[str]:
-        if path == "/proc/self/fd":
-            return [*links, "99"]  # 99 was closed meanwhile
-        assert path == f"/sys/class/kfd/kfd/proc/{os.getpid()}/queues"
-        if queues is None:
-            raise FileNotFoundError(path)
-        return queues
-
-    def readlink(path: str) -> str:
-        try:
-            return links[os.path.basename(path)]
-        except KeyError:
-            raise FileNotFoundError(path) from None
-
-    monkeypatch.setattr(_gpus, "_has_queues", {})
-    monkeypatch.setattr(_gpus.os, "listdir", listdir)
-    monkeypatch.setattr(_gpus.os, "readlink", readlink)
-    monkeypatch.setattr(_gpus.os, "stat", lambda _: SimpleNamespace(st_ino=_gpus._HOST_PID_NAMESPACE))
-    assert _gpus.may_have_queues() is answer
-
-
-def test_queues_of_a_process_in_a_container_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gpus.os, "stat", lambda _: SimpleNamespace(st_ino=1))
-    assert _gpus._queue_exists(1)

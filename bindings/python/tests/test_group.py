@@ -189,8 +189,8 @@ def test_daemon_of_another_host_takes_announcements(remote: Tuple[Daemon, str], 
                 assert (lease.protected, sorted(lease.gpus)) == (True, sorted(g.gpu_id for g in d._admin("ListGpus").gpus))
             d.eventually_free()
         with gpreempt.online(gpreempt.ALL, ttl=10, max_wait=10, client=client) as lease:
-            first = lease._expires
-            eventually("the lease is renewed", lambda: lease._expires > first)
+            first = lease._grant.expires
+            eventually("the lease is renewed", lambda: lease._grant.expires > first)
             assert not lease.lost
         d.eventually_free()
 

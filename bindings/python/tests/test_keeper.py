@@ -26,8 +26,8 @@ def test_lease_that_is_announced_after_a_look_is_renewed(client: gpreempt.Client
     monkeypatch.setattr(client._keeper, "_work", announce_after)
     client._keeper.start()
     eventually("the lease is announced", lambda: leases)
-    first = leases[0]._expires
-    eventually("the lease is renewed", lambda: leases[0]._expires > first)
+    first = leases[0]._grant.expires
+    eventually("the lease is renewed", lambda: leases[0]._grant.expires > first)
     assert leases[0].protected
 
 
@@ -56,7 +56,7 @@ def test_session_that_is_closed_during_its_announcement_stays_closed(client: gpr
         return announced[-1]
 
     monkeypatch.setattr(client, "acquire", close_meanwhile)
-    session.lease._lose()  # the client's thread announces again
+    session.lease._grant.lose()  # the client's thread announces again
     eventually("the session announces again", lambda: announced)
     client.close()  # waits for the thread
     assert not session.protected

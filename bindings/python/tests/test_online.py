@@ -8,6 +8,7 @@ from typing import Any, List
 import pytest
 
 import gpreempt
+from gpreempt import _request
 from conftest import Daemon, eventually
 
 
@@ -94,7 +95,7 @@ def test_long_work_keeps_its_lease(daemon: Daemon, client: gpreempt.Client) -> N
 
     async def main(of_thread: gpreempt.Lease) -> None:
         async with announce as lease:
-            end = lease._expires + 1
+            end = lease._grant.expires + 1
             while time.monotonic() < end and not lease.lost:
                 await asyncio.sleep(0.01)
             assert lease.protected and of_thread.protected and len(daemon.leases()) == 2
@@ -109,15 +110,15 @@ def test_short_lease_is_renewed_beside_a_long_one(daemon: Daemon, client: gpreem
     async def main() -> None:
         async with gpreempt.online(gpus=[0], ttl=60, max_wait=10, client=client):
             async with gpreempt.online(gpus=[0], ttl=10, max_wait=10, client=client) as lease:
-                first = lease._expires
-                while lease._expires == first and len(daemon.leases()) == 2:
+                first = lease._grant.expires
+                while lease._grant.expires == first and len(daemon.leases()) == 2:
                     await asyncio.sleep(0.01)
-                assert lease._expires > first
+                assert lease._grant.expires > first
 
     with gpreempt.online(gpus=[0], ttl=60, max_wait=10, client=client):
         with gpreempt.online(gpus=[0], ttl=10, max_wait=10, client=client) as lease:
-            first = lease._expires
-            eventually("the lease is renewed", lambda: lease._expires > first or lease.lost)
+            first = lease._grant.expires
+            eventually("the lease is renewed", lambda: lease._grant.expires > first or lease.lost)
             assert lease.protected
     asyncio.run(main())
 
@@ -168,12 +169,40 @@ def test_closing_the_client_ends_its_leases(daemon: Daemon) -> None:
     assert gpreempt.online(gpus=[0], max_wait=10, client=client).acquire().cause.reason == "CLOSED"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("text, seconds", [
+    ("20ms", 0.02), ("1.5s", 1.5), ("1m30s", 90.0), ("250us", 0.00025), ("250µs", 0.00025), ("0s", 0.0), ("1h", 3600.0), (3, 3.0), (0.5, 0.5),
+])  # fmt: skip
+def test_durations_are_seconds_or_strings(text: Any, seconds: float) -> None:
+    assert _request.seconds("ttl", text) == pytest.approx(seconds)
+
+
+def test_objects_show_what_they_are(daemon: Daemon, client: gpreempt.Client, directory: Any) -> None:
+    announce = gpreempt.online(gpus=[0], label="chat", priority=9, ttl=20, renew=False, max_wait="5s", eta=0, complete_on_idle=True, client=client)
+    assert repr(announce) == (
+        "gpreempt.online(gpus=[0], label='chat', priority=9, ttl=20, max_wait='5s', eta=0, renew=False, complete_on_idle=True)"
+    )
+    assert repr(client) == f"gpreempt.Client({daemon.socket!r})"
+    assert repr(gpreempt.Group([client])) == f"gpreempt.Group([{client!r}])"
+    with gpreempt.online(gpus=[0], max_wait=10, client=client) as lease:
+        assert repr(lease) == f"<gpreempt.Lease {lease.id} protected, quiet: DONE>"
+        lease._grant.lose()
+        assert repr(lease) == f"<gpreempt.Lease unprotected: lost {lease.id}>"
+    session = gpreempt.Session(gpus=[0], max_wait=10, client=client)
+    assert repr(session) == "<gpreempt.Session gpus=[0], max_wait=10 closed>"
+    with session:
+        assert repr(session) == "<gpreempt.Session gpus=[0], max_wait=10 protected>"
+    with gpreempt.Client(str(directory / "none"), on_unprotected=lambda _: None) as absent:
+        lease = gpreempt.online(gpus=[0], client=absent).acquire()
+    assert repr(lease).startswith(f"<gpreempt.Lease unprotected: no gpreemptd at {directory / 'none'}: ")
+
+
 @pytest.mark.parametrize(
     "arguments, error",
     [
         ({"gpus": []}, ValueError), ({"gpus": ["x"]}, ValueError), ({"gpus": [True]}, TypeError), ({"gpus": [-1]}, ValueError),
         ({"priority": 16}, ValueError), ({"ttl": 0}, ValueError), ({"max_wait": 11}, ValueError), ({"label": "x" * 129}, ValueError),
-        ({"eta": -1}, ValueError),
+        ({"eta": -1}, ValueError), ({"max_wait": "20"}, ValueError), ({"max_wait": "ms"}, ValueError), ({"max_wait": ""}, ValueError),
+        ({"max_wait": "11s"}, ValueError), ({"ttl": True}, TypeError), ({"ttl": []}, TypeError), ({"eta": "-1s"}, ValueError),
     ],
 )  # fmt: skip
 def test_invalid_arguments_are_errors_at_once(arguments: Any, error: Any) -> None:

@@ -32,7 +32,7 @@ def test_wheel_built_without_a_network_has_the_whole_package(tmp_path: Path) -> 
     built = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name.endswith("-py3-none-any.whl")
+    assert wheel.name == f"gpreempt-{gpreempt.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as z:
         inside = {name for name in z.namelist() if name.startswith("gpreempt/")}
     assert inside == {f"gpreempt/{p.name}" for p in (PACKAGE / "gpreempt").iterdir() if p.is_file()}

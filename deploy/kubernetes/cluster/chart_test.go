@@ -21,7 +21,6 @@ import (
 const (
 	release       = "gpreempt"
 	daemonLabel   = "app.kubernetes.io/name=gpreempt"
-	batchClass    = "batch-low"
 	batchSpace    = "batch-night"
 	policyForTest = "batch-*"
 )
@@ -32,11 +31,10 @@ func values(version string) map[string]any {
 		return map[string]any{"name": name, "match": map[string]any{"pod": pod}, "class": class}
 	}
 	return map[string]any{
-		"image": fmt.Sprintf(daemonImage, version), "kubelet": map[string]any{"enabled": true}, "metrics": map[string]any{"enabled": true},
+		"image": fmt.Sprintf(daemonImage, version), "metrics": map[string]any{"enabled": true},
 		"rules": []any{
 			rule("offline-pods", map[string]any{"labels": map[string]any{"gpreempt/class": "offline"}}, "offline"),
 			rule("online-pods", map[string]any{"labels": map[string]any{"gpreempt/class": "online"}}, "online"),
-			rule("batch-class", map[string]any{"priority_class": policyForTest}, "offline"),
 			rule("batch-namespaces", map[string]any{"namespace": policyForTest}, "offline"),
 		},
 	}

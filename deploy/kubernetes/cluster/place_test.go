@@ -58,7 +58,7 @@ func TestSchedulerPlacesOfflinePodsWherePreemptionWorks(t *testing.T) {
 	n.working(t, fits)
 	n.target(t, fits, gpreemptv1.Class_CLASS_OFFLINE)
 	n.pending(t, ask("too-many", "dbgtrap", "2"), "Insufficient gpreempt/offline")
-	n.pending(t, ask("another-mechanism", "kmap", "1"), "node affinity/selector")
+	n.pending(t, ask("another-mechanism", "criu", "1"), "node affinity/selector")
 	if lost := n.end(t, fits).lost(); lost != "" {
 		t.Errorf("the pod that fits: %s", lost)
 	}

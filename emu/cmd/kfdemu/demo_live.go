@@ -32,7 +32,7 @@ func liveDemo(ctx context.Context, o demoOptions, out io.Writer, show func(ctx c
 		}
 		err = errors.Join(err, log.Close(), os.Remove(log.Name()))
 	}()
-	s, err := open(ctx, o, client.Request{Label: demoLabel}, client.OnUnprotected(func(cause error) { reportProtection(out, cause) }))
+	s, err := open(ctx, o, client.Request{GPUs: client.AllGPUs(), Label: demoLabel}, client.OnUnprotected(func(cause error) { reportProtection(out, cause) }))
 	if err != nil {
 		return err
 	}

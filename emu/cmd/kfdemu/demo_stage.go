@@ -109,7 +109,7 @@ func rate(begin, end []progress) (sum float64) {
 func playDemo(ctx context.Context, o demoOptions) (result *Result, err error) {
 	// An announcement waits as long as the API permits: one that is not answered then is an error
 	// on any machine.
-	s, err := open(ctx, o, client.Request{Label: demoLabel, MaxWait: 10 * time.Second}, client.FailClosed())
+	s, err := open(ctx, o, client.Request{GPUs: client.AllGPUs(), Label: demoLabel, MaxWait: 10 * time.Second}, client.FailClosed())
 	if err != nil {
 		return nil, err
 	}

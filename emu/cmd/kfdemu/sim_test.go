@@ -159,7 +159,7 @@ func TestLeaseSuspendsSimulatedJobsByTheDriversRules(t *testing.T) {
 			w := newWorld(t, Config{Spec: spec, GPUs: 2, Profile: tc.profile})
 			job := w.job()
 			w.runs(job)
-			lease, err := w.client.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second})
+			lease, err := w.client.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second})
 			w.must(err)
 			if !lease.Quiet() || lease.SuspendedTargets() != 1 {
 				t.Errorf("quiet %v, %d targets suspended; want the job suspended", lease.Quiet(), lease.SuspendedTargets())
@@ -176,7 +176,7 @@ func TestLeaseSuspendsSimulatedJobsByTheDriversRules(t *testing.T) {
 func TestJobThatStartsDuringALeaseIsSuspended(t *testing.T) {
 	w := newWorld(t, Config{Profile: "7.2"})
 	w.end(w.job()) // the daemon serves
-	lease, err := w.client.Acquire(t.Context(), client.Request{TTL: time.Minute, MaxWait: 10 * time.Second})
+	lease, err := w.client.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), TTL: time.Minute, MaxWait: 10 * time.Second})
 	w.must(err)
 	job, err := w.StartJob(Job{Comm: "trainer", Queues: 2, Kernel: gpumodel.Packet{Duration: time.Millisecond, Occupancy: 0.5}})
 	w.must(err)
@@ -194,7 +194,7 @@ func TestLeaseEndsWhenTheQueuesOfItsOwnerHadWorkAndDrained(t *testing.T) {
 	w.must(err)
 	queue, err := server.CreateQueue(w.GPUs()[0].ID)
 	w.must(err)
-	lease, err := w.client.Acquire(t.Context(), client.Request{CompleteOnIdle: true, NoRenew: true, TTL: time.Minute, MaxWait: 10 * time.Second})
+	lease, err := w.client.Acquire(t.Context(), client.Request{GPUs: client.OwnGPUs(), CompleteOnIdle: true, NoRenew: true, TTL: time.Minute, MaxWait: 10 * time.Second})
 	w.must(err)
 	w.eventually("the daemon knows the queue", func() bool { return w.target(server).GetQueueCount() == 1 })
 	w.frozen(job) // an idle queue that had no work yet ends nothing

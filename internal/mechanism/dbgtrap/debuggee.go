@@ -123,14 +123,13 @@ func (d *debuggee) checkVacant(ctx context.Context) error {
 	})
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ESRCH): // ENABLE may create what is not there
-		d.m.Foreign.Forget(d.target)
 		return nil
 	case isGone(err):
 		return d.gone()
 	case err != nil:
 		return err
 	}
-	if d.m.Foreign.Seen(d.target) >= d.m.foreignTime {
+	if d.m.cfg.Deserted != nil && d.m.cfg.Deserted(d.target) {
 		d.resumeForeign(ctx)
 	}
 	return d.debugged(nil)

@@ -55,33 +55,23 @@ func (p suspendPass) next(snapshot []kfd.QueueSnapshotEntry) []uint32 {
 	return ids
 }
 
-// passResult is what the results of one call mean.
-type passResult struct {
-	// again: queues were skipped. Another snapshot shows why, and what is left to do.
-	again bool
-	// failed are the GPUs that failed.
-	failed []gpreempt.GPUID
-	// refused are the queues that the driver will not suspend.
-	refused []uint32
-}
-
-// take records the results of a call for the queues that next returned for snapshot.
-func (p suspendPass) take(results []kfd.QueueResult, snapshot []kfd.QueueSnapshotEntry) passResult {
-	var v passResult
+// take records the results of a call for the queues that next returned for snapshot. again: queues
+// were skipped, and another snapshot shows why, and what is left to do. failed are the GPUs that
+// failed, and refused the queues that the driver will not suspend.
+func (p suspendPass) take(results []kfd.QueueResult, snapshot []kfd.QueueSnapshotEntry) (again bool, failed []gpreempt.GPUID, refused []uint32) {
 	for _, r := range results {
 		switch r.Status {
 		case kfd.QueueOK:
 			p.suspended[r.ID] = struct{}{}
 		case kfd.QueueHardwareError:
 		default:
-			v.again = true
+			again = true
 			if p.skipped[r.ID]++; p.skipped[r.ID] >= maxSkips {
-				v.refused = append(v.refused, r.ID)
+				refused = append(refused, r.ID)
 			}
 		}
 	}
-	v.failed = gpusOf(failures(results), snapshot)
-	return v
+	return again, gpusOf(failures(results), snapshot), refused
 }
 
 // gpusOf returns the GPUs that the queues ids are on, ascending.

@@ -45,7 +45,9 @@ func TestSuspendPassTakesInResults(t *testing.T) {
 		name      string
 		results   []kfd.QueueResult
 		skipped   map[uint32]int
-		want      passResult
+		again     bool
+		failed    []gpreempt.GPUID
+		refused   []uint32
 		suspended idSet
 	}{
 		{
@@ -56,14 +58,15 @@ func TestSuspendPassTakesInResults(t *testing.T) {
 		{
 			name:      "one passed over",
 			results:   []kfd.QueueResult{{ID: 1}, {ID: 2, Status: kfd.QueueSkipped}, {ID: 3}},
-			want:      passResult{again: true},
+			again:     true,
 			suspended: idSet{1: {}, 3: {}},
 		},
 		{
 			name:      "one skipped for the second time",
 			results:   []kfd.QueueResult{{ID: 2, Status: kfd.QueueSkipped}},
 			skipped:   map[uint32]int{2: 1},
-			want:      passResult{again: true, refused: []uint32{2}},
+			again:     true,
+			refused:   []uint32{2},
 			suspended: idSet{},
 		},
 		{
@@ -71,21 +74,21 @@ func TestSuspendPassTakesInResults(t *testing.T) {
 			results: []kfd.QueueResult{
 				{ID: 1, Status: kfd.QueueHardwareError}, {ID: 2}, {ID: 3, Status: kfd.QueueHardwareError},
 			},
-			want:      passResult{failed: []gpreempt.GPUID{20}},
+			failed:    []gpreempt.GPUID{20},
 			suspended: idSet{2: {}},
 		},
 		{
 			name:      "both GPUs failed",
 			results:   []kfd.QueueResult{{ID: 1, Status: kfd.QueueHardwareError}, {ID: 2, Status: kfd.QueueHardwareError}},
-			want:      passResult{failed: []gpreempt.GPUID{10, 20}},
+			failed:    []gpreempt.GPUID{10, 20},
 			suspended: idSet{},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := newSuspendPass(idSet{})
 			maps.Copy(c.skipped, tc.skipped)
-			got := c.take(tc.results, snapshot)
-			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(passResult{})); diff != "" {
+			again, failed, refused := c.take(tc.results, snapshot)
+			if diff := cmp.Diff([]any{tc.again, tc.failed, tc.refused}, []any{again, failed, refused}); diff != "" {
 				t.Errorf("result (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(tc.suspended, c.suspended); diff != "" {
@@ -101,13 +104,13 @@ func TestQueuePassedOverAndRebornBeginsAnew(t *testing.T) {
 	for range 5 {
 		snapshot := entries(shot{id: 5, born: true})
 		c.next(snapshot)
-		if v := c.take(skipped, snapshot); v.refused != nil {
-			t.Fatalf("a queue that is another each time is refused: %+v", v)
+		if _, _, refused := c.take(skipped, snapshot); refused != nil {
+			t.Fatalf("a queue that is another each time is refused: %v", refused)
 		}
 	}
 	snapshot := entries(shot{id: 5})
 	c.next(snapshot)
-	if v := c.take(skipped, snapshot); v.refused == nil {
+	if _, _, refused := c.take(skipped, snapshot); refused == nil {
 		t.Error("a queue that the driver passes over although it is not new is tried for ever")
 	}
 }

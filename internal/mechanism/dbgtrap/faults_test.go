@@ -344,6 +344,32 @@ func TestUnexpectedAnswersLeaveTheTargetFree(t *testing.T) {
 	}
 }
 
+// A suspension takes a queue that was just born with it, and does not ask for the event of the
+// birth: that is taken in afterwards.
+func TestBirthThatCannotBeTakenInAfterASuspensionEndsTheHoldAndEverythingRuns(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		f.must("suspend", s.do(func() error { // no event is handled meanwhile
+			j.create(gpuB, kfd.QueueTypeComputeAQL)
+			f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(kfd.TrapQueryDebugEvent), Caller: f.machine.Self(), Errno: unix.EFAULT})
+			err := s.session.Suspend(t.Context(), nil)
+			j.wantSuspended()
+			return err
+		}))
+		wantErr(t, "lost", receive(f, "the loss", f.lost), unix.EFAULT)
+		j.wantRunning()
+		wantErr(t, "suspend", s.Suspend(t.Context(), nil), unix.EFAULT)
+		j.wantRunning()
+		f.must("resume", s.Resume(t.Context()))
+		f.must("close", s.Close())
+		j.wantFree()
+		s = f.attach(j)
+		f.must("suspend", s.Suspend(t.Context(), nil))
+		j.wantSuspended()
+	})
+}
+
 func TestPanicIsAnErrorAndEverythingRuns(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()

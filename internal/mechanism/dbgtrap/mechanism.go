@@ -32,7 +32,6 @@ type Thread interface {
 	Do(ctx context.Context, f func() error) error
 	Detach(ctx context.Context) error
 	Done() <-chan struct{}
-	Gone() bool
 }
 
 // Tracer attaches to a process by pid and start time: what proc.Trace does.
@@ -55,6 +54,10 @@ type Config struct {
 	// WaitsIn returns the kernel function in which a thread of this program waits, "" when
 	// that is not known; proc.WaitsIn by default.
 	WaitsIn func(tid int) string
+	// Deserted reports whether somebody else has debugged a target for so long that the debugger may be
+	// dead; nil for never. A process that writes a GPU core dump debugs itself and has suspended its
+	// queues, for minutes.
+	Deserted func(gpreempt.ProcessKey) bool
 	// Owns reports whether a process is a part of this program. Nil is the calling one only.
 	Owns func(pid int32) bool
 	// Log may be nil.
@@ -64,15 +67,10 @@ type Config struct {
 // Mechanism is the debug interface as a mechanism.Mechanism. It has at most one
 // session for each process.
 type Mechanism struct {
-	// Foreign has the targets that Attach has found debugged by somebody else.
-	Foreign Foreign
-	cfg     Config
+	cfg Config
 	// runtimeEndTime is how long a target that has shut its runtime down may take to end.
 	runtimeEndTime time.Duration
-	// foreignTime is how long a target that somebody else debugs is not resumed. A process that
-	// writes a GPU core dump debugs itself and has suspended its queues; that takes minutes.
-	foreignTime time.Duration
-	beats       beats
+	beats          beats
 
 	sessions mechanism.Sessions[*session]
 
@@ -107,7 +105,7 @@ func New(cfg Config) *Mechanism {
 	if cfg.Files == nil {
 		cfg.Files = discovery.Host(cfg.Root)
 	}
-	return &Mechanism{cfg: cfg, runtimeEndTime: time.Second, foreignTime: 2 * time.Minute, beats: beats{suspended: time.Second, running: 10 * time.Second}}
+	return &Mechanism{cfg: cfg, runtimeEndTime: time.Second, beats: beats{suspended: time.Second, running: 10 * time.Second}}
 }
 
 // Name implements mechanism.Mechanism.
@@ -192,7 +190,7 @@ func (m *Mechanism) permission(pid int32) kfd.PermissionRule {
 		m.cfg.Log.Debug("the driver's permission rule is not known", log.PID(pid), log.Err(err))
 		return rule
 	}
-	m.cfg.Log.Info("the driver's permission rule is known", log.Permission(rule), log.Profile(m.cfg.Device.Profile().Name))
+	m.cfg.Log.Info("the driver's permission rule is known", log.Permission(rule), log.Profile(m.cfg.Device.Profile()))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.rule = rule

@@ -10,6 +10,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -122,7 +123,7 @@ func TestTargetThatADeadDebuggerLeftSuspendedRunsAgainAfterAWhile(t *testing.T) 
 		_, err = f.Attach(t.Context(), j.key())
 		wantErr(t, "attach", err, mechanism.ErrDebugged)
 		j.wantSuspended()
-		f.foreignTime = 0
+		f.cfg.Deserted = func(gpreempt.ProcessKey) bool { return true }
 		_, err = f.Attach(t.Context(), j.key())
 		wantErr(t, "attach", err, mechanism.ErrDebugged)
 		j.wantRunning()

@@ -109,12 +109,12 @@ func (d *debuggee) suspendRounds() error {
 		if err != nil {
 			return d.runtimeOff(err)
 		}
-		switch v := c.take(results, snapshot); {
-		case len(v.failed) > 0:
-			return &mechanism.HardwareError{GPUs: v.failed, Err: fmt.Errorf("suspend the queues of process %d: the GPU is hung or in reset: look for amdgpu errors in the kernel log", d.target.PID)}
-		case len(v.refused) > 0:
-			return &endingError{d.target.PID, v.refused}
-		case !v.again:
+		switch again, failed, refused := c.take(results, snapshot); {
+		case len(failed) > 0:
+			return &mechanism.HardwareError{GPUs: failed, Err: fmt.Errorf("suspend the queues of process %d: the GPU is hung or in reset: look for amdgpu errors in the kernel log", d.target.PID)}
+		case len(refused) > 0:
+			return &endingError{d.target.PID, refused}
+		case !again:
 			return nil
 		}
 	}

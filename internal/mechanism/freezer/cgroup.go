@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -117,40 +116,16 @@ func (g *cgroup) thaw() error {
 }
 
 // awaitFrozen returns when all of the cgroup is frozen. The kernel reports a change of
-// cgroup.events to poll with POLLPRI, but not twice in 10 ms (cgroup_file_notify,
-// CGROUP_FILE_NOTIFY_MIN_INTV): a freeze soon after a thaw needs polling by time too.
+// cgroup.events not twice in 10 ms (cgroup_file_notify, CGROUP_FILE_NOTIFY_MIN_INTV), which a freeze
+// soon after a thaw would miss.
 func (g *cgroup) awaitFrozen(ctx context.Context) error {
-	deadline := time.Now().Add(stopTimeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
-	f, err := g.dir.Open("cgroup.events")
-	if err != nil {
-		return fmt.Errorf("cgroup %s: %w", g.path, vanished(err))
-	}
-	defer f.Close()
-	fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLPRI}}
-	text := make([]byte, 256)
-	for wait := firstPoll; ; wait = min(2*wait, lastPoll) {
-		n, err := unix.Pread(int(f.Fd()), text, 0)
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("cgroup %s: %w", g.path, vanished(os.NewSyscallError("read cgroup.events", err)))
+	return await(ctx, func() (string, error) {
+		events, err := g.read("cgroup.events")
+		if err != nil || flat(events, "frozen") == "1" {
+			return "", err
 		}
-		if err == nil && flat(string(text[:n]), "frozen") == "1" {
-			return nil
-		}
-		left := time.Until(deadline)
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case left <= 0:
-			return fmt.Errorf("cgroup %s is not frozen after %v: a process in it is in uninterruptible sleep (state D)", g.path, stopTimeout)
-		}
-		timeout := unix.NsecToTimespec(int64(min(wait, left)))
-		if _, err := unix.Ppoll(fds, &timeout, nil); err != nil && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("cgroup %s: %w", g.path, os.NewSyscallError("poll", err))
-		}
-	}
+		return "cgroup " + g.path + ": a process in it is in uninterruptible sleep (state D)", nil
+	})
 }
 
 // flat returns the value of a key in lines of the form "key value", "" for none.

@@ -32,7 +32,7 @@ func (s stop) begin(ctx context.Context) error {
 	if err := s.Signal(unix.SIGSTOP); err != nil {
 		return err
 	}
-	err := awaitStop(ctx, s.Process)
+	err := await(ctx, func() (string, error) { return runningThread(s.Process) })
 	if status, unknown := s.Status(); err != nil && unknown == nil && status.Tracer != 0 {
 		return fmt.Errorf("%w: thread %d: %w", mechanism.ErrTraced, status.Tracer, err)
 	}
@@ -49,31 +49,32 @@ func (s stop) undo() error                 { return s.Signal(unix.SIGCONT) }
 func (stop) entry() mechanism.JournalEntry { return mechanism.JournalEntry{} }
 func (stop) close()                        {} // the session closes the process
 
-// How often a process that is stopping is polled: the kernel notifies only its parent
-// when its last thread has stopped.
+// How often what is stopping is polled: the kernel notifies only the parent of a process when its
+// last thread has stopped.
 const (
 	firstPoll = 50 * time.Microsecond
 	lastPoll  = 5 * time.Millisecond
 )
 
-// awaitStop returns when no thread runs the program.
-func awaitStop(ctx context.Context, p *proc.Process) error {
+// await returns when running describes nothing any more.
+func await(ctx context.Context, running func() (string, error)) error {
 	deadline := time.Now().Add(stopTimeout)
 	wait := firstPoll
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for {
-		running, err := runningThread(p)
-		if err != nil || running == "" {
+		what, err := running()
+		switch {
+		case err != nil || what == "":
 			return err
-		}
-		if !time.Now().Before(deadline) {
-			return fmt.Errorf("process %v did not stop within %v: %s", p.Key(), stopTimeout, running)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case !time.Now().Before(deadline):
+			return fmt.Errorf("it did not stop within %v: %s", stopTimeout, what)
 		}
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
 		wait = min(2*wait, lastPoll)
 		timer.Reset(wait)

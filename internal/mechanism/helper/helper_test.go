@@ -7,12 +7,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 var profiles = []string{"6.5", "6.12", "6.12.103", "7.2", "7.3"}
@@ -50,9 +50,6 @@ func TestTargetIsSuspendedAndResumedByItsHelper(t *testing.T) {
 		}
 		if n, took := f.Calls(); n == 0 || took < 0 {
 			t.Errorf("%d calls of %v", n, took)
-		}
-		if f.PermissionRule() == kfd.PermissionUnknown {
-			t.Error("the permission rule is not known")
 		}
 	})
 }
@@ -269,7 +266,7 @@ func TestErrorsOfAHelperAreThoseOfTheMechanism(t *testing.T) {
 		fmt.Errorf("process 1: %w", mechanism.ErrDebugged), &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7, 8}, Err: errors.New("hung")},
 		fmt.Errorf("process 1: %w", api), errors.New("another"),
 	} {
-		got := newFailure(err).error()
+		got := (&message{Err: newFailure(err)}).err()
 		diff(t, "text", err.Error(), got.Error())
 		for _, known := range []error{mechanism.ErrGone, mechanism.ErrReplaced, mechanism.ErrDebugged} {
 			if errors.Is(got, known) != errors.Is(err, known) {
@@ -283,7 +280,7 @@ func TestErrorsOfAHelperAreThoseOfTheMechanism(t *testing.T) {
 		}
 		diff(t, "reason", gpreempt.ReasonOf(err), gpreempt.ReasonOf(got))
 	}
-	if err := (*failure)(nil).error(); err != nil {
+	if err := (&message{Err: newFailure(nil)}).err(); err != nil {
 		t.Errorf("no failure is %v", err)
 	}
 }
@@ -310,5 +307,24 @@ func TestBirthInASuspendedProcessIsSuspendedByItsHelperAndReportedOnce(t *testin
 		f.must("resume", s.Resume(t.Context()))
 		f.wantSuspended(job, 0)
 		f.must("close", s.Close())
+	})
+}
+
+func TestDebuggerIsTakenForDeadAfterTwoMinutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, target := &Mechanism{debugged: map[gpreempt.ProcessKey]time.Time{}}, gpreempt.ProcessKey{PID: 1, Start: 1}
+		for range 2 {
+			m.noteDebugged(target, true)
+			time.Sleep(foreignTime)
+		}
+		diff(t, "debugged for", 2*foreignTime, m.debuggedFor(target))
+		m.noteDebugged(target, false)
+		diff(t, "debugged for, after its end", time.Duration(0), m.debuggedFor(target))
+		m.noteDebugged(target, true)
+		time.Sleep(time.Hour + 1)
+		m.noteDebugged(gpreempt.ProcessKey{PID: 2, Start: 2}, true)
+		if _, kept := m.debugged[target]; kept {
+			t.Error("a target is remembered that nobody asks for")
+		}
 	})
 }

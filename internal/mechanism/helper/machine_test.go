@@ -77,7 +77,7 @@ func (f *fixture) startDaemon() {
 	device, err := kfd.OpenWith(f.machine.Self().Main(), kfd.DevicePath)
 	f.must("open the driver", err)
 	local := dbgtrap.New(dbgtrap.Config{Device: device, Root: f.root})
-	pool := newPool(f.log)
+	pool := NewPool(f.log, nil, nil)
 	f.ended = make(chan struct{}, 100)
 	pool.start, pool.ended = f.start, func() { f.ended <- struct{}{} }
 	f.Mechanism = New(Config{Pool: pool, Local: local, Safe: func() []gpreempt.GPUID { return []gpreempt.GPUID{gpu} }})
@@ -127,7 +127,7 @@ func (f *fixture) start() (*helper, error) {
 	f.processes[int(p.PID())] = h
 	f.mu.Unlock()
 	c := &helper{log: f.log}
-	take := func(m message) {
+	take := func(m *message) {
 		f.mu.Lock()
 		f.messages = append(f.messages, m.Kind)
 		f.mu.Unlock()

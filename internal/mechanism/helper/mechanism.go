@@ -3,6 +3,7 @@ package helper
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -29,10 +30,37 @@ type Mechanism struct {
 	sessions mechanism.Sessions[*session]
 
 	noting sync.Mutex // guards what follows
-	rule   kfd.PermissionRule
 	// calls and took are those of the helpers that have ended, or been used again.
 	calls int64
 	took  time.Duration
+	// debugged are the targets that somebody else debugs, with the time when that was found.
+	debugged map[gpreempt.ProcessKey]time.Time
+}
+
+// foreignTime is after how long the queues of a target that somebody else debugs are resumed.
+const foreignTime = 2 * time.Minute
+
+// debuggedFor returns for how long somebody else is known to debug a target.
+func (m *Mechanism) debuggedFor(target gpreempt.ProcessKey) time.Duration {
+	m.noting.Lock()
+	defer m.noting.Unlock()
+	if since, ok := m.debugged[target]; ok {
+		return time.Since(since)
+	}
+	return 0
+}
+
+// noteDebugged notes whether somebody else debugs a target. What was noted an hour ago may be about a
+// process that has ended.
+func (m *Mechanism) noteDebugged(target gpreempt.ProcessKey, is bool) {
+	m.noting.Lock()
+	defer m.noting.Unlock()
+	maps.DeleteFunc(m.debugged, func(key gpreempt.ProcessKey, since time.Time) bool {
+		return time.Since(since) > time.Hour || key == target && !is
+	})
+	if _, known := m.debugged[target]; is && !known {
+		m.debugged[target] = time.Now()
+	}
 }
 
 var _ mechanism.Inspector = (*Mechanism)(nil)
@@ -40,7 +68,7 @@ var _ mechanism.Inspector = (*Mechanism)(nil)
 // New returns the mechanism, and starts a helper ahead.
 func New(cfg Config) *Mechanism {
 	cfg.Pool.refill()
-	return &Mechanism{Pool: cfg.Pool, cfg: cfg}
+	return &Mechanism{Pool: cfg.Pool, cfg: cfg, debugged: map[gpreempt.ProcessKey]time.Time{}}
 }
 
 // Name implements mechanism.Mechanism.
@@ -68,20 +96,15 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	}
 	s.helper.session.Store(s)
 	m.refill()
-	known := &m.cfg.Local.Foreign
-	r, err := s.call(request{Op: opAttach, Safe: m.cfg.Safe(), DebuggedFor: known.Since(target)})
-	if errors.Is(err, mechanism.ErrDebugged) {
-		known.Seen(target)
-	} else {
-		known.Forget(target)
-	}
+	held, err := s.call(request{Op: opAttach, Safe: m.cfg.Safe(), Deserted: m.debuggedFor(target) >= foreignTime})
+	m.noteDebugged(target, errors.Is(err, mechanism.ErrDebugged))
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	switch {
 	case err == nil:
 		return s, nil
-	case !r.Held && s.lost == nil:
+	case !held && s.lost == nil:
 		s.leave()
 		return nil, err
 	}
@@ -91,13 +114,10 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	return nil, err
 }
 
-// note takes over what all sessions have in common.
-func (m *Mechanism) note(rule kfd.PermissionRule, calls int64, took time.Duration) {
+// count counts calls of the driver.
+func (m *Mechanism) count(calls int64, took time.Duration) {
 	m.noting.Lock()
 	defer m.noting.Unlock()
-	if rule != kfd.PermissionUnknown {
-		m.rule = rule
-	}
 	m.calls, m.took = m.calls+calls, m.took+took
 }
 
@@ -106,13 +126,6 @@ func (m *Mechanism) Calls() (n int64, took time.Duration) {
 	m.noting.Lock()
 	defer m.noting.Unlock()
 	return m.calls, m.took
-}
-
-// PermissionRule is that of dbgtrap.Mechanism.
-func (m *Mechanism) PermissionRule() kfd.PermissionRule {
-	m.noting.Lock()
-	defer m.noting.Unlock()
-	return m.rule
 }
 
 // Queues is that of dbgtrap.Mechanism.

@@ -70,7 +70,12 @@ var _ criu.Calls = (*Pool)(nil)
 // long no GPU has been failing, negative while one is: until then a call may wait for any time.
 // Both may be nil.
 func NewPool(logger *zap.Logger, ended func(), calm func() time.Duration) *Pool {
-	p := newPool(logger)
+	p := &Pool{
+		log: logger, callTime: callTime, most: maxHelpers, ended: func() {},
+		calm: func() time.Duration { return math.MaxInt64 }, all: map[*helper]bool{}, starter: make(chan func()), stop: make(chan struct{}),
+		serving: map[gpreempt.ProcessKey]*helper{}, abandoned: map[gpreempt.ProcessKey]*helper{},
+	}
+	p.start = p.startProgram
 	if ended != nil {
 		p.ended = ended
 	}
@@ -88,7 +93,6 @@ func NewPool(logger *zap.Logger, ended func(), calm func() time.Duration) *Pool 
 			}
 		}
 	}()
-	p.start = p.startProgram
 	return p
 }
 
@@ -114,14 +118,6 @@ func (p *Pool) startProgram() (h *helper, err error) {
 		return nil, fmt.Errorf("start a helper process: %w", err)
 	}
 	return h, nil
-}
-
-func newPool(logger *zap.Logger) *Pool {
-	return &Pool{
-		log: logger, callTime: callTime, most: maxHelpers, ended: func() {},
-		calm: func() time.Duration { return math.MaxInt64 }, all: map[*helper]bool{}, starter: make(chan func()), stop: make(chan struct{}),
-		serving: map[gpreempt.ProcessKey]*helper{}, abandoned: map[gpreempt.ProcessKey]*helper{},
-	}
 }
 
 // Close kills every helper, which releases what dbgtrap holds.
@@ -271,9 +267,9 @@ func (p *Pool) put(c *helper) {
 	}
 }
 
-// call makes one request about a target and returns its result. After an error, which the
+// call makes one request about a target and returns the answer. After an error, which the
 // request itself did not cause, the helper has ended, or is killed and ends when its call returns.
-func (p *Pool) call(target gpreempt.ProcessKey, h *helper, req request) (result, error) {
+func (p *Pool) call(target gpreempt.ProcessKey, h *helper, req request) (*message, error) {
 	req.Target = target
 	if req.Op == opAttach {
 		h.attached.Store(true)
@@ -295,19 +291,22 @@ func (p *Pool) call(target gpreempt.ProcessKey, h *helper, req request) (result,
 		err = fmt.Errorf("it has not come back from the driver for %v and is killed: it ends when the call returns", p.callTime)
 	}
 	if err != nil {
-		err = fmt.Errorf("process %d: its helper process %d is lost: %w", target.PID, h.PID, err)
+		err = fmt.Errorf("process %d: %w (%d): %w", target.PID, errLost, h.PID, err)
 		p.log.Warn("the helper of a target is lost", log.Target(target), log.Err(err))
-		return result{}, err
+		return nil, err
 	}
-	return m.Result, nil
+	return m, nil
 }
 
 // Pause implements criu.Calls. The kernel does not undo what a helper has done that is lost:
 // another one does.
 func (p *Pool) Pause(ctx context.Context, target gpreempt.ProcessKey, seen []int, doubtful bool) (numbers []int, paused bool, err error) {
-	r, lost, err := p.once(ctx, target, request{Op: opPause, Seen: seen, Doubtful: doubtful})
-	if !lost {
-		return r.Numbers, r.Paused, err
+	m, err := p.once(ctx, target, request{Op: opPause, Seen: seen, Doubtful: doubtful})
+	switch {
+	case m != nil:
+		return m.Numbers, m.Paused, m.err()
+	case !errors.Is(err, errLost):
+		return nil, doubtful, err
 	}
 	if undone := p.Unpause(context.WithoutCancel(ctx), target); undone != nil {
 		return nil, true, errors.Join(err, fmt.Errorf("process %v may still be paused: %w", target, undone))
@@ -317,26 +316,28 @@ func (p *Pool) Pause(ctx context.Context, target gpreempt.ProcessKey, seen []int
 
 // Unpause implements criu.Calls.
 func (p *Pool) Unpause(ctx context.Context, target gpreempt.ProcessKey) error {
-	_, _, err := p.once(ctx, target, request{Op: opUnpause})
+	m, err := p.once(ctx, target, request{Op: opUnpause})
+	if err == nil {
+		err = m.err()
+	}
 	return err
 }
 
-// once has a helper make one call. lost: the helper has been lost in it.
-func (p *Pool) once(ctx context.Context, target gpreempt.ProcessKey, req request) (r result, lost bool, err error) {
-	r.Paused = req.Doubtful
+// errLost: the helper ended, or was killed, in the call.
+var errLost = errors.New("its helper process is lost")
+
+// once has a helper make one call. The errors are of the helper alone.
+func (p *Pool) once(ctx context.Context, target gpreempt.ProcessKey, req request) (*message, error) {
 	if ctx.Err() != nil {
-		return r, false, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	c, err := p.take(target)
 	if err != nil {
-		return r, false, err
+		return nil, err
 	}
-	answer, err := p.call(target, c, req)
-	p.leave(target, c, err != nil || answer.Spent)
-	if err != nil {
-		return r, true, err
-	}
-	return answer, false, answer.Err.error()
+	m, err := p.call(target, c, req)
+	p.leave(target, c, err != nil || m.Spent)
+	return m, err
 }
 
 // Owns reports whether pid is that of a helper.

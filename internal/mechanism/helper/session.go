@@ -19,7 +19,7 @@ import (
 
 // helper is a helper as the daemon knows it.
 type helper struct {
-	*child.Process[request, message]
+	*child.Process[request, *message]
 	log *zap.Logger
 	// attached: it was asked to attach to something.
 	attached atomic.Bool
@@ -31,7 +31,7 @@ type helper struct {
 }
 
 // take takes each message of the helper, before the answer to a request is returned.
-func (h *helper) take(m message) {
+func (h *helper) take(m *message) {
 	if m.Kind == kindLog {
 		log.Replay(h.log, m.Log)
 		return
@@ -46,19 +46,18 @@ func (h *helper) take(m message) {
 		}
 		return
 	}
-	r := &m.Result
-	if r.Listed {
-		s.queues.Store(&r.Queues)
+	if m.Listed {
+		s.queues.Store(&m.Queues)
 	}
-	s.m.note(r.Rule, r.Calls-h.calls, r.Took-h.took)
-	h.calls, h.took = r.Calls, r.Took
+	s.m.count(m.Calls-h.calls, m.Took-h.took)
+	h.calls, h.took = m.Calls, m.Took
 	if m.Kind == kindHandled {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.handled = mechanism.Report{
-			Running: max(s.handled.Running, r.Report.Running), Born: s.handled.Born + r.Report.Born, Changed: s.handled.Changed || r.Report.Changed,
+			Running: max(s.handled.Running, m.Report.Running), Born: s.handled.Born + m.Report.Born, Changed: s.handled.Changed || m.Report.Changed,
 		}
-		s.failed = errors.Join(s.failed, r.Err.error())
+		s.failed = errors.Join(s.failed, m.err())
 		s.Notify()
 	}
 }
@@ -86,18 +85,18 @@ type session struct {
 
 var _ mechanism.Session = (*session)(nil)
 
-// call makes one request and returns its result.
-func (s *session) call(req request) (result, error) {
+// call makes one request. held: the helper has a session then.
+func (s *session) call(req request) (held bool, err error) {
 	if s.lost != nil {
-		return result{}, s.lost
+		return false, s.lost
 	}
-	r, err := s.m.call(s.target, s.helper, req)
+	m, err := s.m.call(s.target, s.helper, req)
 	if err != nil {
 		s.lost = err
-		return r, err
+		return false, err
 	}
-	s.spent = r.Spent
-	return r, r.Err.error()
+	s.spent = m.Spent
+	return m.Held, m.err()
 }
 
 // Suspend implements mechanism.Session. done is called by the goroutine that reads from the helper.

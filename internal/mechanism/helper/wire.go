@@ -23,15 +23,15 @@ const (
 	opUnpause
 )
 
-// request is a message to a helper, which answers each with a result.
+// request is a message to a helper, which answers each with a message.
 type request struct {
 	Op op
 	// Target is set for opAttach, opPause and opUnpause; the next two for opAttach.
 	Target gpreempt.ProcessKey
 	// Safe are the GPUs for which dbgtrap.Config.Crashes returns false.
 	Safe []gpreempt.GPUID
-	// DebuggedFor is for how long somebody else is known to debug the target.
-	DebuggedFor time.Duration
+	// Deserted is the result of dbgtrap.Config.Deserted.
+	Deserted bool
 	// Seen and Doubtful are those of criu.Calls.
 	Seen     []int
 	Doubtful bool
@@ -42,23 +42,19 @@ type kind uint8
 const (
 	// kindResult: the answer to a request.
 	kindResult kind = iota
-	// kindDone: every queue is suspended, and the result of opSuspend follows.
+	// kindDone: every queue is suspended, and the answer to opSuspend follows. Nothing else is set.
 	kindDone
 	// kindHandled: the result of Handle, which the helper calls by itself.
 	kindHandled
+	// kindLog: only Log is set.
 	kindLog
 )
 
-// message is one from a helper.
+// message is one from a helper: the result of a request, or of Handle.
 type message struct {
-	Kind   kind
-	Result result
-	Log    log.Forwarded
-}
-
-// result is the result of a request, or of Handle.
-type result struct {
-	Err *failure
+	Kind kind
+	Log  log.Forwarded
+	Err  *failure
 	// Held: there is a session.
 	Held bool
 	// Spent: the helper must end before it is used for another target.
@@ -70,13 +66,12 @@ type result struct {
 	// Listed: Queues is the driver's last snapshot, which differs from the one before.
 	Listed bool
 	Queues []kfd.QueueSnapshotEntry
-	Rule   kfd.PermissionRule
 	// Calls and Took are what kfd.Device.Calls returns.
 	Calls int64
 	Took  time.Duration
 }
 
-// failure is an error of a helper, with what the daemon asks errors for.
+// failure is an error that a helper has reported, with what the daemon asks errors for.
 type failure struct {
 	Text string
 	// Known are the indexes in known of the errors that it is.
@@ -104,21 +99,18 @@ func newFailure(err error) *failure {
 	return f
 }
 
-// error returns the error, nil for nil.
-func (f *failure) error() error {
-	if f == nil {
+// err returns the error of a message, nil for none.
+func (m *message) err() error {
+	if m.Err == nil {
 		return nil
 	}
-	return (*remoteError)(f)
+	return m.Err
 }
 
-// remoteError is an error that a helper has reported.
-type remoteError failure
-
-func (e *remoteError) Error() string { return e.Text }
+func (e *failure) Error() string { return e.Text }
 
 // Unwrap returns what the error is to the daemon.
-func (e *remoteError) Unwrap() []error {
+func (e *failure) Unwrap() []error {
 	var errs []error
 	for _, i := range e.Known {
 		errs = append(errs, known[i])

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -71,7 +70,7 @@ type caller func(*zap.Logger) criu.Calls
 
 // worker is the helper's side of a connection. It belongs to the goroutine of serve.
 type worker struct {
-	daemon *child.Daemon[request, message]
+	daemon *child.Daemon[request, *message]
 	log    *zap.Logger
 	open   opener
 	criu   criu.Calls
@@ -83,13 +82,14 @@ type worker struct {
 	target    gpreempt.ProcessKey
 	listed    []kfd.QueueSnapshotEntry // as the daemon knows them
 	spent     bool
+	deserted  bool // see request
 }
 
 // serve carries out the requests from a connection until the other side closes it, and handles the
 // events of the session between them.
 func serve(socket *os.File, open opener, call caller) error {
-	w := &worker{daemon: child.Serve[request, message](socket), open: open}
-	w.log = log.Forward(func(f log.Forwarded) { w.daemon.Report(message{Kind: kindLog, Log: f}) })
+	w := &worker{daemon: child.Serve[request, *message](socket), open: open}
+	w.log = log.Forward(func(f log.Forwarded) { w.daemon.Report(&message{Kind: kindLog, Log: f}) })
 	w.criu = call(w.log)
 	defer w.end()
 	for {
@@ -102,14 +102,14 @@ func serve(socket *os.File, open opener, call caller) error {
 			if !more {
 				return w.daemon.Err()
 			}
-			w.daemon.Answer(req, message{Kind: kindResult, Result: w.result(func(r *result) error { return w.do(req.Body, r) })})
+			w.daemon.Answer(req, w.result(kindResult, func(m *message) error { return w.do(req.Body, m) }))
 		case <-events:
-			r := w.result(func(r *result) (err error) {
-				r.Report, err = w.session.Handle(dutiful())
+			m := w.result(kindHandled, func(m *message) (err error) {
+				m.Report, err = w.session.Handle(dutiful())
 				return err
 			})
-			if r.Err != nil || r.Listed || r.Report != (mechanism.Report{}) {
-				w.daemon.Report(message{Kind: kindHandled, Result: r})
+			if m.Err != nil || m.Listed || m.Report != (mechanism.Report{}) {
+				w.daemon.Report(m)
 			}
 		}
 	}
@@ -118,28 +118,28 @@ func serve(socket *os.File, open opener, call caller) error {
 // dutiful returns a context that does not end: the daemon asks for nothing that it does not wait for.
 func dutiful() context.Context { return context.Background() } //nolint:forbidigo // as above
 
-// result returns the result of do, with what the daemon shows of the session.
-func (w *worker) result(do func(*result) error) (r result) {
-	err := mechanism.Guard(func() error { return do(&r) })
+// result returns the message about the result of do, with what the daemon shows of the session.
+func (w *worker) result(kind kind, do func(*message) error) *message {
+	m := &message{Kind: kind}
+	err := mechanism.Guard(func() error { return do(m) })
 	w.spent = w.spent || errors.Is(err, unix.EALREADY) // the driver may not have counted this process
-	r.Err, r.Held, r.Spent = newFailure(err), w.session != nil, w.spent
+	m.Err, m.Held, m.Spent = newFailure(err), w.session != nil, w.spent
 	if w.mechanism != nil {
-		r.Rule = w.mechanism.PermissionRule()
-		r.Calls, r.Took = w.device.Calls()
+		m.Calls, m.Took = w.device.Calls()
 		queues, held := w.mechanism.Queues(w.target)
 		if held && (len(queues) != len(w.listed) || len(queues) > 0 && &queues[0] != &w.listed[0]) {
-			r.Listed, r.Queues, w.listed = true, queues, queues
+			m.Listed, m.Queues, w.listed = true, queues, queues
 		}
 	}
-	return r
+	return m
 }
 
 // do carries out a request.
-func (w *worker) do(req request, r *result) (err error) {
+func (w *worker) do(req request, m *message) (err error) {
 	ctx := dutiful()
 	switch req.Op {
 	case opPause:
-		r.Numbers, r.Paused, err = w.criu.Pause(ctx, req.Target, req.Seen, req.Doubtful)
+		m.Numbers, m.Paused, err = w.criu.Pause(ctx, req.Target, req.Seen, req.Doubtful)
 		return err
 	case opUnpause:
 		return w.criu.Unpause(ctx, req.Target)
@@ -152,7 +152,7 @@ func (w *worker) do(req request, r *result) (err error) {
 	}
 	switch req.Op {
 	case opSuspend:
-		return w.session.Suspend(ctx, func() { w.daemon.Report(message{Kind: kindDone}) })
+		return w.session.Suspend(ctx, func() { w.daemon.Report(&message{Kind: kindDone}) })
 	case opResume:
 		return w.session.Resume(ctx)
 	default:
@@ -170,8 +170,9 @@ func (w *worker) openDriver() (err error) {
 		return nil
 	}
 	w.mechanism, w.device, err = w.open(dbgtrap.Config{
-		Crashes: func(gpu gpreempt.GPUID) bool { return !slices.Contains(*w.safe.Load(), gpu) },
-		Log:     w.log,
+		Crashes:  func(gpu gpreempt.GPUID) bool { return !slices.Contains(*w.safe.Load(), gpu) },
+		Deserted: func(gpreempt.ProcessKey) bool { return w.deserted },
+		Log:      w.log,
 	})
 	w.spent = w.spent || err != nil
 	return err
@@ -182,8 +183,7 @@ func (w *worker) attach(ctx context.Context, req request) error {
 		return err
 	}
 	w.safe.Store(&req.Safe)
-	w.target, w.listed = req.Target, nil
-	w.mechanism.Foreign.Known(req.Target, time.Now().Add(-req.DebuggedFor))
+	w.target, w.listed, w.deserted = req.Target, nil, req.Deserted
 	session, err := w.mechanism.Attach(ctx, req.Target)
 	if session != nil {
 		w.session = session

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
@@ -171,7 +172,7 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 		go func() {
 			defer close(ended)
 			defer socket.Close()
-			_ = Supervise(socket, brokenSys{w.machine.Sys(), &broken, tried}, w.m.cfg.Profile, time.Hour)
+			_ = Supervise(socket, brokenSys{w.machine.Sys(), &broken, tried}, time.Hour)
 		}()
 		return daemon, nil, nil
 	}
@@ -182,7 +183,7 @@ func TestAnEarlierSupervisorLeavesTheNextDaemonAlone(t *testing.T) {
 	w.die()
 	testutil.Receive(t, tried, "a try")
 	testutil.Until(t, "the supervisor resumes it", func() bool { return stateOf(p).Off == 0 })
-	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal, Start: w.startNext})
+	later := New(Config{Sys: w.machine.Sys(), Journal: &w.journal, Log: zap.NewNop(), Start: w.startNext})
 	for _, e := range w.journal.list() {
 		must(t, later.Undo(t.Context(), e))
 	}
@@ -240,7 +241,7 @@ func TestSuspendAfterASilenceLearnsFirstWhatTheSupervisorDid(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context(), nil))
 	inner := s.(*session)
-	must(t, restore(w.machine.Sys(), w.m.cfg.Profile, inner.process, inner.disabled, every)) // as the supervisor does
+	must(t, restore(w.machine.Sys(), inner.process, inner.disabled, every)) // as the supervisor does
 	guard := w.m.guard.Load()
 	guard.heard.Store(-int64(time.Hour))
 	guard.lapses.Add(1) // its news comes before the answer

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpreempt/gpreempt/emu/nvrmtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -69,7 +71,7 @@ func TestAChannelOfTwoDescriptorsIsDisabledOnce(t *testing.T) {
 	must(t, s.Suspend(t.Context(), nil))
 	entries := w.journal.list()
 	p.CloseFile(number)
-	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+	later := New(Config{Sys: w.machine.Sys(), Journal: &w.journal, Log: zap.NewNop()})
 	must(t, later.Undo(t.Context(), entries[0]))
 	if got := stateOf(p); got.Off != 0 {
 		t.Errorf("after one Undo: %v", got)
@@ -84,7 +86,7 @@ func TestUndoFindsAClientAlsoAfterTheHandlesBeganAgain(t *testing.T) {
 	s := w.attach()
 	must(t, s.Suspend(t.Context(), nil))
 	w.machine.Assign(2000)
-	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+	later := New(Config{Sys: w.machine.Sys(), Journal: &w.journal, Log: zap.NewNop()})
 	must(t, later.Undo(t.Context(), w.journal.list()[0]))
 	if got := stateOf(p); got.Off != 0 {
 		t.Errorf("after Undo: %v", got)
@@ -117,7 +119,7 @@ func TestAllClientsOfAProcessAreSuspended(t *testing.T) {
 				t.Errorf("%d of %d channels are off", off, all)
 			}
 			entries := w.journal.list()
-			later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+			later := New(Config{Sys: w.machine.Sys(), Journal: &w.journal, Log: zap.NewNop()})
 			must(t, later.Undo(t.Context(), entries[0]))
 			if off, _ := w.machine.Off(); off != 0 {
 				t.Errorf("%d channels are off after Undo", off)

@@ -36,7 +36,7 @@ const (
 	// answerTime is how long the supervisor may take to answer. It makes no call of the driver
 	// meanwhile, unless the daemon was silent.
 	answerTime = 2 * time.Second
-	// maxChannels of a process fit into a socket.
+	// maxChannels is the most channels of a process that the supervisor takes.
 	maxChannels = 4096
 )
 

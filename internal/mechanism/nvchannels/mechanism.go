@@ -60,16 +60,15 @@ const (
 // Config is what a Mechanism needs.
 type Config struct {
 	Sys     nvrm.Sys
-	Profile nvrm.Profile
+	Version string // of the driver, for Probe
 	Journal mechanism.Store
 	// Owner returns the process that a client belongs to when several have its file; zero if it is
-	// not known. Nil means that none is known.
+	// not known. Nil means that none is.
 	Owner func(nvrm.Handle) gpreempt.ProcessKey
 	// Refused returns why processes of this host must not be suspended, and what to do; "" if
-	// nothing prevents it.
+	// nothing prevents it. Probe asks it.
 	Refused func() (why, remedy string)
-	// Log may be nil.
-	Log *zap.Logger
+	Log     *zap.Logger
 
 	// Start starts a supervisor, which calls Supervise, and returns the daemon's end of the socket; nil
 	// starts this program as one.
@@ -98,12 +97,6 @@ var _ mechanism.Batcher = (*Mechanism)(nil)
 
 // New returns the mechanism. It starts the supervisor when it is first needed.
 func New(cfg Config) *Mechanism {
-	if cfg.Log == nil {
-		cfg.Log = zap.NewNop()
-	}
-	if cfg.Refused == nil {
-		cfg.Refused = func() (string, string) { return "", "" }
-	}
 	if cfg.Owner == nil {
 		cfg.Owner = func(nvrm.Handle) gpreempt.ProcessKey { return gpreempt.ProcessKey{} }
 	}
@@ -217,7 +210,7 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 		return one(mechanism.Evidence{Check: "process", Found: err.Error(), Remedy: "run as root, with CAP_SYS_PTRACE in the host's namespaces"})
 	}
 	p.Close()
-	return one(mechanism.Evidence{Check: "NVIDIA driver", Found: m.cfg.Profile.Version + ", whose structures are those of " + m.cfg.Profile.Tag, OK: true})
+	return one(mechanism.Evidence{Check: "NVIDIA driver", Found: m.cfg.Version, OK: true})
 }
 
 // Attach implements mechanism.Mechanism. The process runs, even if another one has left its channels
@@ -231,7 +224,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 		m: m, target: target, process: p, Notifier: mechanism.NewNotifier(), calls: make(chan struct{}, 1),
 		soon: make(chan struct{}, 1), alarm: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
-	if s.view, err = search(func() error { return context.Cause(ctx) }, m.cfg.Sys, m.cfg.Profile, p); err != nil {
+	if s.view, err = search(func() error { return context.Cause(ctx) }, m.cfg.Sys, p); err != nil {
 		p.Close()
 		return nil, err
 	}

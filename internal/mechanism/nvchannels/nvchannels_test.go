@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
@@ -162,7 +163,7 @@ func TestUndoResumesWhatTheJournalNames(t *testing.T) {
 	if len(entries) != 1 || entries[0].Target != target || entries[0].Mechanism != mechanism.NVChannels {
 		t.Fatalf("journal: %+v", entries)
 	}
-	later := New(Config{Sys: w.machine.Sys(), Profile: w.m.cfg.Profile, Journal: &w.journal})
+	later := New(Config{Sys: w.machine.Sys(), Journal: &w.journal, Log: zap.NewNop()})
 	must(t, later.Undo(t.Context(), entries[0]))
 	if got := stateOf(p); got != (state{0, 8, 0}) {
 		t.Errorf("after Undo: %v", got)

@@ -10,8 +10,8 @@ import (
 )
 
 // search returns a view of a process after trying all handles for its clients, unless it is canceled.
-func search(canceled func() error, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process) (*nvrm.View, error) {
-	v := nvrm.NewView(sys, p, profile)
+func search(canceled func() error, sys nvrm.Sys, p nvrm.Process) (*nvrm.View, error) {
+	v := nvrm.NewView(sys, p)
 	for range searchScans {
 		if err := canceled(); err != nil {
 			return nil, err
@@ -29,13 +29,13 @@ func search(canceled func() error, sys nvrm.Sys, profile nvrm.Profile, p nvrm.Pr
 // restore enables the known channels of a process. If some of them are gone, or none are known, it
 // also enables all channels that a search finds in clients that are owned. It returns nil for a process
 // that has exited.
-func restore(sys nvrm.Sys, profile nvrm.Profile, p nvrm.Process, known []nvrm.Channel, owned func(nvrm.Handle) bool) error {
+func restore(sys nvrm.Sys, p nvrm.Process, known []nvrm.Channel, owned func(nvrm.Handle) bool) error {
 	if len(known) > 0 && nvrm.Set([]nvrm.Group{{Process: p, Channels: known}}, false) == nil {
 		return nil
 	}
 	lost, err := nvrm.EnableEach(p, known)
 	if lost || len(known) == 0 {
-		v, searchErr := search(func() error { return nil }, sys, profile, p)
+		v, searchErr := search(func() error { return nil }, sys, p)
 		if searchErr == nil {
 			channels, unknown := v.Channels()
 			channels = slices.DeleteFunc(slices.Clone(channels), func(c nvrm.Channel) bool { return !owned(c.Client) })
@@ -63,6 +63,6 @@ func (m *Mechanism) Undo(_ context.Context, e mechanism.JournalEntry) error {
 			return err
 		}
 		defer p.Close()
-		return restore(m.cfg.Sys, m.cfg.Profile, p, nil, every)
+		return restore(m.cfg.Sys, p, nil, every)
 	})
 }

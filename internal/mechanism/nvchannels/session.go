@@ -170,7 +170,7 @@ func (s *session) owns(client nvrm.Handle) bool {
 
 // restore enables channels, and after a failure all channels of the process.
 func (s *session) restore(known []nvrm.Channel) error {
-	return restore(s.m.cfg.Sys, s.m.cfg.Profile, s.process, known, s.owns)
+	return restore(s.m.cfg.Sys, s.process, known, s.owns)
 }
 
 // arm sends a supervisor the channels before any of them is disabled. Disabled channels stay in its

@@ -38,12 +38,8 @@ const (
 // suspended. It returns the exit status.
 func Main() int {
 	socket, err := child.Main("gpreempt-nvsup")
-	var profile nvrm.Profile
 	if err == nil {
-		profile, err = nvrm.ReadProfile(os.DirFS("/"))
-	}
-	if err == nil {
-		err = Supervise(socket, nvrm.Kernel(), profile, Silence)
+		err = Supervise(socket, nvrm.Kernel(), Silence)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "gpreemptd: %s: %v\n", Argument, err)
@@ -60,15 +56,14 @@ type guarded struct {
 
 // supervisor is the state of the program.
 type supervisor struct {
-	sys     nvrm.Sys
-	profile nvrm.Profile
-	armed   map[gpreempt.ProcessKey]guarded
+	sys   nvrm.Sys
+	armed map[gpreempt.ProcessKey]guarded
 }
 
 // Supervise serves a daemon on a socket until the daemon closes its end, and then resumes everything.
 // It also does so after each silence of the daemon.
-func Supervise(socket *os.File, sys nvrm.Sys, profile nvrm.Profile, silence time.Duration) error {
-	s := &supervisor{sys: sys, profile: profile, armed: map[gpreempt.ProcessKey]guarded{}}
+func Supervise(socket *os.File, sys nvrm.Sys, silence time.Duration) error {
+	s := &supervisor{sys: sys, armed: map[gpreempt.ProcessKey]guarded{}}
 	daemon := child.Serve[order, answer](socket)
 	part := time.NewTicker(max(silence/silenceParts, 1))
 	defer part.Stop()
@@ -134,7 +129,7 @@ func (s *supervisor) enable(last bool) error {
 	errs := make([]error, len(keys))
 	var all sync.WaitGroup
 	for i, key := range keys {
-		all.Go(func() { errs[i] = restore(s.sys, s.profile, s.armed[key].process, s.armed[key].channels, every) })
+		all.Go(func() { errs[i] = restore(s.sys, s.armed[key].process, s.armed[key].channels, every) })
 	}
 	all.Wait()
 	for i, key := range keys {

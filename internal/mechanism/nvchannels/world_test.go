@@ -141,11 +141,7 @@ func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, machine: nvrmtest.New(), silence: time.Hour}
 	w.daemon = &mortal{Sys: w.machine.Sys(), died: w.die}
-	profile, err := nvrm.ParseVersion("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.m = New(Config{Sys: w.daemon, Profile: profile, Journal: &w.journal, Log: zaptest.NewLogger(t, zaptest.Level(zap.DPanicLevel)), Start: w.start})
+	w.m = New(Config{Sys: w.daemon, Version: "580.159.04", Journal: &w.journal, Log: zaptest.NewLogger(t, zaptest.Level(zap.DPanicLevel)), Start: w.start, Refused: func() (string, string) { return "", "" }})
 	w.m.busyTime = testutil.WaitTime
 	t.Cleanup(func() {
 		_ = w.m.Close()
@@ -178,7 +174,7 @@ func (w *world) startNext() (*os.File, *exec.Cmd, error) {
 	w.supervisors.Go(func() {
 		defer close(ended)
 		defer socket.Close()
-		if err := Supervise(socket, w.machine.Sys(), w.m.cfg.Profile, w.silence); err != nil {
+		if err := Supervise(socket, w.machine.Sys(), w.silence); err != nil {
 			w.t.Error(err)
 		}
 	})

@@ -31,7 +31,7 @@ func (m *Machine) describe() {
 			t.NamespacePids = []int32{2, 17}
 			t.Container = &gpreemptv1.Container{
 				Runtime: "containerd", ContainerId: strings.Repeat("fedcba9876543210", 4), PodUid: "8e7d2a8c-5bcb-4f5e-9a44-7d9d3d1d0a11",
-				Namespace: "batch", Pod: "prep-7", PodLabels: map[string]string{"job": "prep"}, PriorityClass: "low",
+				Namespace: "batch", Pod: "prep-7", PodLabels: map[string]string{"job": "prep"},
 			}
 		case 5001:
 			t.Unit, t.Slice, t.UserUnit = "user@1000.service", "user-1000.slice", "triton.service"

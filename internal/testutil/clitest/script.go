@@ -91,10 +91,6 @@ func runProgram(ts *testscript.TestScript, program *term.Program, want int, term
 		In: strings.NewReader(stdin), Out: &stdout, Err: &stderr, Getenv: ts.Getenv, Terminal: terminal, ErrTerminal: terminal,
 		Environ: func() []string { return []string{"HOME=/root", "GPREEMPT_PRIORITY=9", "GPREEMPT_CLASS=online"} },
 		Exec:    execve(&stdout),
-		Background: func(args []string) error {
-			fmt.Fprintln(&stderr, "in the background:", args[0], args[len(args)-1])
-			return nil
-		},
 	}
 	streams.Now, streams.Sleep = Clock()
 	code := program.Run(context.Background(), args, streams)

@@ -33,7 +33,7 @@ const (
 	QueueChange_QUEUE_CHANGE_UNSPECIFIED QueueChange = 0
 	// It was created.
 	QueueChange_QUEUE_CHANGE_ADDED QueueChange = 1
-	// The class, priority or state of its process changed, or its ring.
+	// What is known of it changed. The changes of its process are events.
 	QueueChange_QUEUE_CHANGE_MODIFIED QueueChange = 2
 	// It was destroyed.
 	QueueChange_QUEUE_CHANGE_REMOVED QueueChange = 3

@@ -779,7 +779,7 @@ type Rejection struct {
 	Why string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
 	// What to do; empty when nothing helps.
 	Remedy string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
-	// The stable name of what prevents its use, such as GPU_WITHOUT_VM; empty when it has none.
+	// The stable name of what prevents its use, such as gpu-without-vm; empty when it has none.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

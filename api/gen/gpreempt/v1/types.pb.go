@@ -540,6 +540,7 @@ type GpuSelector struct {
 	//	*GpuSelector_Node
 	//	*GpuSelector_Bdf
 	//	*GpuSelector_RenderMinor
+	//	*GpuSelector_All
 	By            isGpuSelector_By `protobuf_oneof:"by"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -618,6 +619,15 @@ func (x *GpuSelector) GetRenderMinor() uint32 {
 	return 0
 }
 
+func (x *GpuSelector) GetAll() bool {
+	if x != nil {
+		if x, ok := x.By.(*GpuSelector_All); ok {
+			return x.All
+		}
+	}
+	return false
+}
+
 type isGpuSelector_By interface {
 	isGpuSelector_By()
 }
@@ -642,6 +652,11 @@ type GpuSelector_RenderMinor struct {
 	RenderMinor uint32 `protobuf:"varint,4,opt,name=render_minor,json=renderMinor,proto3,oneof"`
 }
 
+type GpuSelector_All struct {
+	// true: every GPU of the host.
+	All bool `protobuf:"varint,5,opt,name=all,proto3,oneof"`
+}
+
 func (*GpuSelector_GpuId) isGpuSelector_By() {}
 
 func (*GpuSelector_Node) isGpuSelector_By() {}
@@ -649,6 +664,8 @@ func (*GpuSelector_Node) isGpuSelector_By() {}
 func (*GpuSelector_Bdf) isGpuSelector_By() {}
 
 func (*GpuSelector_RenderMinor) isGpuSelector_By() {}
+
+func (*GpuSelector_All) isGpuSelector_By() {}
 
 // How long each part of a call took inside the daemon.
 type Timing struct {
@@ -1082,9 +1099,7 @@ type Container struct {
 	// Name of the pod.
 	Pod string `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Labels of the pod.
-	PodLabels map[string]string `protobuf:"bytes,9,rep,name=pod_labels,json=podLabels,proto3" json:"pod_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Priority class of the pod; only the kubelet reports it.
-	PriorityClass string `protobuf:"bytes,10,opt,name=priority_class,json=priorityClass,proto3" json:"priority_class,omitempty"`
+	PodLabels     map[string]string `protobuf:"bytes,9,rep,name=pod_labels,json=podLabels,proto3" json:"pod_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1180,13 +1195,6 @@ func (x *Container) GetPodLabels() map[string]string {
 		return x.PodLabels
 	}
 	return nil
-}
-
-func (x *Container) GetPriorityClass() string {
-	if x != nil {
-		return x.PriorityClass
-	}
-	return ""
 }
 
 // A process that has KFD queues.
@@ -3005,12 +3013,13 @@ var File_gpreempt_v1_types_proto protoreflect.FileDescriptor
 
 const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x17gpreempt/v1/types.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"{\n" +
+	"\x17gpreempt/v1/types.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n" +
 	"\vGpuSelector\x12\x17\n" +
 	"\x06gpu_id\x18\x01 \x01(\rH\x00R\x05gpuId\x12\x14\n" +
 	"\x04node\x18\x02 \x01(\rH\x00R\x04node\x12\x12\n" +
 	"\x03bdf\x18\x03 \x01(\tH\x00R\x03bdf\x12#\n" +
-	"\frender_minor\x18\x04 \x01(\rH\x00R\vrenderMinorB\x04\n" +
+	"\frender_minor\x18\x04 \x01(\rH\x00R\vrenderMinor\x12\x12\n" +
+	"\x03all\x18\x05 \x01(\bH\x00R\x03allB\x04\n" +
 	"\x02by\"\xa1\x01\n" +
 	"\x06Timing\x121\n" +
 	"\x06decide\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06decide\x123\n" +
@@ -3059,7 +3068,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x1aoffline_mapped_queue_count\x18\x12 \x01(\rR\x17offlineMappedQueueCount\x12+\n" +
 	"\x0ffree_slot_count\x18\x13 \x01(\rH\x01R\rfreeSlotCount\x88\x01\x01B\x13\n" +
 	"\x11_memory_evictionsB\x12\n" +
-	"\x10_free_slot_count\"\xdd\x03\n" +
+	"\x10_free_slot_count\"\xcc\x03\n" +
 	"\tContainer\x12\x18\n" +
 	"\aruntime\x18\x01 \x01(\tR\aruntime\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x12\n" +
@@ -3070,15 +3079,14 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\tnamespace\x18\a \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\b \x01(\tR\x03pod\x12D\n" +
 	"\n" +
-	"pod_labels\x18\t \x03(\v2%.gpreempt.v1.Container.PodLabelsEntryR\tpodLabels\x12%\n" +
-	"\x0epriority_class\x18\n" +
-	" \x01(\tR\rpriorityClass\x1a9\n" +
+	"pod_labels\x18\t \x03(\v2%.gpreempt.v1.Container.PodLabelsEntryR\tpodLabels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
 	"\x0ePodLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcb\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\n" +
+	"\x10\vR\x0epriority_class\"\xcb\n" +
 	"\n" +
 	"\x06Target\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
@@ -3466,6 +3474,7 @@ func file_gpreempt_v1_types_proto_init() {
 		(*GpuSelector_Node)(nil),
 		(*GpuSelector_Bdf)(nil),
 		(*GpuSelector_RenderMinor)(nil),
+		(*GpuSelector_All)(nil),
 	}
 	file_gpreempt_v1_types_proto_msgTypes[3].OneofWrappers = []any{}
 	file_gpreempt_v1_types_proto_msgTypes[6].OneofWrappers = []any{}

@@ -46,10 +46,6 @@ capabilities:
     # The driver's pause for a checkpoint.
     - CHECKPOINT_RESTORE
     {{- end }}
-    {{- if has "kmap" .Values.mechanisms }}
-    # The kernel's extension /dev/kfd_kmap, which the device plugin has to add, too.
-    - SYS_ADMIN
-    {{- end }}
     {{- if has "freezer" .Values.mechanisms }}
     # SIGSTOP and SIGCONT for processes of other users. Cgroups cannot be frozen: those of other containers are not
     # visible from a cgroup namespace, and only privileged containers are in the host's.

@@ -70,7 +70,7 @@ func turns(ctx context.Context, c *client.Client, in io.Writer, answers *bufio.S
 	pause := time.NewTicker(300 * time.Millisecond)
 	defer pause.Stop()
 	for n := 1; ; n++ {
-		l, err := c.Acquire(ctx, client.Request{Label: "chat", MaxWait: time.Second})
+		l, err := c.Acquire(ctx, client.Request{GPUs: client.AllGPUs(), Label: "chat", MaxWait: time.Second})
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil

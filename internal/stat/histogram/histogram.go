@@ -1,6 +1,11 @@
-package stat
+// Package histogram counts values where there are too many samples to keep.
+package histogram
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/gpreempt/gpreempt/internal/stat"
+)
 
 // Values below linear have a bucket each; above, each power of two has perDouble buckets.
 const (
@@ -72,13 +77,13 @@ func (h *Histogram) Min() uint64 { return h.min }
 // Max returns the largest value, 0 without values.
 func (h *Histogram) Max() uint64 { return h.max }
 
-// Quantile returns the nearest-rank quantile (see the function Quantile), at most 0.8 %
+// Quantile returns the nearest-rank quantile (stat.Quantile), at most 0.8 %
 // too high and exact below 256. It returns 0 when there are no values.
 func (h *Histogram) Quantile(q float64) uint64 {
 	if h.count == 0 {
 		return 0
 	}
-	rank := Rank(h.count, q)
+	rank := stat.Rank(h.count, q)
 	for i, n := range h.buckets {
 		if n >= rank {
 			return min(max(topOf(i), h.min), h.max)

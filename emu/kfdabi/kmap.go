@@ -1,4 +1,4 @@
-package kfd
+package kfdabi
 
 import (
 	"fmt"
@@ -6,17 +6,20 @@ import (
 	"structs"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// The structures below are those of include/uapi/linux/kfd_kmap.h, version 1.0, of the
-// kernel extension that adds KmapPath. No released kernel has it.
+// KmapPath is the path of the device of the kernel extension in deploy/kernel, which decides which
+// queues are mapped. No released kernel has it. The structures below are those of its
+// include/uapi/linux/kfd_kmap.h, version 1.0.
+const KmapPath = "/dev/kfd_kmap"
 
 // The request numbers of kfd_kmap.h (KFD_KMAP_IOC_*). Their type is 0xEB, and not the 'K' of
-// [DevicePath]: another size is another request.
+// /dev/kfd: another size is another request.
 const (
-	ReqKmapInfo      Request = 0xC020EB00
-	ReqKmapSet       Request = 0xC028EB01
-	ReqKmapOccupancy Request = 0xC030EB02
+	ReqKmapInfo      kfd.Request = 0xC020EB00
+	ReqKmapSet       kfd.Request = 0xC028EB01
+	ReqKmapOccupancy kfd.Request = 0xC030EB02
 )
 
 // The bounds of SET: KFD_KMAP_MAX_TARGETS, KFD_KMAP_MIN_LEASE_MS, KFD_KMAP_MAX_LEASE_MS, and
@@ -28,10 +31,19 @@ const (
 	KmapMaxRoom    = 4096
 )
 
-// kmapKind is the type of these requests, and kmapRequestNames has their names, by number.
-const kmapKind = 0xEB
-
-var kmapRequestNames = [...]string{"KMAP_INFO", "KMAP_SET", "KMAP_OCCUPANCY"}
+// KmapName returns the name of a request of the extension.
+func KmapName(req kfd.Request) string {
+	switch req {
+	case ReqKmapInfo:
+		return "KMAP_INFO"
+	case ReqKmapSet:
+		return "KMAP_SET"
+	case ReqKmapOccupancy:
+		return "KMAP_OCCUPANCY"
+	default:
+		return fmt.Sprintf("kfd_kmap request(%#x)", uint32(req))
+	}
+}
 
 // KmapNoLimit is KFD_KMAP_NO_LIMIT: the limit of a process that is released.
 const KmapNoLimit = ^uint32(0)
@@ -81,7 +93,7 @@ type KmapTargetArgs struct {
 	_         structs.HostLayout
 	PIDFD     int32
 	Limit     uint32
-	QueuesPtr Pointer
+	QueuesPtr kfd.Pointer
 	// NumQueues is the room, and in the result the queues of the process.
 	NumQueues uint32
 	NumHeld   uint32
@@ -93,7 +105,7 @@ type KmapTargetArgs struct {
 // KmapSetArgs is struct kfd_kmap_set_args.
 type KmapSetArgs struct {
 	_          structs.HostLayout
-	TargetsPtr Pointer
+	TargetsPtr kfd.Pointer
 	NumTargets uint32
 	TargetSize uint32
 	LeaseMS    uint32
