@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/gpreempt/gpreempt/internal/daemon"
+	"github.com/gpreempt/gpreempt/internal/dumps"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
 	"github.com/gpreempt/gpreempt/internal/mechanism/nvchannels"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -25,6 +26,9 @@ func init() { runtime.LockOSThread() }
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == helper.Argument {
 		os.Exit(helper.Main())
+	}
+	if len(os.Args) == 2 && os.Args[1] == dumps.Argument {
+		os.Exit(dumps.Main())
 	}
 	if len(os.Args) == 2 && os.Args[1] == nvchannels.Argument {
 		os.Exit(nvchannels.Main())

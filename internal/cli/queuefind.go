@@ -70,6 +70,19 @@ func queueFind(a *term.App) *cobra.Command {
 		}
 		return a.Show(data, func(p *term.Printer) { printFinding(a, p, f) })
 	})
+	operands, run := cmd.Args, cmd.RunE
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return operands(cmd, args)
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		return run(cmd, args)
+	}
 	cmd.Flags().StringVar(&container, "container", "", "its container: name, prefix of the id, or NAMESPACE/POD")
 	cmd.Flags().StringVar(&pyfile, "python-config", "", "write the queues to a Python `FILE`")
 	cmd.Flags().Lookup("python-config").NoOptDefVal = term.PythonFile

@@ -106,14 +106,13 @@ func (l Limits) Rates(processors int) server.Limits {
 	return c
 }
 
-// Discovery configures how the daemon scans KFD. Only MQDsInterval is a key of the file.
+// Discovery configures how the daemon scans KFD. Only Debugfs is a key of the file.
 type Discovery struct {
 	// Interval and IdleInterval are the shortest and the longest time between two scans. A scan
 	// takes about a millisecond: at 50 ms that is 2 % of a processor, and only while queues change.
 	Interval, IdleInterval time.Duration
-	// MQDsInterval is the time between two reads of the queue dumps in debugfs; 0 for
-	// never.
-	MQDsInterval time.Duration `yaml:"mqds_interval" live:""`
+	// Debugfs permits to read the driver's dumps of queues.
+	Debugfs bool `yaml:"debugfs" live:""`
 }
 
 // Metrics configures the HTTP listener for metrics and probes.
@@ -132,7 +131,7 @@ type Log struct {
 // without a key.
 func Default() Config {
 	c, err := parse("gpreemptd.yaml", defaultYAML, Config{
-		Policy: scheduler.DefaultPolicy(), Limits: limits(), Discovery: Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second},
+		Policy: scheduler.DefaultPolicy(), Limits: limits(), Discovery: Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second, Debugfs: true},
 	})
 	if err != nil {
 		panic("config: the default file is invalid: " + err.Error())

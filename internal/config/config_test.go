@@ -184,7 +184,7 @@ mechanisms: [criu, dbgtrap]
 access: {admin_groups: [wheel, 0]}
 limits: {leases_per_user: 9}
 policy: {preset: shadow, max_wait: 5ms}
-discovery: {mqds_interval: 1s}
+discovery: {debugfs: false}
 rules:
   - {name: d, match: {cgroup: "/batch/*", uid: 7, pod: {labels: {app: "x*"}}, queue_priority: {max: 6}}, class: offline}
   - {name: c, match: {comm: c}, class: online}
@@ -208,7 +208,7 @@ safety:
 		{Key: "rules", From: "a, b", To: "d, b", Live: true},
 		{Key: "jobs", From: "own, container", To: "container, site", Live: true},
 		{Key: "safety.hazards", From: "one, old", To: "one, new", Live: true},
-		{Key: "discovery.mqds_interval", From: "0s", To: "1s", Live: true},
+		{Key: "discovery.debugfs", From: "true", To: "false", Live: true},
 	}
 	if diff := cmp.Diff(want, Changes(old, changed)); diff != "" {
 		t.Errorf("Changes (-want +got):\n%s", diff)

@@ -35,12 +35,12 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		},
 		{"given twice", "log: {level: info}\n\nlog: {level: warn}\n", []string{"3:1: log: is given twice, first on line 1: keep one of them"}},
 		{
-			"no unit", "discovery: {mqds_interval: 250}\n",
-			[]string{"1:28: discovery.mqds_interval: 250 has no unit: write a number with its unit, such as 20ms, 1.5s or 1m"},
+			"no unit", "policy: {linger: 250}\n",
+			[]string{"1:18: policy.linger: 250 has no unit: write a number with its unit, such as 20ms, 1.5s or 1m"},
 		},
 		{
-			"not a duration", "discovery: {mqds_interval: soon}\n",
-			[]string{`1:28: discovery.mqds_interval: "soon" is not a duration: write a number with its unit, such as 20ms, 1.5s or 1m`},
+			"not a duration", "policy: {linger: soon}\n",
+			[]string{`1:18: policy.linger: "soon" is not a duration: write a number with its unit, such as 20ms, 1.5s or 1m`},
 		},
 		{
 			"section is a list", "limits: [1]\n",
@@ -140,12 +140,6 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{
 				`3:19: rules[0].match.comm: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
 				`3:32: rules[0].match.cgroup: "slurm": matches no path: paths begin with /: begin it with / or *`,
-			},
-		},
-		{
-			"discovery", "discovery: {mqds_interval: 50ms}\n",
-			[]string{
-				"1:28: discovery.mqds_interval: 50ms is outside 100ms to 1h: choose a duration in that range, or 0s for never",
 			},
 		},
 		{

@@ -110,7 +110,7 @@ safety:
       mechanisms: [criu]
       action: deny
       why: It hung.
-discovery: {mqds_interval: 3s}
+discovery: {debugfs: false}
 log: {level: debug}
 `)
 	want := Config{
@@ -158,7 +158,7 @@ log: {level: debug}
 			ID: "ours", GFX: []safety.GFXRange{"gfx90a"}, Driver: safety.DKMS,
 			Mechanisms: []string{"criu"}, Action: safety.Deny, Why: "It hung.",
 		}}},
-		Discovery: Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second, MQDsInterval: 3 * time.Second},
+		Discovery: Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second},
 		Log:       Log{Level: "debug"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -251,7 +251,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("mechanisms: [freezer]\nsafety: {hazards: [{id: a, gfx: [gfx11xx], kernel: \">=7.0\", action: allow, why: W.}]}"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {comm: \"[\", env: {A: x, B: 1}, pod: {labels: {a/b: \"*\"}}, container: {id: \"3f\"}}}]"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {gpu: [node:1, 7, x], queue_priority: {min: 9}, ring_address: {from: 0x10, to: 5}}}]"))
-	f.Add([]byte("discovery: {mqds_interval: 0}"))
+	f.Add([]byte("discovery: {debugfs: 0}"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {comm: *x}}]"))
 	f.Add([]byte("jobs: [{name: a, cgroup: \"/x/job_*\", by: [env.A, unit]}, {name: a, by: [env., x, unit, unit]}, {name: b}]"))
 	f.Add([]byte("a: &a [*a]\n<<: *a\n? [x]\n: 1\n--- {}\n"))

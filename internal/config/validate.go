@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
@@ -21,12 +20,6 @@ import (
 
 // maxSocketPath is the size of sockaddr_un's sun_path less its final zero.
 const maxSocketPath = 107
-
-// minMQDsInterval and maxMQDsInterval bound the time between two reads of the queue dumps.
-const (
-	minMQDsInterval = 100 * time.Millisecond
-	maxMQDsInterval = time.Hour
-)
 
 // problems collects errors.
 type problems struct{ yamlfile.Errors }
@@ -60,10 +53,6 @@ func (c Config) problems() yamlfile.Errors {
 	ps.tcp(c.TCP)
 	ps.mechanisms(c.Mechanisms)
 	ps.policy(c.Policy)
-	if d := c.Discovery.MQDsInterval; d != 0 && (d < minMQDsInterval || d > maxMQDsInterval) {
-		ps.add("discovery.mqds_interval", fmt.Sprintf("%s is outside %s to %s", durationText(d), durationText(minMQDsInterval), durationText(maxMQDsInterval)),
-			"choose a duration in that range, or 0s for never")
-	}
 	if !isAddressOrEmpty(c.Metrics.Address) {
 		ps.add("metrics.address", yamlfile.Quoted(c.Metrics.Address)+" is not an address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
 	}

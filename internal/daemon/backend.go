@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/dumps"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
@@ -28,6 +29,8 @@ type backend struct {
 	// root is the root directory of the host, and fs the reader of its KFD.
 	root fs.FS
 	fs   *discovery.FS
+	// dump reads a file of debugfs in a process of its own; nil reads root.
+	dump func(path string) ([]byte, error)
 	// mechanisms are those to use, best first.
 	mechanisms []mechanism.Mechanism
 	backlogs   BacklogReader
@@ -82,6 +85,9 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 	}
 	if h.Attach == nil {
 		b.fs.Omit(b.owns)
+	}
+	if h.Simulated == "" && h.Files == nil && h.Dir == "/" {
+		b.dump = dumps.New(b.owns, log.Named("dumps")).Read
 	}
 	if h.Simulated == "" {
 		b.name = discovery.Backend(root)

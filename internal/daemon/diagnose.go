@@ -115,7 +115,7 @@ func (o Options) examination(cfg config.Config) safety.Config {
 		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), o.Host.RM, cfg.Safety.Hazards) }
 	}
 	return safety.Config{
-		NVIDIA: nvidia, MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
+		NVIDIA: nvidia, Debugfs: cfg.Discovery.Debugfs, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(),
 		PrivateKey: keyWarnings(cfg.TCP),
 	}

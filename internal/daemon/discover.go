@@ -24,11 +24,12 @@ import (
 func (d *daemon) openObserver() {
 	cfg := inventory.Config{
 		Root:      d.backend.root,
+		Dump:      d.backend.dump,
 		FS:        d.backend.fs,
 		Inventory: d.inventory,
 		Intervals: func() inventory.Intervals {
 			c := d.config.Load().Discovery
-			return inventory.Intervals{Shortest: c.Interval, Longest: c.IdleInterval, MQDs: c.MQDsInterval}
+			return inventory.Intervals{Shortest: c.Interval, Longest: c.IdleInterval, Debugfs: c.Debugfs}
 		},
 		Before:    d.findNewGPUs,
 		Scanned:   d.registry.Apply,

@@ -242,7 +242,7 @@ func held(t *gpreemptv1.Target) bool { return t.GetMechanism() == "dbgtrap" }
 
 const trainersAreOffline = "rules:\n  - name: training\n    match:\n      comm: \"train*\"\n    class: offline\n" +
 	"limits:\n  requests_per_user: 1000000\n" + // the tests look all the time
-	"discovery:\n  mqds_interval: 1s\npolicy:\n  preset: strict\n  linger: 0s\n  attach_after: 0s\n"
+	"policy:\n  preset: strict\n  linger: 0s\n  attach_after: 0s\n"
 
 func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
 	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2"} {

@@ -75,8 +75,8 @@ var liveCases = []liveCase{
 
 	{keys: "hqd_budget", from: "0", to: "1", start: parked},
 	{
-		keys: "discovery.mqds_interval", from: "0s", to: "100ms",
-		start: source("mqds", func(s *gpreemptv1.Source) bool { return s.GetReadings() > 0 }),
+		keys: "discovery.debugfs", from: "false", to: "true",
+		start: source("mqds", (*gpreemptv1.Source).GetAvailable),
 	},
 	{
 		keys: "rules", from: "[]", to: `[{name: view, match: {comm: "view*"}, class: offline}]`,

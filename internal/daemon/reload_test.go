@@ -62,7 +62,7 @@ access: {online_groups: [], admin_groups: ["4242"]}
 policy: {preset: strict}
 limits: {leases_per_user: 1}
 log: {level: error}
-discovery: {mqds_interval: 1s}
+discovery: {debugfs: false}
 rules: [{name: all, match: {comm: "*"}, class: offline}]
 `)
 	if codes != nil {
@@ -80,8 +80,8 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 	if got := d.logs.Level(); got != zapcore.ErrorLevel {
 		t.Errorf("log level %v, want error", got)
 	}
-	if got := d.config.Load().Discovery.MQDsInterval; got != time.Second {
-		t.Errorf("interval %v, want 1s", got)
+	if d.config.Load().Discovery.Debugfs {
+		t.Error("debugfs is read")
 	}
 	request := scheduler.LeaseRequested{Client: scheduler.ClientID{PID: 7}, Priority: gpreempt.PriorityHigh, TTL: time.Second}
 	for _, want := range []gpreempt.Reason{"", gpreempt.ReasonLeasesPerClient} {

@@ -34,7 +34,7 @@ var uses = map[string]string{
 	"gpreempt_draining":                        "gpctl drain off ends it.",
 	"gpreempt_discovery_source_available":      "A warning of gpctl status names the error and what is missing.",
 	"gpreempt_discovery_readings_total":        "How busy discovery is.",
-	"gpreempt_discovery_reading_seconds_total": "Its rate is the share of one CPU at most; a longer discovery.mqds_interval lowers it.",
+	"gpreempt_discovery_reading_seconds_total": "Its rate is the share of one CPU at most; discovery.debugfs: false saves that of mqds.",
 	"gpreempt_driver_calls_total":              "Some for each suspend and resume, few otherwise.",
 	"gpreempt_driver_call_seconds_total":       "With gpreempt_suspend_seconds: how much of a suspend is the driver and the GPU, and how much the daemon.",
 	"gpreempt_processes":                       "The amount of work of discovery.",

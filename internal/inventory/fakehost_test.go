@@ -50,7 +50,7 @@ const kfdDir = "sys/class/kfd/kfd/"
 func newFakeHost(t *testing.T) *fakeHost {
 	w := &fakeHost{
 		t: t, files: fstest.MapFS{}, opened: map[string]int{}, slow: map[string]time.Duration{}, refused: map[string]error{},
-		intervals: inventory.Intervals{Shortest: 50 * time.Millisecond, Longest: time.Second, MQDs: time.Second},
+		intervals: inventory.Intervals{Shortest: 50 * time.Millisecond, Longest: time.Second, Debugfs: true},
 		snapshots: map[gpreempt.ProcessKey]map[uint32]gpreempt.QueueInfo{},
 		warnings:  map[string][]gpreempt.Warning{}, events: map[gpreempt.GPUID][]kfd.SMIEvent{},
 		inventory: inventory.New(1024),

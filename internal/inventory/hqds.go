@@ -11,9 +11,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// hqdsAge is how long a reading is cached: it makes thousands of register reads under a
-// lock of the driver.
-const hqdsAge = time.Second
+// hqdsAge is how long a reading is cached at least, and hqdsShare how many times as long as it took:
+// it makes thousands of register reads under a lock of the driver.
+const (
+	hqdsAge   = 100 * time.Millisecond
+	hqdsShare = 10
+)
 
 // HQDs is one reading of the hardware slots.
 type HQDs struct {
@@ -39,7 +42,7 @@ type hqdReader struct {
 	last *HQDs
 }
 
-// HQDs reads the hardware slots, or returns a reading of less than a second ago that
+// HQDs reads the hardware slots, or returns a recent reading that
 // began after notBefore. The result is shared and must not be changed. The error is a
 // *gpreempt.Error, or the cause of ctx.
 func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error) {
@@ -48,7 +51,7 @@ func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	if last := o.hqds.last; last != nil && o.cfg.Now().Sub(last.ReadAt) < hqdsAge && !last.ReadAt.Add(-last.Took).Before(notBefore) {
+	if last := o.hqds.last; last != nil && o.cfg.Now().Sub(last.ReadAt) < max(hqdsAge, hqdsShare*last.Took) && !last.ReadAt.Add(-last.Took).Before(notBefore) {
 		<-o.hqds.turn
 		return last, nil
 	}
@@ -71,7 +74,10 @@ func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error)
 
 func (o *Observer) readHQDs() (*HQDs, error) {
 	began := o.cfg.Now()
-	text, err := readFile(o.cfg.Root, debugfs.HQDs)
+	if !o.cfg.Intervals().Debugfs {
+		return nil, hqdsError(errOff)
+	}
+	text, err := o.dump(debugfs.HQDs)
 	var d debugfs.HQDDump
 	if err == nil {
 		d, err = debugfs.ParseHQDs(text)
@@ -92,6 +98,8 @@ func hqdsError(err error) error {
 		Message: fmt.Sprintf("cannot read the hardware slots: %v", err), Next: "run gpctl doctor",
 	}
 	switch {
+	case errors.Is(err, errOff):
+		e.Next = "set discovery.debugfs: true"
 	case errors.Is(err, fs.ErrNotExist):
 		e.Next = "mount -t debugfs none /sys/kernel/debug, where the kernel has CONFIG_DEBUG_FS"
 	case errors.Is(err, fs.ErrPermission):

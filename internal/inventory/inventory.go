@@ -163,6 +163,13 @@ func (v *Inventory) Queues() ([]gpreempt.QueueEntry, uint64) {
 	return all, v.changes.Last()
 }
 
+// hasQueues reports whether any queue exists.
+func (v *Inventory) hasQueues() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.ContainsFunc(v.processes, func(p process) bool { return len(p.entries) > 0 })
+}
+
 // QueuesOf returns the queues of one living process, ascending by id; nil when it is
 // unknown.
 func (v *Inventory) QueuesOf(key gpreempt.ProcessKey) []gpreempt.QueueEntry {

@@ -21,7 +21,6 @@ const maxDump = 512 << 20
 // dump is one reading of mqds.
 type dump struct {
 	began time.Time
-	took  time.Duration
 	mqds  debugfs.MQDDump
 	err   error
 }
@@ -32,26 +31,25 @@ type dump struct {
 func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time) {
 	now := o.cfg.Now()
 	switch {
-	case every.MQDs == 0:
+	case !every.Debugfs:
 		o.cfg.Warn(mqds)
-		o.update(mqds, func(s *Source) { s.Available, s.Note = false, "discovery.mqds_interval is 0s" })
+		o.update(mqds, func(s *Source) { s.Available, s.Note = false, errOff.Error() })
 		return
-	case o.reading:
-		o.warnHang(now)
+	case !o.reading && !o.cfg.Inventory.hasQueues():
+		o.update(mqds, func(s *Source) { s.Available, s.Note = true, "read when there are queues" })
 		return
-	case now.Before(due):
+	case o.reading, now.Before(due):
 		return
-	case o.cfg.Busy() && now.Sub(due) < mqdsDelay*every.MQDs:
+	case o.cfg.Busy() && now.Sub(due) < mqdsDelay:
 		return
 	}
-	o.reading, o.began = true, now
+	o.reading = true
 	go func() {
 		d := dump{began: now}
 		var text []byte
-		if text, d.err = readFile(o.cfg.Root, debugfs.MQDs); d.err == nil {
+		if text, d.err = o.dump(debugfs.MQDs); d.err == nil {
 			d.mqds, d.err = debugfs.ParseMQDs(text)
 		}
-		d.took = o.cfg.Now().Sub(d.began)
 		select {
 		case o.dumps <- d:
 		case <-ctx.Done():
@@ -59,20 +57,29 @@ func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time)
 	}()
 }
 
-// hangs is how long a reading may take before a warning says that it hangs.
-const hangs = 10 * time.Second
+var errOff = errors.New("discovery.debugfs is false")
 
-// warnHang warns about a reading that takes too long.
-func (o *Observer) warnHang(now time.Time) {
-	if now.Sub(o.began) < hangs {
-		return
-	}
-	o.update(mqds, func(s *Source) { s.Available, s.Note = false, "a read has taken more than 10s so far" })
-	o.cfg.Warn(mqds, gpreempt.WarnMQDsHangs.Warn("the driver has not returned its queues for more than 10 s: it may wait for a GPU that hangs"))
+// BusyError reports that mqds was not read: its reader would wait for the lock of a process, and until
+// then no process of the driver could end (kfd_debugfs_mqds_by_process holds kfd_processes_srcu).
+type BusyError struct{ PID int32 }
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("not read now: process %d is in a call of the driver, and may hold its lock there", e.PID)
 }
 
-// readFile reads a whole file of debugfs, whose size is unknown before.
-func readFile(root fs.FS, path string) ([]byte, error) {
+// ErrHangs reports that the driver has not returned a dump, and that its reader is abandoned.
+var ErrHangs = errors.New("the driver has not returned it: it waits for a process or a GPU")
+
+// dump reads a file of debugfs.
+func (o *Observer) dump(path string) ([]byte, error) {
+	if o.cfg.Dump != nil {
+		return o.cfg.Dump(path)
+	}
+	return ReadFile(o.cfg.Root, path)
+}
+
+// ReadFile reads a whole file of debugfs, whose size is unknown before.
+func ReadFile(root fs.FS, path string) ([]byte, error) {
 	file, err := root.Open(path)
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return nil, fmt.Errorf("%s /%s: %w", e.Op, path, e.Err)
@@ -92,20 +99,21 @@ func readFile(root fs.FS, path string) ([]byte, error) {
 // next one.
 func (o *Observer) applyDump(d dump) time.Duration {
 	o.reading = false
-	every := o.cfg.Intervals().MQDs
-	o.mqdsPace.Set(every, max(mqdsLongest*every, mqdsShare*d.took))
+	_, busy := errors.AsType[*BusyError](d.err)
 	if d.err != nil {
-		pause := o.mqdsPace.Next(false, d.took)
+		pause := o.rest(d, busy)
 		o.noteReading(mqds, d.began, pause, d.err)
-		o.cfg.Warn(mqds, unreadable(d.err))
+		if !busy {
+			o.cfg.Warn(mqds, unreadable(d.err))
+		}
 		return pause
 	}
-	changed := false
+	_, changed := o.Scan() // the queues of now, with which the dump must agree
 	for _, proc := range o.cfg.Inventory.Processes() {
 		if len(proc.Queues) == 0 {
 			continue
 		}
-		if o.bornSince(proc.Key, d.began) {
+		if o.bornSince(proc.Key, d.began.Add(-settled/2)) {
 			changed = true
 			continue
 		}
@@ -129,9 +137,23 @@ func (o *Observer) applyDump(d dump) time.Duration {
 		warnings = append(warnings, gpreempt.WarnMQDsOdd.Warn(fmt.Sprintf("line %d of mqds: %s (%d such lines)", w.Line, w.Text, len(d.mqds.Warnings))))
 	}
 	o.cfg.Warn(mqds, warnings...)
-	pause := o.mqdsPace.Next(changed, d.took)
+	pause := o.rest(d, changed)
 	o.noteReading(mqds, d.began, pause, nil)
+	o.update(mqds, func(s *Source) {
+		s.Note = fmt.Sprintf("reading takes %.2f %% of the time", 100*s.Spent.Seconds()/max(time.Second, o.cfg.Now().Sub(o.began)).Seconds())
+	})
 	return pause
+}
+
+// rest returns the time to wait after a reading, and its use, that end now.
+func (o *Observer) rest(d dump, changed bool) time.Duration {
+	now := o.cfg.Now()
+	took := now.Sub(d.began)
+	o.rested = now.Add(max(mqdsShortest, mqdsSoon*took))
+	if pause := o.mqdsPace.Next(changed, took); !changed {
+		return max(mqdsShare*took, pause)
+	}
+	return o.rested.Sub(now)
 }
 
 // bornSince reports whether a process has queues that may be younger than a dump: then
@@ -144,6 +166,8 @@ func (o *Observer) bornSince(key gpreempt.ProcessKey, began time.Time) bool {
 func unreadable(err error) gpreempt.Warning {
 	code := gpreempt.WarnMQDsUnreadable
 	switch {
+	case errors.Is(err, ErrHangs):
+		return gpreempt.WarnMQDsHangs.Warn(err.Error())
 	case errors.Is(err, fs.ErrNotExist):
 		code = gpreempt.WarnDebugfsMissing
 	case errors.Is(err, fs.ErrPermission):

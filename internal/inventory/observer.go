@@ -22,6 +22,9 @@ type Config struct {
 	// Root is the root directory of the host, FS the reader of its KFD.
 	Root fs.FS
 	FS   *discovery.FS
+	// Dump reads a file of debugfs. It may block for as long as the driver does. The error is a
+	// *BusyError if a process may make the driver wait. Nil reads Root.
+	Dump func(path string) ([]byte, error)
 	// Inventory is written by this Observer only.
 	Inventory *Inventory
 	// Intervals returns the intervals in force.
@@ -52,19 +55,21 @@ type Intervals struct {
 	// Shortest and Longest bound the pause between two scans of sysfs: short after a
 	// change, longer while nothing happens.
 	Shortest, Longest time.Duration
-	// MQDs is the shortest pause between two readings of mqds; 0 disables them.
-	MQDs time.Duration
+	// Debugfs permits to read mqds and hqds.
+	Debugfs bool
 }
 
 const (
-	// mqdsLongest is how much longer than the shortest the pause between readings
-	// of mqds gets while nothing changes.
-	mqdsLongest = 30
-	// mqdsShare is how many times as long as a reading takes the pause may get for it.
-	mqdsShare = 50
-	// mqdsDelay is how many times the shortest pause a reading is delayed while the
-	// driver is needed for other things.
-	mqdsDelay = 10
+	// settled is the time from a change of queues to a reading of mqds. Changes come together.
+	settled = 200 * time.Millisecond
+	// mqdsShortest and mqdsLongest bound the pause between two readings of mqds: short after a
+	// change.
+	mqdsShortest, mqdsLongest = time.Second, 30 * time.Second
+	// mqdsShare is how many times as long as a reading takes the pause after it is at least, and
+	// mqdsSoon the same where queues have changed.
+	mqdsShare, mqdsSoon = 50, 10
+	// mqdsDelay is how long a reading is delayed while the driver is needed for other things.
+	mqdsDelay = 2 * time.Second
 	// checks is how many cheap checks there are from one scan to the next while nothing
 	// changes: each wakes a processor.
 	checks = 5
@@ -86,10 +91,11 @@ type Observer struct {
 
 	// What follows belongs to the goroutine of Run.
 	scanPace, mqdsPace *discovery.Pace
-	// reading is set while mqds is being read, since began.
+	// reading is set while mqds is being read; the next reading is not before rested.
 	reading bool
-	began   time.Time
+	rested  time.Time
 
+	began   time.Time  // of the observer
 	mu      sync.Mutex // guards what follows
 	sources map[string]*Source
 	// asked are the processes to read, and all is set to scan every process.
@@ -100,7 +106,7 @@ type Observer struct {
 // NewObserver returns an Observer. It reads nothing before Scan or Run.
 func NewObserver(cfg Config) *Observer {
 	o := &Observer{
-		cfg: cfg, wake: make(chan struct{}, 1), dumps: make(chan dump, 1),
+		cfg: cfg, began: cfg.Now(), wake: make(chan struct{}, 1), dumps: make(chan dump, 1),
 		sources: map[string]*Source{},
 		smi: smiReader{
 			streams: map[gpreempt.GPUID]Stream{}, memory: map[gpreempt.GPUID]uint64{}, recent: map[gpreempt.GPUID]time.Time{},
@@ -117,7 +123,7 @@ func NewObserver(cfg Config) *Observer {
 	o.hqds.turn = make(chan struct{}, 1)
 	every := cfg.Intervals()
 	o.scanPace = discovery.NewPace(every.Shortest, every.Longest)
-	o.mqdsPace = discovery.NewPace(every.MQDs, mqdsLongest*every.MQDs)
+	o.mqdsPace = discovery.NewPace(mqdsShortest, mqdsLongest)
 	return o
 }
 
@@ -203,7 +209,7 @@ func (o *Observer) Run(ctx context.Context) {
 			nextScan, changed = o.cfg.Now().Add(pause), changed || changes
 		}
 		if changed {
-			nextDump = earlier(nextDump, o.cfg.Now().Add(every.MQDs))
+			nextDump = earlier(nextDump, o.soonest())
 		}
 		o.readMQDs(ctx, every, nextDump)
 		tick.Reset(min(max(every.Shortest, pause/checks), max(nextScan.Sub(o.cfg.Now()), scanGap)))
@@ -222,6 +228,15 @@ func earlier(a, b time.Time) time.Time {
 		return a
 	}
 	return b
+}
+
+// soonest returns when mqds may be read after a change now.
+func (o *Observer) soonest() time.Time {
+	at := o.cfg.Now().Add(settled)
+	if at.Before(o.rested) {
+		return o.rested
+	}
+	return at
 }
 
 // processesChanged is the cheap check between scans. The next scan finds what it misses.
@@ -336,6 +351,9 @@ func (o *Observer) describe(proc discovery.Proc, dumps []debugfs.MQD) bool {
 		known := make([]debugfs.Known, len(proc.Queues))
 		for n, q := range proc.Queues {
 			known[n] = debugfs.Known{ID: q.ID, GPU: q.GPU, Type: q.Type, RingBytes: q.RingBytes}
+			if proc.InOrder {
+				known[n].Born = proc.Incarnations[n]
+			}
 			if infos[n].Source != 0 { // what is certain stays, and helps to match the rest
 				infos[n].Note = ""
 				known[n].Snapshot = &infos[n]

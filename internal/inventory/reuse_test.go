@@ -124,7 +124,7 @@ func TestPidUsedAgainIsGoneAndBorn(t *testing.T) {
 			v.Apply(at(round), scanned(t, files))
 			p, found = v.Process(now.key)
 		}
-		p.Incarnations = nil
+		p.Incarnations, p.InOrder = nil, false
 		p.Ancestors = nil // those of the test; package discovery tests them
 		if diff := cmp.Diff(discovery.Proc{Process: now.process(t), Queues: []gpreempt.Queue{q}}, p); diff != "" {
 			t.Fatalf("round %d (-want +got):\n%s", round, diff)

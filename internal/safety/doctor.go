@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -48,10 +47,9 @@ type Config struct {
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
 	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
-	// MQDsInterval is discovery.mqds_interval, and MQDsRules are the names of the rules that
-	// need what mqds has.
-	MQDsInterval time.Duration
-	MQDsRules    []string
+	// Debugfs is discovery.debugfs, and MQDsRules are the names of the rules that need what mqds has.
+	Debugfs   bool
+	MQDsRules []string
 	// PrivateKey are the warnings about the access to the private key for TCP.
 	PrivateKey []gpreempt.Warning
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -103,8 +102,8 @@ var hosts = []testHost{
 	{"yama-3", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "3\n") }, notReady},
 	{"no-yama", false, func(h *fakeHost) { h.remove("proc/sys/kernel/yama") }, ready},
 	{"lockdown", false, func(h *fakeHost) { h.denied["sys/kernel/debug/kfd/mqds"] = true }, limited},
-	{"mqds-needed", false, func(h *fakeHost) { h.cfg.MQDsRules = []string{"low-priority-streams"} }, limited},
-	{"mqds-read", false, func(h *fakeHost) { h.cfg.MQDsInterval = time.Second }, ready},
+	{"mqds-needed", false, func(h *fakeHost) { h.cfg.Debugfs, h.cfg.MQDsRules = false, []string{"low-priority-streams"} }, limited},
+	{"mqds-not-read", false, func(h *fakeHost) { h.cfg.Debugfs = false }, ready},
 	{"debugfs-missing", false, func(h *fakeHost) { h.remove("sys/kernel/debug") }, limited},
 	{"drm-queues", false, func(h *fakeHost) {
 		h.param("user_queue", "1")

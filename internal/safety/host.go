@@ -186,12 +186,11 @@ func (h *host) mayNotRead(path string) finding {
 func (h *host) debugfs() finding {
 	const path = "sys/kernel/debug/kfd/mqds"
 	const use = "suspending does not need it"
-	const lost = "priorities of queues are not known, rings, doorbells and backlogs of attached processes only: rules by queue_priority match nothing, rules by ring_address no others"
-	const trust = "discovery.mqds_interval: 1s reads it, where all processes are trusted (docs/kernel-notes.md)"
+	const lost = "the addresses, priorities and slots of queues are not known: rules by queue_priority match nothing, rules by ring_address only processes that dbgtrap is attached to"
 	file, err := h.cfg.Root.Open(path)
 	switch {
 	case absent(err):
-		return warn("mount -t debugfs none /sys/kernel/debug; then "+trust+"; "+use, "/%s does not exist: debugfs is not mounted, or not in this kernel; %s", path, lost)
+		return warn("mount -t debugfs none /sys/kernel/debug; "+use, "/%s does not exist: debugfs is not mounted, or not in this kernel; %s", path, lost)
 	case hidden(err) && h.self.UID != 0:
 		return skip("uid %d may not read /%s; %s", h.self.UID, path, h.asRoot())
 	case hidden(err):
@@ -202,13 +201,14 @@ func (h *host) debugfs() finding {
 	if err := file.Close(); err != nil {
 		return unread(err)
 	}
-	if h.cfg.MQDsInterval > 0 {
+	const remedy = "set discovery.debugfs: true"
+	switch rules := h.cfg.MQDsRules; {
+	case h.cfg.Debugfs:
 		return ok("/%s is read", path)
+	case len(rules) > 0:
+		return warn(remedy+"; "+use, "/%s is not read, because discovery.debugfs is false: %s; such rules are %s", path, lost, listed(rules))
 	}
-	if rules := h.cfg.MQDsRules; len(rules) > 0 {
-		return warn(trust+"; "+use, "/%s is not read, because discovery.mqds_interval is 0s: %s; such rules are %s", path, lost, listed(rules))
-	}
-	return ok("/%s is not read, because discovery.mqds_interval is 0s: %s; %s", path, lost, trust)
+	return ok("/%s is not read, because discovery.debugfs is false: %s", path, lost)
 }
 
 // userQueues looks for queues that KFD does not know.

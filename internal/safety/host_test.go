@@ -124,7 +124,7 @@ func mi300x() *fakeHost {
 		driver: Driver{Version: "1.17", Minor: 17, Profile: "6.12"},
 	}
 	h.cfg = Config{
-		Root: h, ByDaemon: true, Version: "v0.3.0",
+		Root: h, ByDaemon: true, Debugfs: true, Version: "v0.3.0",
 		OpenDriver: func() (Driver, error) {
 			if h.noOpen != nil {
 				return Driver{}, h.noOpen

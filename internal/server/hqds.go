@@ -56,22 +56,31 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 	return m, nil
 }
 
-// lastChange returns when the state of a target changed last, or with a zero key that of any: a
-// reading of the slots from before shows queues of a target that is suspended by now.
-func (s *Server) lastChange(only gpreempt.ProcessKey) time.Time {
-	var since time.Duration
-	found := false
+// lastChange returns when the state of a target or a queue changed last, or with a zero key that of any: a
+// reading of the slots from before shows what is not so by now.
+func (s *Server) lastChange(only gpreempt.ProcessKey) (at time.Time) {
+	clocks := s.clocks()
 	s.cfg.Scheduler.View(func(c *scheduler.Core) {
 		for _, t := range c.Targets() {
 			if only.IsZero() || t.Key == only {
-				since, found = max(since, t.Since), true
+				at = later(at, clocks.at(t.Since).AsTime())
 			}
 		}
 	})
-	if !found {
-		return time.Time{}
+	queues, _ := s.cfg.Inventory.Queues()
+	for _, q := range queues {
+		if only.IsZero() || q.Process == only {
+			at = later(at, later(q.FirstSeen, q.ChangedAt))
+		}
 	}
-	return s.clocks().at(since).AsTime()
+	return at
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // unmatchedSlots returns the number of live slots of GPUs whose queue is not known.

@@ -23,13 +23,13 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	}
 	longest := min(policy.GetPolicy().GetMaxSuspend().AsDuration(), slotTime)
 	// The daemon may just have found the queues with which it matches slots.
-	before, failed := d.settledSlots(ctx, targets, time.Now().Add(slotAge), func(n int) bool { return n > 0 })
+	before, failed := d.settledSlots(ctx, targets, time.Now().Add(longest), func(n int) bool { return n > 0 })
 	switch {
 	case failed != nil:
 		r.SlotsUnread = "the daemon did not read them: " + api.FromStatus(failed).Error()
 		return ctx.Err()
 	case before == 0:
-		r.SlotsUnread = "the daemon has matched none with a queue of the jobs: set discovery.mqds_interval, or measure for longer than that"
+		r.SlotsUnread = "the daemon has matched none with a queue of the jobs: gpctl queue find shows why"
 		return ctx.Err()
 	}
 	defer func() {

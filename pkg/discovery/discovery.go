@@ -46,6 +46,8 @@ type Proc struct {
 	// Incarnations[i] differs between two scans, Queues[i] is another queue although
 	// everything else may be equal. nil when the file system does not support it.
 	Incarnations []uint64
+	// InOrder reports that Incarnations ascend in the order in which the queues were created.
+	InOrder bool
 	// DRM are the GPUs on which the process has user queues of DRM, ascending; see UserQueues.
 	// DRMAssumed reports that only its environment asks for them, and that the kernel does not
 	// show whether it has some: then DRM are all GPUs of the host.

@@ -63,7 +63,7 @@ func TestScanReadsOnlyWhatIsNew(t *testing.T) {
 			if len(first.Processes[n].Incarnations) != len(first.Processes[n].Queues) {
 				t.Fatalf("%d incarnations of %d queues", len(first.Processes[n].Incarnations), len(first.Processes[n].Queues))
 			}
-			first.Processes[n].Incarnations = nil
+			first.Processes[n].Incarnations, first.Processes[n].InOrder = nil, false
 		}
 		if diff := cmp.Diff(discovery.Snapshot{Processes: host()}, first); diff != "" {
 			t.Fatalf("snapshot (-want +got):\n%s", diff)
@@ -172,7 +172,7 @@ func TestReusedPidIsAnotherProcess(t *testing.T) {
 		want.Queues[n].Process = want.Key
 	}
 	got := scan(t, f).Processes[2]
-	got.Incarnations = nil
+	got.Incarnations, got.InOrder = nil, false
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("process (-want +got):\n%s", diff)
 	}

@@ -37,7 +37,7 @@ func TestHostScansLikeOtherFileSystems(t *testing.T) {
 				if len(p.Incarnations) != len(p.Queues) {
 					t.Errorf("%s: %d incarnations of %d queues", name, len(p.Incarnations), len(p.Queues))
 				}
-				s.Processes[n].Incarnations = nil
+				s.Processes[n].Incarnations, s.Processes[n].InOrder = nil, false
 			}
 			if diff := cmp.Diff(discovery.Snapshot{Processes: hostEnv()}, s); diff != "" {
 				t.Fatalf("%s (-want +got):\n%s", name, diff)
@@ -188,7 +188,7 @@ func TestEnvironmentIsReadAgainAfterExec(t *testing.T) {
 	want := hostEnv()[2]
 	want.Cmdline, want.Env = "bash", map[string]string{"GPREEMPT_CLASS": "online"}
 	got := scan(t, f).Processes[2]
-	got.Incarnations = nil
+	got.Incarnations, got.InOrder = nil, false
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("process (-want +got):\n%s", diff)
 	}
@@ -208,7 +208,7 @@ func TestDirectoryOfADeadProcessDoesNotBelongToItsSuccessor(t *testing.T) {
 		t.Helper()
 		got := scan(t, f).Processes
 		for n := range got {
-			got[n].Incarnations = nil
+			got[n].Incarnations, got[n].InOrder = nil, false
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
@@ -314,7 +314,7 @@ func TestRandomTreesAreScannedAlike(t *testing.T) {
 		}
 		clean := func(s discovery.Snapshot) discovery.Snapshot {
 			for n := range s.Processes {
-				s.Processes[n].Incarnations = nil
+				s.Processes[n].Incarnations, s.Processes[n].InOrder = nil, false
 			}
 			return s
 		}

@@ -20,7 +20,7 @@ const primaryContext = 0xffff
 type knownQueue struct {
 	scan  uint64
 	stamp stamp
-	// incarnation is a unique number.
+	// incarnation is a unique number: that of the inode, which ascend, where FS.unique.
 	incarnation uint64
 	queue       gpreempt.Queue
 }
@@ -99,7 +99,7 @@ func (f *FS) queues(k *known, all directory) (fresh bool, warnings []string, err
 		}
 	}
 	if w.fresh {
-		k.list()
+		k.list(f.unique)
 	}
 	return w.fresh, w.warnings, nil
 }
@@ -171,8 +171,12 @@ func (w *queueWalk) queue(context string, e entry, id uint32) (err error) {
 		}
 		queue.Process = w.k.proc.Key
 		queue.ID = id
-		w.f.incarnations++
-		q = &knownQueue{stamp: st, incarnation: w.f.incarnations, queue: queue}
+		incarnation := st.inode
+		if !w.f.unique {
+			w.f.incarnations++
+			incarnation = w.f.incarnations
+		}
+		q = &knownQueue{stamp: st, incarnation: incarnation, queue: queue}
 		w.k.queues[id] = q
 	}
 	q.scan = w.f.scans
@@ -208,8 +212,8 @@ func (f *FS) queue(dir string) (gpreempt.Queue, error) {
 	return gpreempt.Queue{GPU: gpreempt.GPUID(gpu), Type: kind, RingBytes: size}, nil
 }
 
-// list makes new slices for proc: the old ones belong to older snapshots.
-func (k *known) list() {
+// list makes new slices for proc: the old ones belong to older snapshots. unique is FS.unique.
+func (k *known) list(unique bool) {
 	all := make([]*knownQueue, 0, len(k.queues))
 	identified := true
 	for _, q := range k.queues {
@@ -224,4 +228,5 @@ func (k *known) list() {
 			k.proc.Incarnations = append(k.proc.Incarnations, q.incarnation)
 		}
 	}
+	k.proc.InOrder = unique && identified && len(k.contexts.dirs) == 1
 }

@@ -106,11 +106,11 @@ var (
 	WarnMQDsOdd = define("MQDS_ODD", SeverityWarning, "the driver's dump of queues has lines that cannot be parsed",
 		"these lines are left out: report them to the authors of gpreempt, with the file /sys/kernel/debug/kfd/mqds")
 	WarnMQDsUnreadable = define("MQDS_UNREADABLE", SeverityWarning, "the driver's dump of queues cannot be read",
-		"gpctl doctor shows the reason; discovery.mqds_interval: 0s turns this off")
+		"gpctl doctor shows the reason; discovery.debugfs: false turns this off")
 	WarnDebugfsMissing = define("DEBUGFS_MISSING", SeverityWarning, "debugfs is not mounted: fewer details of queues are known",
-		"mount -t debugfs none /sys/kernel/debug, where the kernel has CONFIG_DEBUG_FS; discovery.mqds_interval: 0s turns this off")
+		"mount -t debugfs none /sys/kernel/debug, where the kernel has CONFIG_DEBUG_FS; discovery.debugfs: false turns this off")
 	WarnDebugfsDenied = define("DEBUGFS_DENIED", SeverityWarning, "debugfs may not be read: fewer details of queues are known",
-		"run gpreemptd as root outside of containers; kernel lockdown may be in force; discovery.mqds_interval: 0s turns this off")
+		"run gpreemptd as root outside of containers; kernel lockdown may be in force; discovery.debugfs: false turns this off")
 	WarnContainerRuntime = define("CONTAINER_RUNTIME_UNREACHABLE", SeverityWarning, "a container runtime does not answer: rules by names, images and labels match less",
 		"see whether the runtime is up; if it is not in use, remove its socket")
 	WarnContainerAnswer = define("CONTAINER_ANSWER_REFUSED", SeverityWarning, "the answer of a runtime about a container is too large or invalid",

@@ -30,7 +30,7 @@ var purposes = map[string]string{
 	"internal/child": host, "internal/log": host, "internal/mechanism": host, "internal/proc": host, "internal/safedir": host, "internal/safety": host, "pkg/kfd": host,
 
 	"internal/auth": daemon, "internal/classify": daemon, "internal/config": daemon, "internal/container": daemon, "internal/daemon": daemon,
-	"internal/events": daemon, "internal/hrtimer": daemon, "internal/inventory": daemon, "internal/server": daemon, "internal/targets": daemon,
+	"internal/dumps": daemon, "internal/events": daemon, "internal/hrtimer": daemon, "internal/inventory": daemon, "internal/server": daemon, "internal/targets": daemon,
 	"internal/mechanism/freezer": daemon, "internal/mechanism/nvchannels": daemon, "pkg/nvrm": daemon,
 
 	"internal/cli": admin, "internal/fleet": client, "internal/term": client, "pkg/client": client,

@@ -41,8 +41,6 @@ policy:
   preset: strict
   linger: 0s
   attach_after: 0s
-discovery:
-  mqds_interval: 1s
 rules:
   - name: training
     match:

@@ -79,6 +79,7 @@ func TestATagClassifiesWhereNoRuleDoes(t *testing.T) {
 func TestStatusShowsTheStateOfEachSource(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
+	pid := d.startOffline()
 	d.eventually("mqds is read", func() bool {
 		for _, source := range d.status().GetSources() {
 			if source.GetName() == "mqds" {
@@ -93,4 +94,5 @@ func TestStatusShowsTheStateOfEachSource(t *testing.T) {
 	if d.status().GetBootId() == "" {
 		t.Error("the boot has no id")
 	}
+	d.stopJob(pid)
 }

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/workload"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -94,8 +95,7 @@ func TestSoftGPUJobThatHoldsItsLockKeepsNothingElse(t *testing.T) {
 	stuck := m.hold(0)
 	held := m.work("--gpus", m.gpu(0))
 	job := m.work("--gpus", m.gpu(1), "--queues", "2")
-	// Reading mqds waits for the lock of each process, see docs/kernel-notes.md.
-	config := strings.Replace(atOnce, "mqds_interval: 1s", "mqds_interval: 0s", 1)
+	config := atOnce
 	dir := testutil.TempSocketDir(t)
 	d := m.startIn(dir, config)
 	d.offlineTarget(held, 1)
@@ -141,4 +141,45 @@ func TestSoftGPUJobThatHoldsItsLockKeepsNothingElse(t *testing.T) {
 	next.stop()
 	held.stop()
 	job.stop()
+}
+
+// Reading mqds waits for the lock of each process, and while it waits no process of the driver can end. The daemon
+// does not read while a job holds its own: others start and end at once, and the daemon names the job. It reads
+// again when the job has ended.
+func TestSoftGPUJobThatHoldsItsLockDelaysNobodysEnd(t *testing.T) {
+	m := onSoftGPU(t)
+	stuck := m.hold(0)
+	d := m.startIn(testutil.TempSocketDir(t), nothingSet)
+	mqds := func() (found *gpreemptv1.Source) {
+		for _, s := range d.status().GetSources() {
+			if s.GetName() == "mqds" {
+				found = s
+			}
+		}
+		return found
+	}
+	named := fmt.Sprintf("process %d is in a call of the driver", stuck.PID)
+	d.eventually("the daemon says why it does not read", func() bool { return strings.Contains(mqds().GetNote(), named) })
+	for range 10 { // each has the daemon want to read
+		readings := mqds().GetReadings()
+		job := m.work("--gpus", m.gpu(0), "--queues", "2")
+		d.eventually("the daemon has looked again", func() bool { return mqds().GetReadings() > readings })
+		began := time.Now()
+		job.stop()
+		m.gone(d, job.PID)
+		t.Logf("a job had ended %v after its order", time.Since(began))
+	}
+	if s := mqds(); s.GetAvailable() || !strings.Contains(s.GetNote(), named) {
+		t.Errorf("while the job holds its lock: %v", s)
+	}
+	stuck.kill()
+	job := m.work("--gpus", m.gpu(0), "--queues", "3")
+	d.eventually("the queues of a job have addresses", func() bool {
+		var list gpreemptv1.ListQueuesResponse
+		d.ctlJSON(&list, "queue", "list", "--target", fmt.Sprint(job.PID))
+		unknown := slices.ContainsFunc(list.GetQueues(), func(q *gpreemptv1.Queue) bool { return q.GetRingAddress() == 0 })
+		return len(list.GetQueues()) == 3 && !unknown
+	})
+	job.stop()
+	d.stop()
 }

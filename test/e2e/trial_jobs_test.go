@@ -20,14 +20,13 @@ func answering() []string {
 	return []string{"trial", "--online", "exec " + kfdemuBinary + " answer --packets 5 --duration 200", "--request", "stdin", "--ready", `"ready"`, "--answer", `"answer"`}
 }
 
-// A process that is stopped keeps its hardware slots: the freezer does not preempt. A verdict must see that. Two queues of one
-// size would not be known apart without dbgtrap.
+// A process that is stopped keeps its hardware slots: the freezer does not preempt. A verdict must see that.
 func TestSlotsThatDoNotEmptyFailATrial(t *testing.T) {
 	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
-	d := m.start(strings.Replace(unmanaged, "mqds_interval: 1s", "mqds_interval: 100ms", 1) + "mechanisms: [freezer]\n")
+	d := m.start(unmanaged + "mechanisms: [freezer]\n")
 	code, stdout, stderr := trialOf(t, m, d, append(answering(), "--arm", "protected",
-		"--offline", fmt.Sprintf(strings.Replace(workReports, "--queues 2", "--queues 1", 1), kfdemuBinary+" work", ""),
+		"--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""),
 		"--progress", workProgress, "--rate", "10", "--count", "30", "--repeats", "1", "--warm-up", "200ms", "--profile", written(t, "lenient.yaml", lenient),
 		"--output-dir", filepath.Join(t.TempDir(), "run"))...)
 	if code != 1 || !strings.Contains(stdout, "hardware slots had queues of suspended processes") || !strings.Contains(stdout, "lenient: FAIL") {
@@ -39,7 +38,7 @@ func TestSlotsThatDoNotEmptyFailATrial(t *testing.T) {
 func TestHourOfStabilityRunsShortened(t *testing.T) {
 	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
-	d := m.start(strings.Replace(unmanaged, "mqds_interval: 1s", "mqds_interval: 0s", 1))
+	d := m.start(unmanaged + "discovery: {debugfs: false}\n")
 	code, stdout, stderr := trialOf(t, m, d, append(answering(), "--plan", "stability-1h", "--duration", "12s", "--warm-up", "200ms", "-o", "json",
 		"--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress, "--output-dir", filepath.Join(t.TempDir(), "run"))...)
 	var result struct {
@@ -54,7 +53,7 @@ func TestHourOfStabilityRunsShortened(t *testing.T) {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
 	unverified := []string{"protected: whether the hardware slots of suspended processes are empty, in 1 of 1 repeats: " +
-		"the daemon has matched none with a queue of the jobs: set discovery.mqds_interval, or measure for longer than that"}
+		"the daemon did not read them: cannot read the hardware slots: discovery.debugfs is false: set discovery.debugfs: true"}
 	if diff := cmp.Diff(unverified, result.Verdict.Unverified); diff != "" {
 		t.Errorf("not verified (-want +got):\n%s", diff)
 	}

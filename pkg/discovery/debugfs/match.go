@@ -18,6 +18,8 @@ type Known struct {
 	Type gpreempt.QueueType
 	// RingBytes is the size of the ring; 0 is unknown.
 	RingBytes uint64
+	// Born ascends in the order in which the queues of the process were created; 0 is unknown.
+	Born uint64
 	// Snapshot has RingBase, ReadPointer, WritePointer and SaveArea of
 	// GET_QUEUE_SNAPSHOT, 0 for unknown ones; nil without a snapshot.
 	Snapshot *gpreempt.QueueInfo
@@ -34,15 +36,18 @@ type Known struct {
 // queues with the same properties cannot be distinguished. The caller makes sure that no queue
 // was created or destroyed between the two readings.
 //
-// A queue without a snapshot is identified by its GPU, kind and ring's size, if it is the
-// only one of that size, and if both sides have the same number of that GPU and kind. The
-// order does not help there: ids are assigned lowest first, so ids without a gap may be of
-// a process that never destroyed a queue, or of one that destroyed a queue and created
-// another, which got its id and not its place in the list.
+// Queues of which Born is known are identified by their place: the driver lists the newest
+// first (pqm_create_queue). All of them must be there, and agree with their dumps in GPU, kind,
+// size, and what a snapshot has. Ids do not help there: a new queue gets the lowest free one.
+//
+// Otherwise a queue without a snapshot is identified by its GPU, kind and ring's size, if it is
+// the only one of that size, and if both sides have the same number of that GPU and kind.
 func MatchQueues(known []Known, dumps []MQD, gfx func(gpreempt.GPUID) uint32) []gpreempt.QueueInfo {
 	m := matcher{known: known, cands: candidates(dumps, gfx), of: make([]int, len(known)), notes: make([][]string, len(known)), couldBe: make([][]int, len(known))}
 	m.bySnapshot()
-	m.bySize()
+	if !m.byOrder() {
+		m.bySize()
+	}
 	infos := make([]gpreempt.QueueInfo, len(known))
 	for i := range known {
 		if s := known[i].Snapshot; s != nil {
@@ -253,6 +258,33 @@ func (m *matcher) bySnapshot() {
 			m.note(i, "%s fits queues %s equally", m.lines([]int{c}), m.ids(claims[c]))
 		}
 	}
+}
+
+// byOrder matches all queues by the order in which they were created. It reports whether that is
+// known and contradicts nothing.
+func (m *matcher) byOrder() bool {
+	newest := make([]int, len(m.known))
+	for i := range newest {
+		newest[i] = i
+	}
+	slices.SortFunc(newest, func(a, b int) int { return cmp.Compare(m.known[b].Born, m.known[a].Born) })
+	if len(m.known) == 0 || len(m.known) != len(m.cands) || m.known[newest[len(newest)-1]].Born == 0 {
+		return false
+	}
+	for c, i := range newest {
+		k, d := &m.known[i], &m.cands[c]
+		is := traits{ringBytes: k.RingBytes}
+		if k.Snapshot != nil {
+			is = traitsOf(k.Snapshot, k.RingBytes)
+		}
+		if d.problem != "" || !d.could(k) || k.located() && k.Snapshot.RingBase != d.ring || is.contradiction(d.traits) != "" {
+			return false
+		}
+	}
+	for c, i := range newest {
+		m.of[i], m.notes[i] = c, nil
+	}
+	return true
 }
 
 // located reports whether a queue has a known ring address.

@@ -81,6 +81,13 @@ func bare(k debugfs.Known) debugfs.Known {
 	return k
 }
 
+// born is a queue in sysfs only, with its place in the order of creation.
+func born(n uint64, k debugfs.Known) debugfs.Known {
+	k = bare(k)
+	k.Born = n
+	return k
+}
+
 // unmatched are the properties of a queue without a dump.
 func unmatched(k debugfs.Known, note string) gpreempt.QueueInfo {
 	var i gpreempt.QueueInfo
@@ -244,6 +251,24 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 				{Note: "only the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
 				only(q(4).info()),
 			},
+		},
+		{
+			"without a snapshot: two of a size, by the order in which they were created, not by their ids",
+			knowns{born(8, q(1).known(0, gpu)), born(5, q(2).known(1, gpu)), born(9, s(3).known(2)), born(7, q(4).known(3, gpu2))},
+			dumps{s(3).dump(13, gpu), q(1).dump(12, gpu, 1), q(4).dump(11, gpu2, 1), q(2).dump(10, gpu, 1)},
+			infos{only(q(1).info()), only(q(2).info()), sdmaOnly, only(q(4).info())},
+		},
+		{
+			"by order and a snapshot that contradicts it",
+			knowns{born(8, q(1).known(0, gpu)), func() debugfs.Known { k := q(2).known(1, gpu); k.Born = 9; return k }()},
+			dumps{q(1).dump(11, gpu, 1), q(2).dump(10, gpu, 1)},
+			infos{only(q(1).info()), q(2).info()},
+		},
+		{
+			"by order, but a queue is missing",
+			knowns{born(8, q(1).known(0, gpu)), born(9, q(2).known(1, gpu))},
+			dumps{q(2).dump(11, gpu, 1)},
+			infos{{Note: "2 queues of its kind on its GPU, but 1 dumps"}, {Note: "2 queues of its kind on its GPU, but 1 dumps"}},
 		},
 		{
 			"without a snapshot: two of a size and of different priority, of which that is not known either",
