@@ -15,13 +15,13 @@ const (
 	// maxPackages bounds the packages of the product.
 	maxPackages = 44
 	// maxProduct bounds its lines, without tests and generated code; make count prints them.
-	maxProduct = 55_500
+	maxProduct = 55_000
 	// maxWords and maxPages bound the documents that are written by hand, and those in docs.
 	maxWords, maxPages = 45_000, 20
 )
 
 // maxLinked bounds the lines of this module that a program links, counted in the same way.
-var maxLinked = map[string]int{"cmd/gpreemptd": 45_500, "cmd/gpctl": 15_000, "accept/cmd/gpaccept": 30_000}
+var maxLinked = map[string]int{"cmd/gpreemptd": 43_000, "cmd/gpctl": 15_000, "accept/cmd/gpaccept": 30_000}
 
 func TestNoFileIsTooLong(t *testing.T) {
 	root := os.DirFS("../..")
