@@ -13,12 +13,12 @@ func TestPythonClientOfEachPackageIsComplete(t *testing.T) {
 	if exec.CommandContext(t.Context(), python, "-c", "import google.protobuf").Run() != nil {
 		t.Skip("no python3-protobuf")
 	}
-	imported := func(t *testing.T, root, site string) {
+	imported := func(t *testing.T, root, site, version string) {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), python, "-c", "import gpreempt, gpreempt.asgi; print(gpreempt.__file__)")
+		cmd := exec.CommandContext(t.Context(), python, "-c", "import gpreempt, gpreempt.asgi; print(gpreempt.__file__, gpreempt.__version__)")
 		cmd.Dir, cmd.Env = root, append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH="+filepath.Join(root, site))
 		out, err := cmd.CombinedOutput()
-		if want := filepath.Join(root, site, "gpreempt/__init__.py") + "\n"; err != nil || string(out) != want {
+		if want := filepath.Join(root, site, "gpreempt/__init__.py") + " " + version + "\n"; err != nil || string(out) != want {
 			t.Errorf("%v: %s, want %s", err, out, want)
 		}
 	}
@@ -27,7 +27,7 @@ func TestPythonClientOfEachPackageIsComplete(t *testing.T) {
 		if _, err := exec.LookPath("dpkg-deb"); err != nil {
 			t.Skip("no dpkg-deb")
 		}
-		imported(t, unpacked(t, r, "python3-gpreempt.yaml", staged{dir: dir, arch: "amd64"}), "usr/lib/python3/dist-packages")
+		imported(t, unpacked(t, r, "python3-gpreempt.yaml", staged{dir: dir, arch: "amd64"}), "usr/lib/python3/dist-packages", "1.2.3")
 	})
 	t.Run("rpm", func(t *testing.T) {
 		if err := exec.CommandContext(t.Context(), "sh", "-c", "command -v rpm2cpio && command -v cpio").Run(); err != nil {
@@ -43,7 +43,7 @@ func TestPythonClientOfEachPackageIsComplete(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		for _, version := range []string{"3.9", "3.11", "3.12", "3.13", "3.14"} {
-			imported(t, root, "usr/lib/python"+version+"/site-packages")
+			imported(t, root, "usr/lib/python"+version+"/site-packages", "1.2.3")
 		}
 	})
 	t.Run("wheel", func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestPythonClientOfEachPackageIsComplete(t *testing.T) {
 			filepath.Join(r.out, r.made[0])).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		imported(t, root, ".")
+		imported(t, root, ".", "1.2.3")
 	})
 }
 

@@ -181,6 +181,9 @@ func (r *release) stage(dir string) error {
 	if err := writeDocuments(filepath.Join(dir, "doc")); err != nil {
 		return err
 	}
+	if err := r.client(filepath.Join(dir, "python")); err != nil {
+		return err
+	}
 	for _, unit := range units {
 		text, err := os.ReadFile(filepath.Join(repository, "deploy/systemd", unit))
 		if err != nil {

@@ -16,34 +16,22 @@ const python = "/usr/bin/python3"
 
 // wheel builds the Python client for pip below dir, and nothing where the tools are missing.
 func (r *release) wheel(ctx context.Context, dir string) error {
-	version, err := pythonVersion(r.packages)
-	if err != nil {
-		return err
-	}
 	if err := exec.CommandContext(ctx, python, "-c", "import setuptools, wheel, pip").Run(); err != nil {
 		fmt.Println("SKIP the wheel: apt-get install python3-pip python3-setuptools python3-wheel")
 		return nil
 	}
 	source, out := filepath.Join(dir, "source"), filepath.Join(dir, "wheel")
-	files, err := filepath.Glob(filepath.Join(repository, "bindings/python/gpreempt/*.*"))
-	if err != nil {
-		return err
+	for _, file := range []string{"README.md", "pyproject.toml"} {
+		text, err := os.ReadFile(filepath.Join(repository, "bindings/python", file))
+		if err != nil {
+			return err
+		}
+		if err := stage(filepath.Join(source, file), text, 0o644); err != nil {
+			return err
+		}
 	}
-	for _, file := range append(files, filepath.Join(repository, "bindings/python/README.md"), filepath.Join(repository, "bindings/python/pyproject.toml")) {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		if filepath.Base(file) == "pyproject.toml" {
-			text = regexp.MustCompile(`(?m)^version = ".*"$`).ReplaceAll(text, []byte(`version = "`+version+`"`))
-		}
-		relative, err := filepath.Rel(filepath.Join(repository, "bindings/python"), file)
-		if err != nil {
-			return err
-		}
-		if err := stage(filepath.Join(source, relative), text, 0o644); err != nil {
-			return err
-		}
+	if err := r.client(source); err != nil {
+		return err
 	}
 	cmd := exec.CommandContext(ctx, python, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--wheel-dir", out, source)
 	cmd.Env = append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.date.Unix()), "PIP_DISABLE_PIP_VERSION_CHECK=1", "PIP_ROOT_USER_ACTION=ignore")
@@ -73,4 +61,29 @@ func pythonVersion(packages string) (string, error) {
 		return "", fmt.Errorf("%s is no version for Python: call a prerelease alpha, beta or rc", packages)
 	}
 	return version, nil
+}
+
+// client writes the modules of the Python client below dir, with the version of the release.
+func (r *release) client(dir string) error {
+	version, err := pythonVersion(r.packages)
+	if err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(repository, "bindings/python/gpreempt/*.*"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if filepath.Base(file) == "__init__.py" {
+			text = regexp.MustCompile(`(?m)^__version__ = ".*"$`).ReplaceAll(text, []byte(`__version__ = "`+version+`"`))
+		}
+		if err := stage(filepath.Join(dir, "gpreempt", filepath.Base(file)), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
