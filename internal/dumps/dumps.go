@@ -73,8 +73,10 @@ func (r *Reader) Read(path string) ([]byte, error) {
 	if hung != nil && !hung.HasEnded() {
 		return nil, r.hang(path, hung)
 	}
-	if pid := r.holder(); path == debugfs.MQDs && pid != 0 {
-		return nil, &inventory.BusyError{PID: pid}
+	if path == debugfs.MQDs {
+		if pid := r.holder(); pid != 0 {
+			return nil, &inventory.BusyError{PID: pid}
+		}
 	}
 	p, err := r.start()
 	if err != nil {
@@ -146,18 +148,15 @@ func (r *Reader) inDriver(pid int32) bool {
 	})
 }
 
-// The numbers of ioctl(2) on x86-64, and of AMDKFD_IOC_WAIT_EVENTS, in which each runtime has a thread most of
-// the time, without the lock.
-const (
-	ioctl      = 16
-	waitEvents = 0x0c
-)
+// waitEvents is the number of AMDKFD_IOC_WAIT_EVENTS, in which each runtime has a thread most of the time,
+// without the lock.
+const waitEvents = 0x0c
 
 // inDriver reports whether a thread sleeps in another ioctl of KFD, by its /proc/PID/task/TID/syscall:
 // the number and the arguments in hexadecimal, or "running".
 func inDriver(call string) bool {
 	fields := strings.Fields(call)
-	if len(fields) < 3 || fields[0] != strconv.Itoa(ioctl) {
+	if len(fields) < 3 || fields[0] != strconv.Itoa(syscall.SYS_IOCTL) {
 		return false
 	}
 	request, err := strconv.ParseUint(fields[2], 0, 64)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -22,20 +23,23 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
-// hanging is a file system whose files are opened when release is closed.
+// hanging is a file system whose files are opened when release is closed. opening is called before.
 type hanging struct {
 	fs.FS
+	opening func()
 	release chan struct{}
 }
 
 func (h hanging) Open(name string) (fs.File, error) {
+	h.opening()
 	<-h.release
 	return h.FS.Open(name)
 }
 
 // readerOf returns a reader whose helpers are goroutines that read root, and how many were started. The threads of
 // processes are those below a directory.
-func readerOf(t *testing.T, dir string, root fs.FS) (r *Reader, started *int) {
+// A helper is killed once killable is closed; nil is at once.
+func readerOf(t *testing.T, dir string, root fs.FS, killable <-chan struct{}) (r *Reader, started *int) {
 	started = new(int)
 	return newReader(os.DirFS(dir), func(pid int32) bool { return pid == 50 }, func() (*child.Process[string, answer], error) {
 		*started++
@@ -52,6 +56,9 @@ func readerOf(t *testing.T, dir string, root fs.FS) (r *Reader, started *int) {
 			}
 		}()
 		p := child.New[string](daemon, 77, func() {
+			if killable != nil {
+				<-killable
+			}
 			if c, err := daemon.SyscallConn(); err == nil {
 				_ = c.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 			}
@@ -63,7 +70,7 @@ func readerOf(t *testing.T, dir string, root fs.FS) (r *Reader, started *int) {
 
 func TestFilesAreReadByAHelper(t *testing.T) {
 	long := strings.Repeat("0123456789abcdef", 1<<16)
-	r, started := readerOf(t, t.TempDir(), fstest.MapFS{debugfs.MQDs: {Data: []byte(long)}})
+	r, started := readerOf(t, t.TempDir(), fstest.MapFS{debugfs.MQDs: {Data: []byte(long)}}, nil)
 	text, err := r.Read(debugfs.MQDs)
 	if string(text) != long || err != nil {
 		t.Errorf("%d bytes, %v", len(text), err)
@@ -71,7 +78,7 @@ func TestFilesAreReadByAHelper(t *testing.T) {
 	if _, err := r.Read(debugfs.HQDs); err == nil || !strings.Contains(err.Error(), "sys/kernel/debug/kfd/hqds") {
 		t.Errorf("a missing file: %v", err)
 	}
-	r, _ = readerOf(t, t.TempDir(), os.DirFS(t.TempDir()))
+	r, _ = readerOf(t, t.TempDir(), os.DirFS(t.TempDir()), nil)
 	if _, err := r.Read(debugfs.HQDs); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing file on the disk: %v", err)
 	}
@@ -81,8 +88,9 @@ func TestFilesAreReadByAHelper(t *testing.T) {
 }
 
 func TestReadThatHangsIsAbandonedWithItsHelper(t *testing.T) {
-	release := make(chan struct{})
-	r, started := readerOf(t, t.TempDir(), hanging{fstest.MapFS{debugfs.MQDs: {Data: []byte("x")}}, release})
+	release, opening := make(chan struct{}), make(chan struct{})
+	// A helper that is killed before it reads does not hang.
+	r, started := readerOf(t, t.TempDir(), hanging{fstest.MapFS{debugfs.MQDs: {Data: []byte("x")}}, sync.OnceFunc(func() { close(opening) }), release}, opening)
 	r.limit = time.Nanosecond
 	for range 3 {
 		if _, err := r.Read(debugfs.MQDs); !errors.Is(err, inventory.ErrHangs) {
@@ -136,7 +144,7 @@ func TestMQDsAreNotReadWhileAProcessIsInACallOfTheDriver(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			r, _ := readerOf(t, dir, fstest.MapFS{debugfs.MQDs: {}, debugfs.HQDs: {}})
+			r, _ := readerOf(t, dir, fstest.MapFS{debugfs.MQDs: {}, debugfs.HQDs: {}}, nil)
 			_, err := r.Read(debugfs.MQDs)
 			var got int32
 			if busy, ok := errors.AsType[*inventory.BusyError](err); ok {

@@ -225,10 +225,10 @@ func TestRefusedGPUsAreReportedOnceAlsoBesideOthers(t *testing.T) {
 		refusal := func(node uint32) *gpreempt.Error {
 			return &gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonUnknownGPU, Message: fmt.Sprint("node ", node)}
 		}
-		var mended atomic.Bool
+		var restored atomic.Bool
 		d.on = func(_ context.Context, request any) error {
 			r, ok := request.(*gpreemptv1.NotifyOnlineRequest)
-			if node := r.GetGpus(); ok && len(node) > 0 && !mended.Load() {
+			if node := r.GetGpus(); ok && len(node) > 0 && !restored.Load() {
 				return refusal(node[0].GetNode())
 			}
 			return nil
@@ -243,7 +243,7 @@ func TestRefusedGPUsAreReportedOnceAlsoBesideOthers(t *testing.T) {
 		if diff := cmp.Diff([]error{refusal(0), refusal(1)}, received(got)); diff != "" {
 			t.Errorf("reports (-want +got):\n%s", diff)
 		}
-		mended.Store(true)
+		restored.Store(true)
 		for node := range uint32(2) {
 			if early := received(got); len(early) > 0 {
 				t.Errorf("reported %v before all is protected", early)

@@ -16,7 +16,7 @@ func refusalBy(result Cause) Cause {
 	switch {
 	case result == "", result == CauseGone, result == CauseReplaced:
 		return ""
-	case result.Obstacle() == "": // it says no more than that it failed
+	case result.Obstacle() == "": // a failure without a reason
 		return gpreempt.ReasonCannotSuspend
 	}
 	return result

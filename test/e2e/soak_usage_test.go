@@ -234,7 +234,7 @@ func TestOnlyOurLinesOfTheKernelLogCount(t *testing.T) {
 		"6,1,2,-;oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/system.slice/ci.service,task_memcg=/system.slice/ci.service/a,task=go\n": true,
 		"6,1,2,-;cgroup: fork rejected by pids controller in /system.slice/ci.service\n":                                                  true,
 		"6,1,2,-;cgroup: fork rejected by pids controller in /system.slice/ci.service2\n":                                                 false,
-		"6,1,2,-;cgroup: fork rejected by pids controller in /work/gpreempt/other\n":                                                      false,
+		"6,1,2,-;cgroup: fork rejected by pids controller in /builds/gpreempt/other\n":                                                    false,
 		"6,1,2,-;oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/gpreempt/other,task_memcg=/gpreempt/other,task=gpreemptd,pid=7\n":        false,
 		"3,1,2,-;Memory cgroup out of memory: Killed process 7 (gpreemptd) total-vm:1kB\n":                                                false,
 		"4,1,2,-;INFO: task jbd2:9 blocked for more than 120 seconds.\n":                                                                  false,
