@@ -33,7 +33,7 @@ type backend struct {
 	dump func(path string) ([]byte, error)
 	// mechanisms are those to use, best first.
 	mechanisms []mechanism.Mechanism
-	backlogs   BacklogReader
+	backlogs   ReadBacklogs
 	warnings   []gpreempt.Warning
 
 	// The driver and the mechanism over it, and the mechanisms whose pauses outlive the
@@ -76,12 +76,12 @@ func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) 
 
 // openBackend opens the host's KFD and the mechanisms over it. A part that cannot be
 // opened is a warning: the daemon observes and classifies without it.
-func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool, helperEnded func(), calm func() time.Duration, log *zap.Logger) *backend {
+func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool, countHelperExit func(), sinceBreakersClosed func() time.Duration, log *zap.Logger) *backend {
 	root := h.files()
 	b := &backend{
 		name: "simulated " + h.Simulated, simulated: h.Simulated,
 		root: root, fs: discovery.NewFS(root), backlogs: h.Backlogs, mechanisms: h.Mechanisms,
-		helpers: helper.NewPool(log.Named("helper"), helperEnded, calm),
+		helpers: helper.NewPool(log.Named("helper"), countHelperExit, sinceBreakersClosed),
 	}
 	if h.Attach == nil {
 		b.fs.Omit(b.owns)

@@ -34,7 +34,7 @@ func TestCyclesAreCountedOnGPUsWithARunlistThatHasQueues(t *testing.T) {
 	if diff := cmp.Diff([]gpreempt.GPUID{used}, others); diff != "" || !known {
 		t.Errorf("an attach to the job disturbs (-want +got), known %v:\n%s", known, diff)
 	}
-	d.helperEnded()
+	d.countHelperExit()
 	cycles := map[string]float64{}
 	metrics := make(chan prometheus.Metric, 1000)
 	events.NewCollector(func() events.MetricsSnapshot { return events.MetricsSnapshot{Log: d.events} }).Collect(metrics)

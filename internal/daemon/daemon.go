@@ -174,7 +174,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if remote != nil {
 		defer func() { _ = remote.Close() }()
 	}
-	d.backend = openBackend(ctx, opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.calm, d.log)
+	d.backend = openBackend(ctx, opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.countHelperExit, d.sinceBreakersClosed, d.log)
 	defer func() { err = errors.Join(err, d.backend.close()) }()
 	if err := d.build(cfg); err != nil {
 		return errors.Join(err, listener.Close())

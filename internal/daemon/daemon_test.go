@@ -104,7 +104,7 @@ func newDaemonOnHost(t *testing.T, text string) (*daemon, *fakeHost) {
 	}
 	d := &daemon{opts: opts}
 	d.openLog(cfg)
-	d.backend = openBackend(t.Context(), opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.calm, d.log)
+	d.backend = openBackend(t.Context(), opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.countHelperExit, d.sinceBreakersClosed, d.log)
 	if err := d.build(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -133,11 +133,11 @@ func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {
 		return open
 	}
 	d.alarm(safety.Alarm{GPU: gpu + 1})
-	if open() || d.calm() < 0 {
+	if open() || d.sinceBreakersClosed() < 0 {
 		t.Error("an alarm of another GPU opens it")
 	}
 	d.alarm(safety.Alarm{GPU: gpu, Pattern: "mes-no-response"})
-	if !open() || d.calm() >= 0 {
+	if !open() || d.sinceBreakersClosed() >= 0 {
 		t.Error("its breaker is closed")
 	}
 }

@@ -182,16 +182,16 @@ func (d *daemon) runlists() (gpus []gpreempt.GPUID) {
 	return gpus
 }
 
-// helperEnded counts what the end of a helper costs: as that of every process of the driver,
+// countHelperExit counts what the end of a helper costs: as that of every process of the driver,
 // a cycle of each runlist (process_termination_cpsch).
-func (d *daemon) helperEnded() {
+func (d *daemon) countHelperExit() {
 	for _, gpu := range d.runlists() {
 		d.events.Disturbed(gpu, 1)
 	}
 }
 
-// calm returns for how long every breaker has been closed, negative while one is open.
-func (d *daemon) calm() (t time.Duration) {
+// sinceBreakersClosed returns for how long every breaker has been closed, negative while one is open.
+func (d *daemon) sinceBreakersClosed() (t time.Duration) {
 	d.runner.View(func(c *scheduler.Core) { t = d.runner.Now() - c.BreakersClose() })
 	return t
 }

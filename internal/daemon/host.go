@@ -64,14 +64,14 @@ type Host struct {
 	Mechanisms []mechanism.Mechanism
 	// Backlogs reads the pending work of queues of a process; nil reads the memory of this
 	// kernel's processes.
-	Backlogs BacklogReader
+	Backlogs ReadBacklogs
 	// RunDir is the directory of the instance lock and the journal of pauses, which end with
 	// the host. A simulated host has none.
 	RunDir string
 }
 
-// BacklogReader returns the backlogs of queues of one process, index by index.
-type BacklogReader func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) ([]inventory.Backlog, error)
+// ReadBacklogs returns the backlogs of queues of one process, index by index.
+type ReadBacklogs func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) ([]inventory.Backlog, error)
 
 // ThisHost returns the host of the calling process. RunDir is the directory of systemd's
 // RUNTIME_DIRECTORY, or else that of the default socket.

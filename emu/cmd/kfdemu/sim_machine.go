@@ -131,7 +131,7 @@ func (m *Machine) Counters() (now time.Duration, processes []gpumodel.ProcessCou
 	return now, processes, gpus
 }
 
-// backlogs is a daemon.BacklogReader.
+// backlogs is a daemon.ReadBacklogs.
 func (m *Machine) backlogs(_ context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) (all []inventory.Backlog, err error) {
 	all = make([]inventory.Backlog, len(queues))
 	m.rt.Do(func(model *gpumodel.Machine) {

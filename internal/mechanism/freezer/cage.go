@@ -130,7 +130,7 @@ func (c *cage) close() {
 	c.cgroup.close()
 }
 
-func (c *cage) undo() error { return c.m.empty(c.cgroup, c.home) }
+func (c *cage) undo() error { return c.m.runCaged(c.cgroup, c.home) }
 
 func (c *cage) entry() mechanism.JournalEntry {
 	return mechanism.JournalEntry{Cgroup: c.path, CgroupID: c.id, Home: c.home}
@@ -148,9 +148,9 @@ func (g *cgroup) take(pid int32) error {
 	return nil
 }
 
-// empty has what is in a cage run: in the cgroup home, or in the cage where that is gone or takes no
+// runCaged has what is in a cage run: in the cgroup home, or in the cage where that is gone or takes no
 // process. Then the cage stays until they have ended.
-func (m *Mechanism) empty(g *cgroup, home string) error {
+func (m *Mechanism) runCaged(g *cgroup, home string) error {
 	text, err := g.read("cgroup.procs")
 	if errors.Is(err, errRemoved) {
 		return nil
@@ -212,5 +212,5 @@ func (m *Mechanism) emptyUnknown(p *proc.Process) error {
 		return err
 	}
 	defer g.close()
-	return m.empty(g, path.Dir(at))
+	return m.runCaged(g, path.Dir(at))
 }

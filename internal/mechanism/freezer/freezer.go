@@ -175,7 +175,7 @@ func (m *Mechanism) undo(e mechanism.JournalEntry) error {
 			return nil // another one with that name
 		}
 		if m.moves {
-			return m.empty(g, e.Home)
+			return m.runCaged(g, e.Home)
 		}
 		return g.thaw()
 	}

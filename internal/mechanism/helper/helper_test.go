@@ -243,7 +243,7 @@ func TestTargetThatWaitsForAResetKeepsItsHelper(t *testing.T) {
 		t.Cleanup(release)
 		f.callTime = time.Millisecond
 		asked := 0
-		f.calm = func() time.Duration {
+		f.sinceFailure = func() time.Duration {
 			if asked++; asked == 3 {
 				release()
 			}

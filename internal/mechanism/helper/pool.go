@@ -42,9 +42,9 @@ type Pool struct {
 	// ended is called at the end of a helper that had attached to something, and so was a
 	// process of the driver; not after Close.
 	ended func()
-	// calm returns for how long no GPU has been failing, negative while one is. The time of a call
+	// sinceFailure returns for how long no GPU has been failing, negative while one is. The time of a call
 	// begins anew with it: when a GPU resets, the driver lets processes wait with their lock held.
-	calm func() time.Duration
+	sinceFailure func() time.Duration
 	// start starts a helper, on the thread of starter: the kernel kills a helper when the thread ends
 	// that started it.
 	start   func() (*helper, error)
@@ -66,21 +66,21 @@ type Pool struct {
 var _ criu.Calls = (*Pool)(nil)
 
 // NewPool returns a pool, which starts helpers when they are needed. ended is called at the end
-// of each helper that was a process of the driver, until the pool is closed. calm returns for how
+// of each helper that was a process of the driver, until the pool is closed. sinceFailure returns for how
 // long no GPU has been failing, negative while one is: until then a call may wait for any time.
 // Both may be nil.
-func NewPool(logger *zap.Logger, ended func(), calm func() time.Duration) *Pool {
+func NewPool(logger *zap.Logger, ended func(), sinceFailure func() time.Duration) *Pool {
 	p := &Pool{
 		log: logger, callTime: callTime, most: maxHelpers, ended: func() {},
-		calm: func() time.Duration { return math.MaxInt64 }, all: map[*helper]bool{}, starter: make(chan func()), stop: make(chan struct{}),
+		sinceFailure: func() time.Duration { return math.MaxInt64 }, all: map[*helper]bool{}, starter: make(chan func()), stop: make(chan struct{}),
 		serving: map[gpreempt.ProcessKey]*helper{}, abandoned: map[gpreempt.ProcessKey]*helper{},
 	}
 	p.start = p.startProgram
 	if ended != nil {
 		p.ended = ended
 	}
-	if calm != nil {
-		p.calm = calm
+	if sinceFailure != nil {
+		p.sinceFailure = sinceFailure
 	}
 	go func() {
 		runtime.LockOSThread()
@@ -280,7 +280,7 @@ func (p *Pool) call(target gpreempt.ProcessKey, h *helper, req request) (*messag
 			asked = true
 			return p.callTime
 		}
-		return p.callTime - p.calm()
+		return p.callTime - p.sinceFailure()
 	})
 	if errors.Is(err, child.ErrLate) {
 		p.mu.Lock()
