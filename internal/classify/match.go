@@ -183,7 +183,7 @@ func compileText(f field, key, pattern string, fail reject) condition {
 }
 
 // regular finds what has a meaning in regular expressions, or {a,b} of shells, and hardly ever is a part of the texts
-// that globs are compared with. systemd's \x2d in names of units is none of it.
+// that globs are compared with. That is not so for the \x2d in names of systemd's units.
 var regular = regexp.MustCompile(`^\^|\$$|^\.[*+]|/\.\*$|\.\+|\]\+|\(\?|\\[dDwWsSbB.*+?()|^$/-]|[^\s|[]\|[^\s|\]]|\{[\w.*-]+(,[\w.*-]+)+\}`)
 
 // maxComm is how many bytes the kernel keeps of a command name.

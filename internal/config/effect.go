@@ -101,14 +101,16 @@ func (es *effects) rule(c Config, i int, gpus []gpreempt.GPU) {
 	}
 }
 
-// access adds the names that give nobody a right.
+// access adds the names that give nobody a right. Those of the default are created with the package, and a
+// file may be checked elsewhere.
 func (es *effects) access(c Config, h Facts) {
+	own := Default().Access
 	for _, list := range []struct {
 		kind, key string
 		names     []string
 	}{{"group", "online_groups", c.Access.OnlineGroups}, {"group", "admin_groups", c.Access.AdminGroups}, {"user", "admin_users", c.Access.AdminUsers}} {
 		for i, name := range list.names {
-			if slices.Contains(h.Unknown, list.kind+" "+name) {
+			if slices.Contains(h.Unknown, list.kind+" "+name) && !slices.Contains(own.OnlineGroups, name) && !slices.Contains(own.AdminGroups, name) {
 				es.add(fmt.Sprintf("access.%s[%d]", list.key, i), fmt.Sprintf("this host has no %s %s: nobody has the right", list.kind, yamlfile.Quoted(name)),
 					"create it, such as with "+list.kind+"add --system "+name+", or remove it")
 			}

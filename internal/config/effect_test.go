@@ -64,7 +64,6 @@ func TestWhatHasNoEffectHasPlaceAndRemedy(t *testing.T) {
 		{
 			"names without a right", "access:\n  online_groups: [serving, \"1001\"]\n  admin_users: [alice]\ntcp: {admin: [cn:ops]}\n", Facts{Unknown: []string{"group serving", "group gpreempt-admin", "user alice"}},
 			[]string{
-				`2:3: access.admin_groups[0]: this host has no group "gpreempt-admin": nobody has the right: create it, such as with groupadd --system gpreempt-admin, or remove it`,
 				`2:19: access.online_groups[0]: this host has no group "serving": nobody has the right: create it, such as with groupadd --system serving, or remove it`,
 				`3:17: access.admin_users[0]: this host has no user "alice": nobody has the right: create it, such as with useradd --system alice, or remove it`,
 				"4:14: tcp.admin: nobody has the right: without tcp.address there is no TCP: set tcp.address, or remove the names",
