@@ -1,12 +1,20 @@
 package daemon
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"io/fs"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -91,6 +99,59 @@ func TestThresholdOfTheEnvironmentIsPartOfTheConfig(t *testing.T) {
 	t.Setenv("GPREEMPT_PRIORITY_THRESHOLD", "100")
 	if err := check(d.opts, nil, nil); err == nil || !strings.Contains(err.Error(), `"100" is not a threshold`) {
 		t.Errorf("%v, want that it is not a threshold", err)
+	}
+}
+
+// Under the shadow policy the statistics and the events say who would have been suspended, by which rule and for whom.
+func TestShadowPolicyReportsWhomItWouldHaveSuspended(t *testing.T) {
+	h := newFakeHost(t, "6.12", strings.Replace(trainersAreOffline, "preset: strict", "preset: shadow", 1))
+	job := h.start("trainer")
+	c, _ := h.serve()
+	h.target(c, job, "it is classified", func(t *gpreemptv1.Target) bool { return t.GetClass() == gpreemptv1.Class_CLASS_OFFLINE })
+	lease, err := c.Acquire(t.Context(), client.Request{GPUs: client.AllGPUs(), Label: "chat", TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stats, err := c.Admin().GetStatistics(t.Context(), &gpreemptv1.GetStatisticsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := stats.GetStatistics().GetShadow()
+	owner := fmt.Sprintf(`"chat" of process %d`, os.Getpid())
+	if len(report.GetRows()) != 1 || !report.GetInForce() {
+		t.Fatalf("the report: %v", report)
+	}
+	row := report.GetRows()[0]
+	if row.GetTotal().AsDuration() <= 0 || row.GetTotal().AsDuration() > report.GetLasted().AsDuration() {
+		t.Errorf("suspended for %v of %v", row.GetTotal().AsDuration(), report.GetLasted().AsDuration())
+	}
+	row.Total, row.Longest = nil, nil
+	want := &gpreemptv1.ShadowRow{TargetId: job.Key().String(), Comm: "trainer", ClassifiedBy: "rule training", GpuCount: 1, Owner: owner, Suspends: 1}
+	if diff := cmp.Diff(want, row, protocmp.Transform()); diff != "" {
+		t.Errorf("row (-want +got):\n%s", diff)
+	}
+	stream, err := c.Admin().WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{FromStart: true, NoFollow: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := m.GetEvent(); e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_SHADOW {
+			got = append(got, e.GetMessage())
+		}
+	}
+	if len(got) == 0 || got[0] != "trainer, by rule training, for "+owner {
+		t.Errorf("events %q", got)
 	}
 }
 
