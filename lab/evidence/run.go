@@ -68,6 +68,8 @@ const (
 	OnlineAlone  ArmKind = "online alone"
 	Shared       ArmKind = "shared"
 	Protected    ArmKind = "protected"
+	// Baseline is another way to share, which only the simulator has. No limit applies to it.
+	Baseline ArmKind = "baseline"
 )
 
 // Arm is one way to run the work, with all its repeats.
