@@ -24,7 +24,7 @@ func printNumbers(p *term.Printer, row string, columns [3]report.Column) {
 }
 
 // rowTTFT is the row of the latency of language models.
-const rowTTFT = "99 of 100 requests have a first token within"
+const rowTTFT = "99 of 100 first tokens within"
 
 // setting is a row of a table that may have the figures of another one.
 type setting struct {

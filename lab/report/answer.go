@@ -43,9 +43,9 @@ type Column struct {
 
 // The names of the rows of an Answer's numbers.
 const (
-	RowP99  = "99 of 100 requests are answered within"
-	RowP50  = "half of the requests are answered within"
-	RowWork = "offline work done, of what it does alone"
+	RowP99  = "99 of 100 requests within"
+	RowP50  = "half of the requests within"
+	RowWork = "offline work keeps"
 )
 
 // Latency formats Within.
@@ -286,7 +286,7 @@ func nearest(v *evidence.Verdict) *evidence.Criterion {
 // answerChart is the chart of the answers: a bar for each way to run the work, as long as its latency.
 func answerChart(answers []Answer, origin string) *figure {
 	f := &figure{
-		title: origin + ": " + answers[0].Row + " (ms), and offline work done",
+		title: origin + ": " + answers[0].Row + ", and offline work",
 		alt:   "A bar for each way to run the work. The figures are in the table beside it.",
 		x:     axis{label: "ms", zero: true},
 	}
