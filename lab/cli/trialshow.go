@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
+	"github.com/gpreempt/gpreempt/lab/report"
 	"github.com/gpreempt/gpreempt/lab/trial"
 )
 
@@ -33,6 +34,8 @@ type trialResult struct {
 	Missing map[string]string `json:"missing,omitempty"`
 	// Report is the path of the report, if one was written.
 	Report string `json:"report,omitempty"`
+
+	answer report.Answer
 }
 
 // showRun shows the figures of a run and the verdict by a profile, "" for that of its plan. The exit
@@ -45,14 +48,16 @@ func showRun(a *term.App, dir string, run *evidence.Run, profile, page string) e
 		Dir: dir, Name: run.Name, Command: run.Command, Origin: run.Origin, Backend: run.Backend, Arms: evidence.Summarize(run), Faults: run.Faults,
 		Alarms: run.Alarms, Missing: run.Missing, Report: page, Ratios: evidence.Within(run),
 	}
+	verdict := evidence.Judge(run, evidence.Profile{})
 	if profile != "" && profile != noProfile {
 		limits, err := evidence.LoadProfile(profile)
 		if err != nil {
 			return &term.Failure{Code: term.ExitUsage, Message: err.Error(), Next: "gplab trial profiles"}
 		}
-		verdict := evidence.Judge(run, limits)
+		verdict = evidence.Judge(run, limits)
 		result.Verdict = &verdict
 	}
+	result.answer = report.AnswerOf(run, &verdict)
 	if err := a.Show(result, func(p *term.Printer) { printRun(p, &result) }); err != nil {
 		return err
 	}
@@ -79,9 +84,27 @@ func planProfile(run *evidence.Run) string {
 // noProfile as a profile: no verdict.
 const noProfile = "none"
 
-func printRun(p *term.Printer, r *trialResult) {
+// printHead prints the answer: the verdict with its reason, three numbers, and what would change it.
+func printHead(p *term.Printer, r *trialResult) {
+	a := &r.answer
+	if v := r.Verdict; v != nil {
+		p.Line(resultCell(v.Result), fmt.Sprintf(" (%s, profile %s): %s", strings.ToUpper(string(v.Origin)), v.Profile, a.Why))
+	}
 	p.Linef("%s on %s: %s", r.Name, r.Backend, strings.ToUpper(string(r.Origin)))
 	p.Linef("")
+	printNumbers(p, a.Row, a.Columns)
+	p.Linef("")
+	if text := a.ProtectedIs(); text != "" {
+		p.Linef("%s", text)
+	}
+	if r.Verdict != nil {
+		p.Linef("%s", a.Change)
+	}
+	p.Linef("")
+}
+
+func printRun(p *term.Printer, r *trialResult) {
+	printHead(p, r)
 	t := p.Table("", term.Columns{
 		"ARM", ">REPEATS", ">REQUESTS", ">FAILED", ">MEAN", "+>STD", ">P50", "+>P95", ">P99", ">MAX", "+>SPREAD", ">ANNOUNCE", "+>START", "+>SERVICE", ">OFFLINE WORK", ">OF ALONE",
 	})
@@ -202,9 +225,10 @@ func printVerdict(p *term.Printer, r *trialResult) {
 			t.Row(c.Name, c.Arm, got, limit+figure(c.Limit), c.Unit, figure(c.Spread), resultCell(c.Result))
 		}
 		t.Flush()
+	}
+	if len(v.Reasons)+len(v.Unverified) > 0 {
 		p.Linef("")
 	}
-	p.Line(strings.ToUpper(string(v.Origin))+", profile "+v.Profile+": ", resultCell(v.Result))
 	const most = 20
 	for i, reason := range v.Reasons {
 		if i == most {

@@ -23,7 +23,7 @@ type Verdict struct {
 	Result  Result `json:"result"`
 	Profile string `json:"profile"`
 	Origin  Origin `json:"origin"`
-	// Reasons say why the result is not PASS; empty for PASS.
+	// Reasons say why the result is not PASS, what decided first; empty for PASS.
 	Reasons []string `json:"reasons,omitempty"`
 	// Unverified is what was not looked at, and does not change the result.
 	Unverified []string `json:"unverified,omitempty"`
@@ -52,11 +52,17 @@ type Criterion struct {
 // nothing failed, and each figure is within its limit by more than the repeats differ is PASS.
 func Judge(run *Run, p Profile) Verdict {
 	v := Verdict{Result: Pass, Profile: p.Name, Origin: run.Origin}
+	decided := 0
 	note := func(result Result, format string, args ...any) {
 		if v.Result != Fail {
 			v.Result = result
 		}
-		v.Reasons = append(v.Reasons, fmt.Sprintf(format, args...))
+		at := len(v.Reasons)
+		if result == Fail { // what decided comes first
+			at = decided
+			decided++
+		}
+		v.Reasons = slices.Insert(v.Reasons, at, fmt.Sprintf(format, args...))
 	}
 	run.complete(note)
 	protected := 0
@@ -71,7 +77,8 @@ func Judge(run *Run, p Profile) Verdict {
 			continue
 		}
 		protected++
-		if unread := arm.slotsUnread(); unread != "" {
+		// A model has no hardware slots that could be looked at.
+		if unread := arm.slotsUnread(); unread != "" && run.Origin != Simulated {
 			v.Unverified = append(v.Unverified, arm.Name+": whether the hardware slots of suspended processes are empty"+unread)
 		}
 		for _, name := range slices.Sorted(maps.Keys(p.Limits)) {
@@ -151,7 +158,10 @@ func (run *Run) complete(note func(Result, string, ...any)) {
 
 // sound notes what went wrong in an arm.
 func (a *Arm) sound(note func(Result, string, ...any)) {
-	// In a baseline it makes the comparison impossible; in a protected arm it is a failure.
+	if a.Kind == Baseline {
+		return
+	}
+	// In an arm to compare with it makes the comparison impossible; in a protected arm it is a failure.
 	worse := CannotTell
 	if a.Kind == Protected {
 		worse = Fail

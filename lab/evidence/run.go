@@ -70,6 +70,8 @@ const (
 	Protected    ArmKind = "protected"
 	// StreamPriority: as Shared, with streams of a high priority for requests.
 	StreamPriority ArmKind = "stream priority"
+	// Baseline is another way to share, which only the simulator has. No limit applies to it.
+	Baseline ArmKind = "baseline"
 )
 
 // Arm is one way to run the work, with all its repeats.
