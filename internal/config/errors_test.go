@@ -17,6 +17,10 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"2:16: policy.share_floor: 1.5 is outside 0 to 0.95: remove it to use the preset's value"},
 		},
 		{
+			"a cap below the floor", "policy: {preset: share, share_cap: 0.4}\n",
+			[]string{"1:36: policy.share_cap: 0.4 is less than share_floor, 0.5: remove it to use the preset's value"},
+		},
+		{
 			"all of them, in order", "log: {level: loud}\npolicy:\n  max_wait: 1h\n  linger: 2s\nsocket: run/x\n",
 			[]string{
 				`1:14: log.level: "loud" is not known here: write debug, info, warn or error`,

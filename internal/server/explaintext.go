@@ -57,6 +57,8 @@ func (x explained) detail(check string) string {
 		return x.mechanism()
 	case scheduler.CheckPinSuspend:
 		return x.pinned()
+	case scheduler.CheckCap:
+		return x.shareCap()
 	case scheduler.CheckLease:
 		return x.lease()
 	case scheduler.CheckLinger:
@@ -140,6 +142,17 @@ func (x explained) mustRun() string {
 		return fmt.Sprintf("must run for %v more; %s", x.left(x.RunUntil), floor)
 	}
 	return floor
+}
+
+func (x explained) shareCap() string {
+	text := fmt.Sprintf("the share cap of %.0f%%", 100*x.ShareCap)
+	switch {
+	case x.ShareCap == 0:
+		return "no share cap"
+	case x.Now < x.CapEnds:
+		return text + " is reached; " + x.ends(x.CapEnds)
+	}
+	return fmt.Sprintf("%s permits to run for %v more", text, x.CreditLeft.Round(time.Millisecond))
 }
 
 func (x explained) mechanism() string {

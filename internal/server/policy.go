@@ -17,7 +17,7 @@ import (
 // policyMessage returns the API's form of a policy.
 func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
-		Preset: p.Preset, ShareFloor: &p.ShareFloor, Shadow: &p.Shadow, Linger: durationpb.New(p.Linger),
+		Preset: p.Preset, ShareFloor: &p.ShareFloor, ShareCap: &p.ShareCap, Shadow: &p.Shadow, Linger: durationpb.New(p.Linger),
 		MaxSuspend: durationpb.New(p.MaxSuspend), MaxWait: durationpb.New(p.MaxWait), AttachAfter: durationpb.New(p.AttachAfter),
 	}
 }
@@ -53,6 +53,9 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 	}
 	if m != nil && m.ShareFloor != nil {
 		p.ShareFloor = m.GetShareFloor()
+	}
+	if m != nil && m.ShareCap != nil {
+		p.ShareCap = m.GetShareCap()
 	}
 	if m != nil && m.Shadow != nil {
 		p.Shadow = m.GetShadow()

@@ -25,6 +25,7 @@ var KnobMeaning = map[string]string{
 	"preset":       "the preset of the knobs, or custom",
 	"linger":       "how long it stays suspended after the last lease",
 	"share_floor":  "minimum share of time that offline work runs despite leases",
+	"share_cap":    "largest share of time that an offline job runs, 1 for no cap",
 	"max_suspend":  "longest duration of one suspension",
 	"attach_after": "how long a process has queues before a mechanism is attached without a lease",
 	"shadow":       "decide and report, do not act",

@@ -156,7 +156,7 @@ const uptime = 3*time.Hour + 12*time.Minute
 
 func balanced() *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
-		Preset: "balanced", Linger: Dur(0), ShareFloor: new(0.1), MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
+		Preset: "balanced", Linger: Dur(0), ShareFloor: new(0.1), ShareCap: new(1.0), MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
 		AttachAfter: Dur(30 * time.Second),
 	}
 }
