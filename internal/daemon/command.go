@@ -67,11 +67,7 @@ driver, so that it is one of the driver's processes until it ends, and suspends 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
-			report, err := Diagnose(cmd.Context(), opts)
-			if err != nil {
-				return err
-			}
-			return safety.WriteReport(cmd.OutOrStdout(), report)
+			return safety.WriteReport(cmd.OutOrStdout(), Diagnose(cmd.Context(), opts))
 		},
 	}
 	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")

@@ -56,7 +56,7 @@ type process struct {
 	p *kfdtest.Process
 }
 
-func (process) Tracer() (int32, error) { return 0, nil }
+func (process) Tracer() (found, remedy string, err error) { return "", "", nil }
 func (process) Close()                 {}
 
 func (p process) Descriptors() ([]int, error) {
