@@ -43,8 +43,9 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
-		Long: `Run the daemon in the foreground until SIGINT or SIGTERM, which resume
-everything first. SIGHUP applies the changes of the config file.`,
+		Long: `Run the daemon in the foreground until SIGINT, SIGTERM or the end of its
+terminal, and resume everything first. SIGHUP applies the changes of the
+config file.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()

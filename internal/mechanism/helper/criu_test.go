@@ -57,7 +57,7 @@ type process struct {
 }
 
 func (process) Tracer() (found, remedy string, err error) { return "", "", nil }
-func (process) Close()                 {}
+func (process) Close()                                    {}
 
 func (p process) Descriptors() ([]int, error) {
 	fds := p.p.FDs()
