@@ -45,8 +45,9 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
-		Long: `Run the daemon in the foreground until SIGINT or SIGTERM, which resume
-everything first. SIGHUP applies the changes of the config file.`,
+		Long: `Run the daemon in the foreground until SIGINT, SIGTERM or the end of its
+terminal, and resume everything first. SIGHUP applies the changes of the
+config file.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
@@ -69,11 +70,7 @@ driver, so that it is one of the driver's processes until it ends, and suspends 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
-			report, err := Diagnose(cmd.Context(), opts)
-			if err != nil {
-				return err
-			}
-			return safety.WriteReport(cmd.OutOrStdout(), report)
+			return safety.WriteReport(cmd.OutOrStdout(), Diagnose(cmd.Context(), opts))
 		},
 	}
 	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")

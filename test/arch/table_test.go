@@ -60,10 +60,10 @@ var table = []struct {
 	{"internal/testutil", rule{imports: []string{"pkg/kfd"}, kernel: true}},
 	// Mechanisms.
 	{"internal/safedir", rule{stdOnly: true}},
-	{"internal/child", rule{imports: []string{"internal/log"}, kernel: true}},
+	{"internal/child", rule{imports: []string{"internal/log", "internal/proc"}, kernel: true}},
 	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "internal/safedir", "pkg/gpreempt"}}},
 	{"internal/config/yamlfile", rule{imports: []string{"pkg/gpreempt"}}},
-	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/mechanism", "pkg/discovery", "pkg/gpreempt"}}},
+	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/helper", rule{imports: []string{"internal/child", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
