@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -12,13 +14,11 @@ import (
 	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-// lastEvents is how many events are shown by default.
-const lastEvents = 20
-
 func eventsCommand(a *term.App) *cobra.Command {
 	var (
 		follow, all bool
-		since       uint64
+		last        uint64
+		since       string
 	)
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -27,6 +27,10 @@ func eventsCommand(a *term.App) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all && cmd.Flags().Changed("since") {
 				return term.Usage(cmd, "--all and --since are mutually exclusive")
+			}
+			from, age, err := parseSince(cmd, since)
+			if err != nil {
+				return err
 			}
 			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
 			if !follow {
@@ -39,18 +43,22 @@ func eventsCommand(a *term.App) *cobra.Command {
 					if err != nil {
 						return err
 					}
-					since = st.GetEventRevision() - min(lastEvents, st.GetEventRevision())
+					from = st.GetEventRevision() - min(last, st.GetEventRevision())
 				}
 				// Revisions begin with 1: 0 selects all events.
 				stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{
-					AfterRevision: since, FromStart: since == 0, NoFollow: !follow,
+					AfterRevision: from, FromStart: from == 0, NoFollow: !follow,
 				})
 				if err != nil {
 					return err
 				}
 				t := a.Printer().Table("", term.Columns{"TIME:15", ">REVISION", "KIND:7", "OBJECT:20", "CHANGE:25", "REASON"})
 				none := true
+				begin := a.Now().Add(-age)
 				err = term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+					if age > 0 && m.GetEvent().GetAt().AsTime().Before(begin) {
+						return nil
+					}
 					none = false
 					return a.ShowLine(m, func(*term.Printer) { printEvent(t, m.GetEvent()) })
 				})
@@ -62,10 +70,25 @@ func eventsCommand(a *term.App) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
-	cmd.Flags().Uint64Var(&since, "since", 0, "only events after this revision")
+	cmd.Flags().StringVar(&since, "since", "", "only events of the last duration, such as 5m, or after a revision")
+	cmd.Flags().Uint64VarP(&last, "lines", "n", 20, "how many of the last events, without --all and --since")
 	cmd.Flags().BoolVar(&all, "all", false, "all events that the daemon keeps")
 	cmd.AddCommand(eventsExport(a))
 	return cmd
+}
+
+// parseSince returns the revision, or the age, of a value of --since; zero for "".
+func parseSince(cmd *cobra.Command, since string) (revision uint64, age time.Duration, err error) {
+	if since == "" {
+		return 0, 0, nil
+	}
+	if revision, err = strconv.ParseUint(since, 10, 64); err == nil {
+		return revision, 0, nil
+	}
+	if age, err = time.ParseDuration(since); err != nil || age <= 0 {
+		return 0, 0, term.Usage(cmd, "invalid --since %q; use a duration, such as 5m, or a revision, such as 1200", since)
+	}
+	return 0, age, nil
 }
 
 func printEvent(t *term.Table, e *gpreemptv1.Event) {
