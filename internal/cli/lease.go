@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -94,6 +95,9 @@ func leaseCreate(a *term.App) *cobra.Command {
 				names := term.GPUNames(list.GetGpus())
 				if len(names) == 0 {
 					return &term.Failure{Code: term.ExitNoGPU, Message: "cannot create a lease: this host has no GPU", Next: "gpctl doctor"}
+				}
+				if slices.Equal(selectors, []string{"all"}) {
+					selectors = nil
 				}
 				for _, s := range selectors {
 					g, err := names.Find(s)

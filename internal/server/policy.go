@@ -30,7 +30,7 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 	if req.GetPreset() != "" {
 		var err error
 		if p, err = scheduler.PresetByName(req.GetPreset()); err != nil {
-			return p, badPolicy(err.Error(), "use one of "+strings.Join(scheduler.PresetNames(), ", "))
+			return p, badPolicy(fmt.Sprintf("unknown policy preset %q", req.GetPreset()), "use one of "+strings.Join(scheduler.PresetNames(), ", "))
 		}
 	}
 	for _, knob := range []struct {
@@ -63,7 +63,7 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 	if err := p.Validate(); err != nil {
 		next := "gpctl policy get shows what is in force"
 		if k, ok := errors.AsType[*scheduler.KnobError](err); ok {
-			next = fmt.Sprintf("change %s, or the knob that contradicts it", k.Knob)
+			next = fmt.Sprintf("use a value of %s in this range", k.Knob)
 		}
 		return p, badPolicy(err.Error(), next)
 	}

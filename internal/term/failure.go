@@ -142,7 +142,14 @@ func remoteUnreachable(address, text string) *Failure {
 // socket or the directory that hides it, "" when unknown.
 func Unreachable(socket string, err error, group string) *Failure {
 	f := &Failure{Code: ExitUnreachable, Next: "systemctl status gpreemptd"}
+	info, statErr := os.Stat(socket)
 	switch {
+	case statErr == nil && info.Mode().Type() != fs.ModeSocket:
+		f.Code, f.Message = ExitUsage, socket+" is not a socket"
+		f.Next = "--socket with the path of the daemon's, such as " + DefaultSocket
+	case strings.Contains(socket, ":") && !strings.Contains(socket, "/"):
+		f.Code, f.Message = ExitUsage, socket+" is not the path of a socket"
+		f.Next = "--address tcp://" + socket + ", with --cert, --key and --ca"
 	case err == nil:
 		f.Message = fmt.Sprintf("the daemon at %s closed the connection", socket)
 	case errors.Is(err, fs.ErrNotExist):

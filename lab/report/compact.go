@@ -54,7 +54,7 @@ const chartedArms = 6
 // how many others there are.
 func chooseCharted(all []arm) (left int) {
 	n := 0
-	for _, kind := range []evidence.ArmKind{evidence.OnlineAlone, evidence.Shared, evidence.OfflineAlone, evidence.Protected, evidence.Baseline} {
+	for _, kind := range []evidence.ArmKind{evidence.OnlineAlone, evidence.Shared, evidence.OfflineAlone, evidence.Protected, evidence.StreamPriority, evidence.Baseline} {
 		for i := range all {
 			if all[i].Kind == kind {
 				all[i].uncharted = n >= chartedArms

@@ -66,7 +66,7 @@ func choices(all []arm) (found []choice, share bool) {
 
 // together reports whether online and offline work ran together in an arm.
 func (a *arm) together() bool {
-	return a.Kind == evidence.Shared || a.Kind == evidence.Protected || a.Kind == evidence.Baseline
+	return a.Kind != evidence.OnlineAlone && a.Kind != evidence.OfflineAlone
 }
 
 // group returns the name of an arm without the value of a knob, as plans and sweeps add it:

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -127,7 +128,7 @@ func PresetByName(name string) (Policy, error) {
 			return p, nil
 		}
 	}
-	return Policy{}, fmt.Errorf("unknown policy preset %q: use one of %v", name, PresetNames())
+	return Policy{}, fmt.Errorf("unknown policy preset %q; use one of %s", name, strings.Join(PresetNames(), ", "))
 }
 
 // Normalize sets Preset to the name of the preset whose knobs p has, or to
@@ -175,7 +176,11 @@ func (p Policy) Validate() error {
 		}
 	}
 	if !(p.ShareFloor >= 0 && p.ShareFloor <= 0.95) {
-		return &KnobError{"share_floor", fmt.Sprintf("%v is outside 0 to 0.95", p.ShareFloor)}
+		percent := ""
+		if p.ShareFloor > 1 && p.ShareFloor <= 95 {
+			percent = fmt.Sprintf("; %v %% is %v", p.ShareFloor, p.ShareFloor/100)
+		}
+		return &KnobError{"share_floor", fmt.Sprintf("%v is outside 0 to 0.95%s", p.ShareFloor, percent)}
 	}
 	if !(p.ShareCap >= 0.05 && p.ShareCap <= 1) {
 		return &KnobError{"share_cap", fmt.Sprintf("%v is outside 0.05 to 1", p.ShareCap)}

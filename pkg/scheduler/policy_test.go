@@ -36,7 +36,7 @@ func TestPresetsAreValidAndKnowTheirNames(t *testing.T) {
 		t.Errorf("the default is %q", got)
 	}
 	_, err := PresetByName("best")
-	if diff := cmp.Diff(`unknown policy preset "best": use one of [balanced strict share shadow]`, err.Error()); diff != "" {
+	if diff := cmp.Diff(`unknown policy preset "best"; use one of balanced, strict, share, shadow`, err.Error()); diff != "" {
 		t.Error(diff)
 	}
 }

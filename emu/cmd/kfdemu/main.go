@@ -20,6 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/cmdline"
 )
 
 // socketEnv is the variable with the machine's socket in the environment of its programs.
@@ -64,7 +65,10 @@ queues are executed in their memory, for the time that a model of the GPU takes.
 Everything is EMULATED: no figure says anything about a real GPU.`,
 		Version:       api.VersionString(),
 		SilenceErrors: true, SilenceUsage: true,
+		Args: cmdline.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	cmdline.Answer(root)
 	root.AddCommand(runCommand(), execCommand(), checkCommand(), serveSimCommand(), demoCommand(), workCommand(), answerCommand(), softGPUCommand())
 	return root
 }
