@@ -120,7 +120,10 @@ func (w *world) environment() []string {
 	if python == "" {
 		python = "/usr/bin/python3"
 	}
-	return append(os.Environ(), "PATH="+filepath.Join(w.root, "build")+":"+w.dir+":"+os.Getenv("PATH"), "CAPTURES="+w.captures,
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { // rows call make, as from a shell
+		return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS")
+	})
+	return append(env, "PATH="+filepath.Join(w.root, "build")+":"+w.dir+":"+os.Getenv("PATH"), "CAPTURES="+w.captures,
 		"PYTHON="+python, "PYTHONPATH="+filepath.Join(w.root, "bindings", "python"), "PYTHONDONTWRITEBYTECODE=1", "NO_COLOR=1")
 }
 

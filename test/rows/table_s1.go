@@ -49,7 +49,7 @@ grep NSpid /proc/$(gpctl queue find $INNER --jq '.queues[0].pid')/status`,
 		hides: []string{`unknown`},
 	},
 	{
-		id: "R7", asks: "C: init, suspend, status, resume", on: "job", needs: []string{"C"},
+		id: "R7", asks: "C: init, suspend, status, resume", on: "job", needs: []string{"C"}, waits: true,
 		command: "make -s clib && " + cc + `suspend $JOB`,
 		shows: []string{
 			`^gpreempt_poc_init = 0`, `^suspend_queues = 0`, `^get_queue_status\(0\) = 0: is_active 0$`, `^resume_queues = 0`,

@@ -3,21 +3,21 @@ package main
 // s4 is New_QUICKSTART, the map/unmap scheme.
 var s4 = []row{
 	{
-		id: "R35", asks: "BATCH_UNMAP_QUEUES of several queues by one call", on: "job", needs: []string{"C"},
+		id: "R35", asks: "BATCH_UNMAP_QUEUES of several queues by one call", on: "job", needs: []string{"C"}, waits: true,
 		command: "make -s clib && " + cc + `unmap $JOB; gpctl queue slots --target $JOB; gpctl target resume $JOB
 grep -E 'BATCH_UNMAP as written|All queues of a process are one call' docs/design-documents.md`,
 		shows:   []string{`^batch_unmap_queues = 0`, `^get_queue_status\(2\) = 0: is_active 0$`, `^0 slots in use`, `BATCH_UNMAP as written takes the caller's own queues`, `one call and one cycle already`},
 		refused: "the ioctl as written works on the caller's own queues; replaced by the driver's SUSPEND_QUEUES, one call for all queues of a process",
 	},
 	{
-		id: "R36", asks: "FAST_REMAP of several queues by one call", on: "job", needs: []string{"C"},
+		id: "R36", asks: "FAST_REMAP of several queues by one call", on: "job", needs: []string{"C"}, waits: true,
 		command: "make -s clib && " + cc + `remap $JOB; gpctl target list
 grep 'FAST_REMAP and the reservation' docs/design-documents.md`,
 		shows:   []string{`^fast_remap_queues = 0`, `^get_queue_status\(2\) = 0: is_active 0$`, `^get_queue_status\(2\) = 0: is_active 1$`, `use .allocate_hqd., which only .create_queue_nocpsch. calls`},
 		refused: "allocate_hqd is not used with HWS; replaced by RESUME_QUEUES, after which the firmware maps the queues",
 	},
 	{
-		id: "R37", asks: "SET_HQD_RESERVATION of percentages of a GPU's slots", on: "job", needs: []string{"C"},
+		id: "R37", asks: "SET_HQD_RESERVATION of percentages of a GPU's slots", on: "job", needs: []string{"C"}, waits: true,
 		command: "make -s clib && " + cc + `reserve $JOB`,
 		shows:   []string{`^set_hqd_reservation\(30, 70\) = -95 .*firmware assigns the hardware slots`, `^set_hqd_reservation\(80, 30\) = -22 `},
 		refused: "the firmware assigns the slots, so nothing can be reserved (EOPNOTSUPP); hqd_budget keeps some free, see R40",
@@ -30,7 +30,7 @@ grep 'firmware chooses the slots' docs/design-documents.md`,
 		refused: "pipes cannot be split with HWS; instead idle offline jobs are parked, so that 2 online queues among 26 for 24 slots are mapped",
 	},
 	{
-		id: "R39", asks: "library v2: batch_unmap, fast_remap, set_hqd_reservation, grace", on: "job", needs: []string{"C"},
+		id: "R39", asks: "library v2: batch_unmap, fast_remap, set_hqd_reservation, grace", on: "job", needs: []string{"C"}, waits: true,
 		command: "make -s clib && " + cc + `remap $JOB && $DIR/poc reserve $JOB; grep -E 'grace_us is ignored|grace_period' bindings/c/gpreempt_poc.h docs/design-documents.md`,
 		shows: []string{
 			`^gpreempt_poc_init = 0`, `^batch_unmap_queues = 0`, `^fast_remap_queues = 0`, `^set_hqd_reservation\(30, 70\) = -95`, `grace_us is ignored`, `is not a time`,

@@ -80,7 +80,7 @@ printf 'rules: [{name: heap, match: {ring_address: {from: 0x7f0000000000, to: 0x
 		partly:  "no criterion on the growth of the daemon",
 	},
 	{
-		id: "R63", asks: "TC3: no such queue; suspended twice, resumed twice; a part of the queues", on: "job", needs: []string{"C"},
+		id: "R63", asks: "TC3: no such queue; suspended twice, resumed twice; a part of the queues", on: "job", needs: []string{"C"}, waits: true,
 		command: "make -s clib && " + cc + `suspend $JOB; gpctl target suspend 999999 --ttl 1s`,
 		shows: []string{
 			`^suspend_queues = 0`, `^suspend_queues again = 0`, `^resume_queues = 0`, `^resume_queues again = 0`, `^suspend_queues of nobody = -2 `,
