@@ -10,8 +10,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// normalPriority is the priority of a normal queue of ROCm's runtime.
-const normalPriority = 7
+// The priorities of the queues of ROCm's runtime for low, normal and high streams of HIP.
+const (
+	lowPriority    = 0
+	normalPriority = 7
+	highPriority   = 11
+)
 
 // minSlots is the smallest ring, one page of packets. Small rings wrap often.
 const minSlots = 64
@@ -42,11 +46,12 @@ type compute struct {
 	offSignals, offArgs, offProgress int
 	doorbell                         *atomic.Uint64
 	written                          uint64 // packets
+	priority                         uint32
 }
 
 // newCompute returns a queue, not yet created, with the depth and the kernels of cfg.
 func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
-	q := &compute{d: d, gpu: g, wake: wake, slots: minSlots}
+	q := &compute{d: d, gpu: g, wake: wake, slots: minSlots, priority: uint32(cfg.priority())}
 	for q.slots < 2*uint64(cfg.Depth) {
 		q.slots *= 2
 	}
@@ -89,7 +94,7 @@ func (q *compute) create() (id uint32, err error) {
 		GPUID:                 uint32(q.gpu.ID),
 		QueueType:             kfd.QueueTypeComputeAQL,
 		QueuePercentage:       100,
-		QueuePriority:         normalPriority,
+		QueuePriority:         q.priority,
 		EOPBufferAddress:      q.mem.addr(offEOP),
 		EOPBufferSize:         eopBytes,
 		CtxSaveRestoreAddress: q.save.addr(0),

@@ -34,6 +34,9 @@ type Config struct {
 	Rate float64
 	// Depth is the most packets in a queue.
 	Depth int
+	// Priority is that of HIP's streams whose queues the compute queues are like: low, normal or
+	// high; "" is normal.
+	Priority string
 	// Churn destroys queues continuously, half of them with work in them, and creates new
 	// ones.
 	Churn bool
@@ -65,6 +68,7 @@ func ParseArgs(args []string, help io.Writer) (Config, error) {
 	flags.Float64Var(&c.Rate, "rate", 0, "packets per second and queue; 0: no limit")
 	flags.IntVar(&c.Depth, "depth", 4, "most packets in a queue")
 	flags.BoolVar(&c.Churn, "churn", false, "destroy and create queues continuously")
+	flags.StringVar(&c.Priority, "priority", "", "priority of the queues, as of HIP's streams: low, normal or high (default normal)")
 	wait := flags.String("wait", "event", "how to wait for a packet: event or poll")
 	if err := flags.Parse(args); err != nil {
 		return Config{}, err
@@ -96,10 +100,25 @@ func (c *Config) validate(rest []string, kernel uint64, occupancy uint, wait str
 		return fmt.Errorf("--occupancy %d: at most 1000000", occupancy)
 	case !(c.Rate == 0 || c.Rate >= 0.001 && c.Rate <= 1e6):
 		return fmt.Errorf("--rate %v: 0, or 0.001 to 1000000", c.Rate)
+	case c.priority() < 0:
+		return fmt.Errorf("--priority %s: low, normal or high", c.Priority)
 	case wait != "event" && wait != "poll":
 		return fmt.Errorf("--wait %s: event or poll", wait)
 	}
 	return nil
+}
+
+// priority returns the driver's priority of the queues, -1 for an unknown name.
+func (c *Config) priority() int {
+	switch c.Priority {
+	case "low":
+		return lowPriority
+	case "", "normal":
+		return normalPriority
+	case "high":
+		return highPriority
+	}
+	return -1
 }
 
 // parseGPUs reads IDs separated by commas; for "all" it returns nil.

@@ -16,13 +16,13 @@ import (
 
 func TestArgsAreRead(t *testing.T) {
 	got, err := ParseArgs(strings.Fields("--gpus 7,9 --queues 3 --runtime --packets 100 --duration 250 --occupancy 500000 "+
-		"--rate 12.5 --depth 8 --sdma --churn --wait poll"), io.Discard)
+		"--rate 12.5 --depth 8 --sdma --churn --wait poll --priority high"), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Config{
 		GPUs: []gpreempt.GPUID{7, 9}, Queues: 3, SDMA: true, Runtime: true, Packets: 100, Kernel: 250 * time.Microsecond,
-		Occupancy: 500_000, Rate: 12.5, Depth: 8, Churn: true, Poll: true,
+		Occupancy: 500_000, Rate: 12.5, Depth: 8, Churn: true, Poll: true, Priority: "high",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the configuration (-want +got):\n%s", diff)
@@ -36,7 +36,7 @@ func TestArgsAreRead(t *testing.T) {
 func TestWrongArgsAreRefused(t *testing.T) {
 	for _, args := range []string{
 		"now", "--queues -1", "--queues 1025", "--depth 0", "--depth 4097", "--duration 3600000001", "--occupancy 1000001", "--rate 1e9",
-		"--rate -1", "--rate NaN", "--wait long", "--gpus", "--gpus x", "--gpus 0", "--gpus 7,", "--speed 3", "--packets -3",
+		"--rate -1", "--rate NaN", "--wait long", "--priority 3", "--gpus", "--gpus x", "--gpus 0", "--gpus 7,", "--speed 3", "--packets -3",
 	} {
 		var help bytes.Buffer
 		if cfg, err := ParseArgs(strings.Fields(args), &help); err == nil || help.Len() == 0 {

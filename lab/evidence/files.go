@@ -199,7 +199,7 @@ func (run *Run) check() error {
 			return fmt.Errorf("two arms have the name %q: each needs a name of its own", arm.Name)
 		case clean(arm.Name) != arm.Name:
 			return fmt.Errorf("the name %q of an arm has control characters", arm.Name)
-		case !slices.Contains([]ArmKind{OfflineAlone, OnlineAlone, Shared, Protected}, arm.Kind):
+		case !slices.Contains([]ArmKind{OfflineAlone, OnlineAlone, Shared, StreamPriority, Protected}, arm.Kind):
 			return fmt.Errorf("arm %q is of the unknown kind %q", arm.Name, arm.Kind)
 		}
 		names[arm.Name] = true

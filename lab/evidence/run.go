@@ -68,6 +68,8 @@ const (
 	OnlineAlone  ArmKind = "online alone"
 	Shared       ArmKind = "shared"
 	Protected    ArmKind = "protected"
+	// StreamPriority: as Shared, with streams of a high priority for requests.
+	StreamPriority ArmKind = "stream priority"
 )
 
 // Arm is one way to run the work, with all its repeats.

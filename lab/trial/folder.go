@@ -98,7 +98,8 @@ func (p *Plan) hipLevel() string {
 func (p *play) environment(name string) ([]string, error) {
 	// The command may change its directory.
 	hip, err := filepath.Abs(p.path(evidence.LogsDir, "-"+name+hipEnding))
-	return append(environment(&p.plan, p.Socket, p.arm.Name(), p.repeat), "AMD_LOG_LEVEL="+p.plan.hipLevel(), "AMD_LOG_LEVEL_FILE="+hip), err
+	env := append(environment(&p.plan, p.Socket, p.arm.Name(), p.repeat), p.priorityEnvironment(name)...)
+	return append(env, "AMD_LOG_LEVEL="+p.plan.hipLevel(), "AMD_LOG_LEVEL_FILE="+hip), err
 }
 
 // hipEnding is the end of AMD_LOG_LEVEL_FILE. HIP adds _PID for each process.

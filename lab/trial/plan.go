@@ -124,14 +124,15 @@ func (a Arm) Name() string {
 	return name
 }
 
-var armForm = regexp.MustCompile(`^(offline alone|online alone|shared|protected(?::([a-z0-9-]*))?(?::([a-z0-9-]+))?)(?:, queues (\d{1,4}), processes (\d{1,2}))?$`)
+var armForm = regexp.MustCompile(`^(offline alone|online alone|shared|stream priority|protected(?::([a-z0-9-]*))?(?::([a-z0-9-]+))?)(?:, queues (\d{1,4}), processes (\d{1,2}))?$`)
 
-// ParseArm parses the name of an arm: "offline alone", "online alone", "shared", or
+// ParseArm parses the name of an arm: "offline alone", "online alone", "shared", "stream priority", or
 // "protected[:POLICY[:MECHANISM]]", and after it ", queues N, processes N" if it has them.
 func ParseArm(s string) (Arm, error) {
 	m := armForm.FindStringSubmatch(s)
 	if m == nil || m[2]+m[3] == "" && strings.HasSuffix(m[1], ":") {
-		return Arm{}, fmt.Errorf("%q is not an arm: use %q, %q, %q or protected[:POLICY[:MECHANISM]]", s, evidence.OfflineAlone, evidence.OnlineAlone, evidence.Shared)
+		return Arm{}, fmt.Errorf("%q is not an arm: use %q, %q, %q, %q or protected[:POLICY[:MECHANISM]]", s, evidence.OfflineAlone, evidence.OnlineAlone, evidence.Shared,
+			evidence.StreamPriority)
 	}
 	kind, _, _ := strings.Cut(m[1], ":")
 	arm := Arm{Kind: evidence.ArmKind(kind), Policy: m[2], Mechanism: m[3]}
@@ -204,12 +205,12 @@ func (p *Plan) problems() (all []problem) {
 	}
 	makes := p.Online.Request != "" || p.Online.Hold > 0 // the trial makes the requests
 	switch o := &p.Online; {
-	case o.Command == "" && !makes && p.wants(evidence.OnlineAlone, evidence.Shared, evidence.Protected):
+	case o.Command == "" && !makes && p.wants(evidence.OnlineAlone, evidence.Shared, evidence.StreamPriority, evidence.Protected):
 		fail("online", "write the command line of your server, or a request", "there is no online work")
 	case o.Hold > 0 && (o.Command != "" || o.Request != "" || o.AnnouncedByCommand):
 		fail("online.hold", "remove it, or the command and request", "replaces command and request")
-	case o.Hold > 0 && p.wants(evidence.OnlineAlone, evidence.Shared):
-		fail("online.hold", "leave out the arms online alone and shared", "only leases are held, and these arms have none")
+	case o.Hold > 0 && p.wants(evidence.OnlineAlone, evidence.Shared, evidence.StreamPriority):
+		fail("online.hold", "leave out the arms online alone, shared and stream priority", "only leases are held, and these arms have none")
 	case o.Request == RequestByLine && o.Command == "":
 		fail("online.command", "write the command that reads the requests", "is missing")
 	case o.Request == "" && o.Hold == 0 && (o.Answer != "" || o.Ready != ""):
@@ -245,6 +246,8 @@ func (p *Plan) problems() (all []problem) {
 		switch {
 		case arm.Kind == evidence.OnlineAlone && p.Offline.running():
 			fail(key, "leave it out, or let the trial start the offline jobs", "online alone cannot be run: the offline jobs run already")
+		case arm.Kind == evidence.StreamPriority && p.Offline.running():
+			fail(key, "leave it out, or let the trial start the offline jobs", "stream priority cannot be run: a stream has its priority from when it is made")
 		case (arm.Kind == evidence.OfflineAlone || arm.Kind == evidence.Shared) && p.Offline.none():
 			fail(key, "write the command lines of the offline jobs", "there is no offline work")
 		case arm.Processes > 64 || arm.Queues > 1024 || arm.Processes < 0 || arm.Queues < 0:

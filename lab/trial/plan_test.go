@@ -94,11 +94,14 @@ func TestPlanErrorsNameThePlace(t *testing.T) {
 
 func TestIncompletePlansAreRefused(t *testing.T) {
 	for want, change := range map[string]func(p *Plan){
-		"online: there is no online work":        func(p *Plan) { p.Online = Online{} },
-		"online.command: is missing":             func(p *Plan) { p.Online.Command = "" },
-		"offline alone":                          func(p *Plan) { p.Arms = append(p.Arms, p.Arms[0]) },
-		"there is no offline work":               func(p *Plan) { p.Offline.Commands = nil },
-		"online alone cannot be run":             func(p *Plan) { p.Offline.PIDs = []int32{1}; p.Arms = DefaultArms() },
+		"online: there is no online work": func(p *Plan) { p.Online = Online{} },
+		"online.command: is missing":      func(p *Plan) { p.Online.Command = "" },
+		"offline alone":                   func(p *Plan) { p.Arms = append(p.Arms, p.Arms[0]) },
+		"there is no offline work":        func(p *Plan) { p.Offline.Commands = nil },
+		"online alone cannot be run":      func(p *Plan) { p.Offline.PIDs = []int32{1}; p.Arms = DefaultArms() },
+		"stream priority cannot be run": func(p *Plan) {
+			p.Offline.PIDs, p.Arms = []int32{1}, []Arm{{Kind: evidence.StreamPriority}}
+		},
 		"offline.progress: has no group":         func(p *Plan) { p.Offline.Progress = "step" },
 		"offline.progress: error parsing regexp": func(p *Plan) { p.Offline.Progress = "(" },
 		"count: nothing says when a repeat ends": func(p *Plan) { p.Count, p.Duration = 0, 0 },
@@ -127,7 +130,7 @@ func TestIncompletePlansAreRefused(t *testing.T) {
 }
 
 func TestArmsHaveTheNameThatIsParsed(t *testing.T) {
-	for _, arm := range append(full().Arms, DefaultArms()...) {
+	for _, arm := range append(append(full().Arms, DefaultArms()...), Arm{Kind: evidence.StreamPriority}) {
 		got, err := ParseArm(arm.Name())
 		if err != nil || got != arm {
 			t.Errorf("%q is parsed as %+v, %v", arm.Name(), got, err)

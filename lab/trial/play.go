@@ -380,6 +380,9 @@ func (p *play) verify(ctx context.Context) error {
 			return fmt.Errorf("the offline process %s (%d) has no queues any more: it must run for the whole repeat", was.GetComm(), was.GetPid())
 		}
 	}
+	if err := p.checkPriorities(ctx, targets); err != nil {
+		return err
+	}
 	if p.arm.Kind == evidence.Protected && len(targets) > 0 {
 		p.checkMechanism(targets)
 		if err := p.daemon.probeSlots(ctx, targets, time.Duration(p.result.Seconds*float64(time.Second)), &p.result); err != nil {

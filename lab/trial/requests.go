@@ -375,7 +375,7 @@ func announcer(c *client.Client, gpus []uint32, maxWait time.Duration) func(cont
 func environment(p *Plan, socket, arm string, repeat int) []string {
 	var env []string
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "GPREEMPT_CLASS=") && !strings.HasPrefix(v, "GPREEMPT_PRIORITY=") {
+		if !strings.HasPrefix(v, "GPREEMPT_CLASS=") && !strings.HasPrefix(v, "GPREEMPT_PRIORITY=") && !strings.HasPrefix(v, streamPriority) {
 			env = append(env, v)
 		}
 	}
