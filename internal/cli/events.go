@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,6 +21,7 @@ func eventsCommand(a *term.App) *cobra.Command {
 	var (
 		follow, all bool
 		since       uint64
+		only        eventFilter
 	)
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -28,13 +31,16 @@ func eventsCommand(a *term.App) *cobra.Command {
 			if all && cmd.Flags().Changed("since") {
 				return term.Usage(cmd, "--all and --since are mutually exclusive")
 			}
+			if err := only.check(cmd); err != nil {
+				return err
+			}
 			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
 			if !follow {
 				ctx, cancel = context.WithTimeout(ctx, a.Timeout)
 			}
 			defer cancel()
 			return a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
-				if !all && !cmd.Flags().Changed("since") {
+				if !all && !cmd.Flags().Changed("since") && only == (eventFilter{}) {
 					st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 					if err != nil {
 						return err
@@ -51,6 +57,9 @@ func eventsCommand(a *term.App) *cobra.Command {
 				t := a.Printer().Table("", term.Columns{"TIME:15", ">REVISION", "KIND:7", "OBJECT:20", "CHANGE:25", "REASON"})
 				none := true
 				err = term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+					if !only.has(m.GetEvent()) {
+						return nil
+					}
 					none = false
 					return a.ShowLine(m, func(*term.Printer) { printEvent(t, m.GetEvent()) })
 				})
@@ -64,8 +73,34 @@ func eventsCommand(a *term.App) *cobra.Command {
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
 	cmd.Flags().Uint64Var(&since, "since", 0, "only events after this revision")
 	cmd.Flags().BoolVar(&all, "all", false, "all events that the daemon keeps")
+	cmd.Flags().StringVar(&only.kind, "kind", "", "only events of this kind, such as shadow; without --since, of all that the daemon keeps")
+	cmd.Flags().Int32Var(&only.pid, "pid", 0, "only events about this process; without --since, of all that the daemon keeps")
 	cmd.AddCommand(eventsExport(a))
 	return cmd
+}
+
+// eventFilter selects events by their kind and process, unless these are zero.
+type eventFilter struct {
+	kind string
+	pid  int32
+}
+
+// check returns an error for a kind that there is not.
+func (f eventFilter) check(cmd *cobra.Command) error {
+	var kinds []string
+	for kind := range gpreemptv1.EventKind_name {
+		kinds = append(kinds, api.EnumName(gpreemptv1.EventKind(kind)))
+	}
+	if slices.Contains(kinds, f.kind) {
+		return nil
+	}
+	slices.Sort(kinds)
+	return term.Usage(cmd, "no events are of the kind %q: choose one of%s", f.kind, strings.Join(kinds, " "))
+}
+
+func (f eventFilter) has(e *gpreemptv1.Event) bool {
+	pid, _, _ := strings.Cut(e.GetTargetId(), "@")
+	return (f.kind == "" || f.kind == api.EnumName(e.GetKind())) && (f.pid == 0 || pid == strconv.Itoa(int(f.pid)))
 }
 
 func printEvent(t *term.Table, e *gpreemptv1.Event) {
