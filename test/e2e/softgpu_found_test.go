@@ -1,14 +1,18 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 
 // evict has the driver take a process's queues off their GPUs, or restore them, as when it moves memory.
@@ -43,6 +47,14 @@ func (m *softGPU) notSo(queues []foundQueue, w *worker) string {
 	return ""
 }
 
+// slots returns the hardware slots that a process's queues have.
+func (d *daemon) slots(w *worker) []*gpreemptv1.Hqd {
+	d.t.Helper()
+	var list gpreemptv1.ListHqdsResponse
+	d.ctlJSON(&list, "queue", "slots", "--target", fmt.Sprint(w.PID))
+	return list.GetHqds()
+}
+
 // With the default config, jobs that nobody attached to: addresses, active or not, slots, backlog, a class by the
 // priority of queues, queues that appear and disappear. The driver's own state is the truth.
 func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
@@ -57,11 +69,7 @@ func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 			return known && len(queues) == 3 && m.notSo(queues, job) == ""
 		})
 	}
-	slots := func() int {
-		var list gpreemptv1.ListHqdsResponse
-		d.ctlJSON(&list, "queue", "slots", "--target", fmt.Sprint(job.PID))
-		return len(list.GetHqds())
-	}
+	slots := func() int { return len(d.slots(job)) }
 	all("the job")
 	d.eventually("the job is offline by the priority of its queues", func() bool {
 		target := d.target(job.PID)
@@ -73,7 +81,7 @@ func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 		return !slices.ContainsFunc(list.GetQueues(), func(q *gpreemptv1.Queue) bool { return q.Backlog == nil })
 	})
 
-	looks, right := m.times(1000, 50), 0
+	looks, right := m.times(1000, 30), 0
 	for look := range looks {
 		switch look % 20 {
 		case 0:
@@ -114,4 +122,36 @@ func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 	}
 	job.stop()
 	d.stop()
+}
+
+// What a read of mqds costs others: the driver takes the lock of each process within one call of read(2), so that the
+// longest call bounds the time that a lock is held.
+func TestSoftGPUReadOfManyQueuesHasAllOfThem(t *testing.T) {
+	m := onSoftGPU(t)
+	const queues = 80
+	job := m.serve("--gpus", m.gpu(0), "--queues", fmt.Sprint(queues), "--rate", "0.1")
+	var longest time.Duration
+	found := 0
+	buf := make([]byte, 1<<20)
+	for range m.times(100, 10) {
+		f, err := os.Open("/" + debugfs.MQDs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text []byte
+		for err == nil {
+			var n int
+			began := time.Now()
+			n, err = f.Read(buf)
+			longest = max(longest, time.Since(began))
+			text = append(text, buf[:n]...)
+		}
+		_ = f.Close()
+		found = strings.Count(string(text), "Compute queue on device")
+		if !errors.Is(err, io.EOF) || found != queues {
+			t.Fatalf("%d queues, %v, want %d queues and %v", found, err, queues, io.EOF)
+		}
+	}
+	t.Logf("the longest call of a read of %d queues took %v: no lock is held for longer", found, longest)
+	job.stop()
 }

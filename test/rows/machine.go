@@ -22,6 +22,8 @@ type setup struct {
 	flags []string
 	// config is of the daemon, beside what every emulated machine needs; "-" starts none.
 	config string
+	// environment is of the daemon, beside that of every command.
+	environment []string
 	// programs run on it, named by a variable with the pid that they print.
 	programs []program
 }
@@ -170,6 +172,7 @@ func (w *world) start(ctx context.Context, name string) (*machine, error) {
 	if m.socket, err = c.hear(); err != nil {
 		return m, err
 	}
+	m.vars["KFDEMU_SOCKET"] = m.socket
 	for _, p := range s.programs {
 		c, err := m.launch(ctx, p.variable, "exec", "--socket", m.socket, "--", "sh", "-c", p.command)
 		if err != nil {
@@ -192,7 +195,8 @@ func (w *world) start(ctx context.Context, name string) (*machine, error) {
 	if err := os.WriteFile(config, []byte(baseConfig+s.config), 0o644); err != nil {
 		return m, err
 	}
-	if _, err := m.launch(ctx, "gpreemptd", "exec", "--socket", m.socket, "--", "gpreemptd", "serve", "--config", config, "--socket", m.vars["GPREEMPT_SOCKET"]); err != nil {
+	args := append([]string{"exec", "--socket", m.socket, "--", "env"}, s.environment...)
+	if _, err := m.launch(ctx, "gpreemptd", append(args, "gpreemptd", "serve", "--config", config, "--socket", m.vars["GPREEMPT_SOCKET"])...); err != nil {
 		return m, err
 	}
 	return m, m.await(ctx)

@@ -26,6 +26,14 @@ var machines = map[string]setup{
 			{"SERVER", "exec kfdemu answer --packets 20 --duration 200 --runtime"},
 		},
 	},
+	// Classes by a threshold of priority, and no rule.
+	"threshold": {
+		environment: []string{"GPREEMPT_PRIORITY_THRESHOLD=10"},
+		programs: []program{
+			{"JOB", "exec kfdemu work --queues 3 --priority low --rate 20 --duration 500 --runtime"},
+			{"SERVER", "exec kfdemu answer --priority high --packets 20 --duration 200 --runtime"},
+		},
+	},
 	// A GPU whose firmware schedules by MES.
 	"mes": {
 		flags:    []string{"--machine", "gfx1201", "--profile", "7.3"},

@@ -32,11 +32,11 @@ var s5 = []row{
 		},
 	},
 	{
-		id: "R54", asks: "classes by a threshold of priority, by process, by range of addresses", on: "rules", waits: true,
-		command: `gpctl target list; gpctl target explain $JOB
-printf 'rules: [{name: heap, match: {ring_address: {from: 0x7f0000000000, to: 0x7fffffffffff}}, class: offline}]\n' >$DIR/address.yaml && gpreemptd config check --config $DIR/address.yaml`,
-		shows:  []string{`^{JOB} train offline 2 rule low-priority`, `queue_priority|highest priority`, `valid`},
-		partly: "no threshold by environment variable",
+		id: "R54", asks: "classes by a threshold of priority from the environment, by process, by range of addresses", on: "threshold", waits: true,
+		command: `gpctl target list
+printf 'rules: [{name: heap, match: {ring_address: {from: 0x7f0000000000, to: 0x7fffffffffff}}, class: offline}]\n' >$DIR/address.yaml && gpreemptd config check --config $DIR/address.yaml
+gpctl target explain $JOB`,
+		shows: []string{`^{JOB} kfdemu offline \d+ rule below GPREEMPT_PRIORITY_THRESHOLD`, `^{SERVER} kfdemu online \d+ rule GPREEMPT_PRIORITY_THRESHOLD or more`, `valid`, `^\d+ decides rule below`},
 	},
 	{
 		id: "R55", asks: "queues that are created and destroyed are found and classified", on: "rules", waits: true,
