@@ -1,4 +1,4 @@
-"""Inference of ResNet-18, one picture of 224 x 224 a request: online work.
+"""Inference of ResNet-18, one picture a request: online work.
 
 A request is a line of input, until its end: gplab trial --request stdin. With --rate it makes
 its own requests, and says of each how long it took.

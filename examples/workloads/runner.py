@@ -24,7 +24,7 @@ def _stop(*_):
 
 def parser(about):
     p = argparse.ArgumentParser(description=about)
-    p.add_argument("--seconds", type=float, default=0, help="end after so long; 0: when it is told to")
+    p.add_argument("--seconds", type=float, default=0, help="end after so long; 0: at SIGTERM")
     p.add_argument("--seed", type=int, default=1, help="of weights and data")
     p.add_argument("--device", choices=["auto", "cuda", "cpu", "emulated"], default="auto",
                    help="cuda is any GPU of PyTorch, also AMD's; emulated: the CPU, and queues of kfdemu; "
@@ -57,7 +57,7 @@ class Device:
             runtime = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
             where = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {runtime}, stream priority {priority}"
         elif kind == "cpu":
-            where += ": there is no GPU queue, and nothing that gpreempt can suspend"
+            where += ": without GPU queues, so that gpreempt can suspend nothing"
         else:
             self.emulated = Emulated(queues, PRIORITIES[priority])
             where += (f"; its progress also waits for {PACKETS} packets on each of {queues} EMULATED queues of process "
@@ -79,7 +79,7 @@ class Device:
 
 
 class Emulated:
-    """A process with queues on the machine of `kfdemu run`, which works when it is told to."""
+    """A process with queues on the machine of `kfdemu run`, which works on request."""
 
     def __init__(self, queues, priority):
         command = ["kfdemu", "answer", "--runtime", "--queues", str(queues), "--packets", str(PACKETS),

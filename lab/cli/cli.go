@@ -18,7 +18,7 @@ var Program = &term.Program{
 	Help: help,
 	Add: func(a *term.App, root *cobra.Command) {
 		term.Group(root, "Evidence", trialCommand(a), compareCommand(a), simCommand(a), planCommand(a), reportCommand(a))
-		term.Group(root, "Recordings", traceCommand(a), amdlogCommand(a))
+		term.Group(root, "Recordings", captureCommand(a), traceCommand(a), amdlogCommand(a))
 		term.Group(root, "Queues", decodeCommand(a), adviceCommand(a))
 		root.AddCommand(a.CompletionCommand(), a.VersionCommand())
 	},

@@ -37,6 +37,7 @@ func TestScripts(t *testing.T) {
 
 // elsewhere are the commands whose output is compared by other tests than the scripts.
 var elsewhere = map[string]string{
+	"gplab capture":   "TestCaptureSaysWhatBothCasesMade",
 	"gplab trace kfd": "TestTraceShowsHowLongQueueOperationsTake",
 }
 

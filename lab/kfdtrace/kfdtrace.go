@@ -77,7 +77,10 @@ type Report struct {
 
 	Functions []FunctionCalls `json:"functions"`
 	Events    []EventCount    `json:"events"`
-	Queues    []QueueChange   `json:"queues"`
+	// KernelCompute is the number of jobs that ran on compute queues of the kernel (KCQ), whose
+	// rings are called comp_*; nil when the kernel has no event for it. KFD's queues have none.
+	KernelCompute *uint64       `json:"kernel_compute_jobs"`
+	Queues        []QueueChange `json:"queues"`
 
 	// MissingEvents and MissingFunctions were selected, but this kernel does not have
 	// them.
@@ -164,7 +167,7 @@ func (s *session) record(ctx context.Context, o Options) (*Report, error) {
 	return &Report{
 		Began: began, BeganClock: s.tally.began, Duration: duration, Interrupted: interrupted,
 		Followed: len(s.tally.groups), Buffer: s.buffer, Lost: s.tally.lost, Unknown: s.tally.unknown,
-		Functions: s.tally.functionCalls(), Events: s.tally.eventCounts(), Queues: queues.changes,
+		Functions: s.tally.functionCalls(), Events: s.tally.eventCounts(), KernelCompute: s.kernelCompute(), Queues: queues.changes,
 		MissingEvents: s.missingEvents, MissingFunctions: s.missingFunctions, Warnings: s.warnings,
 	}, errors.Join(readErr, stopErr)
 }

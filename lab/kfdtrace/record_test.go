@@ -54,6 +54,9 @@ const probeText = `           gplab-4242    [000] .....   10.000000: tracing_mar
 CPU:1 [LOST 5 EVENTS]
            other-78      [000] .....   10.200000: leave_pqm_create_queue: (kfd_ioctl+0xbf/0x240 <- pqm_create_queue)
            <idle>-0      [001] d.h..   10.300000: amdgpu_iv: ih:0 client_id:0
+            comp-90      [001] .....   10.300100: drm_run_job: entity=000000001, id=7, fence=000000002, ring=comp_1.0.0, job count:0, hw job count:1
+            comp-90      [001] .....   10.300200: amdgpu_sched_run_job: sched_job=7, timeline=comp_1.0.0, context=8, seqno=1, ring_name=comp_1.0.0, num_ibs=1
+            sdma-91      [001] .....   10.300300: drm_run_job: entity=000000001, id=8, fence=000000002, ring=sdma0, job count:0, hw job count:1
 `
 
 func TestDriverIsRecorded(t *testing.T) {
@@ -80,6 +83,7 @@ func TestDriverIsRecorded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		compute := uint64(1) // two events say the same, and the SDMA ring does not count
 		want := &Report{
 			BeganClock: 10 * time.Second, Duration: 10 * time.Second, Followed: 4, Lost: 5, Buffer: Buffer{PerCPUKiB: 2048, CPUs: 2, Grown: 1},
 			Functions: []FunctionCalls{
@@ -89,7 +93,7 @@ func TestDriverIsRecorded(t *testing.T) {
 				},
 				exactly("init_mqd", GroupMQD, 20*time.Microsecond),
 			},
-			Events: []EventCount{{"amdgpu_iv", 1}}, Queues: []QueueChange{}, Warnings: []string{},
+			Events: []EventCount{{"drm_run_job", 2}, {"amdgpu_iv", 1}, {"amdgpu_sched_run_job", 1}}, KernelCompute: &compute, Queues: []QueueChange{}, Warnings: []string{},
 			MissingEvents: got.MissingEvents, MissingFunctions: got.MissingFunctions,
 		}
 		if diff := cmp.Diff(want, got, ignoreClock); diff != "" {

@@ -48,6 +48,8 @@ type session struct {
 	tally  *tally
 	buffer Buffer
 	events int // enabled
+	// jobs: an event of jobs is enabled.
+	jobs bool
 
 	missingEvents, missingFunctions, warnings []string
 }
@@ -199,6 +201,7 @@ func (s *session) enableEvents(events []wantedEvent) error {
 			}
 			if found = err == nil; found {
 				s.events++
+				s.jobs = s.jobs || reportsJobs(name)
 				break
 			}
 		}

@@ -2,7 +2,9 @@ package kfdtrace
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/stat/histogram"
@@ -36,9 +38,11 @@ type tally struct {
 	groups map[string]string
 
 	unknown, lost uint64
-	events        map[string]uint64
-	functions     map[string]*calls
-	open          map[call][]time.Duration // when the calls began that have not ended
+	// compute counts the jobs on compute queues of the kernel, by the event that says so.
+	compute   map[string]uint64
+	events    map[string]uint64
+	functions map[string]*calls
+	open      map[call][]time.Duration // when the calls began that have not ended
 	// began is the time of the marker.
 	began time.Duration
 }
@@ -63,7 +67,7 @@ type call struct {
 
 func newTally() *tally {
 	return &tally{
-		probes: map[string]probe{}, groups: map[string]string{}, events: map[string]uint64{}, functions: map[string]*calls{},
+		compute: map[string]uint64{}, probes: map[string]probe{}, groups: map[string]string{}, events: map[string]uint64{}, functions: map[string]*calls{},
 		open: map[call][]time.Duration{},
 	}
 }
@@ -102,6 +106,9 @@ func (t *tally) add(l line) {
 		p, ours := t.probes[l.name]
 		if !ours {
 			t.events[l.name]++
+			if slices.Contains(jobEvents, l.name) && computeRing.MatchString(l.text) {
+				t.compute[l.name]++
+			}
 			return
 		}
 		key := call{function: p.function, pid: l.pid}
@@ -119,6 +126,33 @@ func (t *tally) add(l line) {
 			t.open[key] = open[:n-1]
 		}
 	}
+}
+
+// jobEvents are the events of a job that begins on a ring of the kernel: both may report it.
+var jobEvents = []string{"drm_sched_job_run", "drm_run_job", "amdgpu_sched_run_job"}
+
+// computeRing matches the text of one on a compute ring, such as comp_1.0.0 (amdgpu_ring_init's name).
+var computeRing = regexp.MustCompile(`\b(ring|ring_name|name)=comp_`)
+
+// reportsJobs reports whether a trace event, or all events of a system, say that jobs begin.
+func reportsJobs(name string) bool {
+	system, event, one := strings.Cut(name, ":")
+	if !one {
+		return system == "gpu_scheduler" || system == driver
+	}
+	return slices.Contains(jobEvents, event)
+}
+
+// kernelCompute is Report.KernelCompute.
+func (s *session) kernelCompute() *uint64 {
+	if !s.jobs {
+		return nil
+	}
+	var most uint64
+	for _, n := range s.tally.compute {
+		most = max(most, n)
+	}
+	return &most
 }
 
 // tear abandons the calls that have not ended.
