@@ -167,4 +167,3 @@ func (f missing) Open(name string) (fs.File, error) {
 	}
 	return f.FS.Open(name)
 }
-

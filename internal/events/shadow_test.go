@@ -47,7 +47,9 @@ func TestShadowReportCountsByProcessAndOwner(t *testing.T) {
 			t.Errorf("%s: lasted %v, want %v (-want +got):\n%s", name, took, lasted, diff)
 		}
 	}
-	policy := func(after time.Duration, shadow bool) { record(after, scheduler.Record{Kind: scheduler.RecordPolicy, On: shadow}) }
+	policy := func(after time.Duration, shadow bool) {
+		record(after, scheduler.Record{Kind: scheduler.RecordPolicy, On: shadow})
+	}
 
 	left := func(after time.Duration, pid int32) {
 		record(after, scheduler.Record{Kind: scheduler.RecordTarget, Target: gpreempt.ProcessKey{PID: pid, Start: 1}, FromTarget: scheduler.TargetRunning, ToTarget: scheduler.TargetLeft})

@@ -89,7 +89,7 @@ type counters struct {
 	announcements, preemptions, suspends, resumes, failures, quarantines, coalesced, ended, shadow, openings, resets, cycles, refused counter
 
 	decide, wait, reply, quiesce, suspend, resume, lease histogram
-	report                                                shadowReport
+	report                                               shadowReport
 	// away is the number of targets that are off the GPUs, since awayAt. awayFor is how long all
 	// targets together have been, until then.
 	away    int

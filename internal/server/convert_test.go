@@ -98,7 +98,7 @@ func TestShadowEventsNameCommandRuleAndOwner(t *testing.T) {
 		return &s
 	}
 	for want, r := range map[string]scheduler.Record{
-		"python, by rule train": {Shadow: with(func(s *scheduler.Shadowed) { s.Cause = scheduler.CauseLeaseEnded })},
+		"python, by rule train":                          {Shadow: with(func(s *scheduler.Shadowed) { s.Cause = scheduler.CauseLeaseEnded })},
 		`python, by rule train, for "chat" of process 9`: {Lease: 1, Shadow: with(func(s *scheduler.Shadowed) { s.Client.PID, s.Label = 9, "chat" })},
 		"python, by rule train, for process 9":           {Lease: 1, Shadow: with(func(s *scheduler.Shadowed) { s.Client.PID = 9 })},
 		"python, by rule train, for an admin":            {Lease: 1, Shadow: with(func(*scheduler.Shadowed) {})},

@@ -429,7 +429,7 @@ func (m *Machine) GetStatistics(context.Context, *gpreemptv1.GetStatisticsReques
 		}}
 	}
 	return &gpreemptv1.GetStatisticsResponse{Statistics: &gpreemptv1.Statistics{
-		Shadow: shadow,
+		Shadow:        shadow,
 		Announcements: 1200, Quiesced: 1190, MaxWaitPassed: 10, Suspends: 640, Resumes: 639, Failures: 2, Coalesced: 560, ForcedResumes: 12,
 		QuiesceLatency: &gpreemptv1.LatencySummary{Count: 1190, Mean: us(910), P50: us(850), P95: us(1900), P99: us(4200), Max: us(19800)},
 		SuspendLatency: &gpreemptv1.LatencySummary{Count: 640, Mean: us(850), P50: us(820), P95: us(1200), P99: us(2000), Max: us(3000)},
