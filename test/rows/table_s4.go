@@ -91,7 +91,7 @@ gpctl target resume $JOB >/dev/null; sleep 1; gpctl queue find $JOB`,
 		id: "R48", asks: "patch, test of the calls, report with charts and advice, result folders", on: "trial", after: "R8",
 		command: `gplab report $DIR/run -o $DIR/r.html --markdown $DIR/r.md --csv $DIR/r.csv; grep -o '<svg' $DIR/r.html | sort | uniq -c; cat $DIR/r.md; head -n 1 $DIR/r.csv
 ls deploy/kernel`,
-		shows: []string{`\d\d <svg`, `^## Verdict$`, `^## Recommendation$`, `mean time to suspend \| [\d.]+ ms`, `^run,`, `^kfd_kmap\.patch$`, `^prepare$`},
+		shows: []string{`\d+ <svg`, `^(## |<summary>)Verdict`, `^(## |<summary>)Recommendation`, `mean time to suspend \| [\d.]+ ms`, `^run,`, `^kfd_kmap\.patch$`, `^prepare$`},
 	},
 	{
 		id: "R49", asks: "diagnosis: EINVAL, make.log of DKMS, trace events", needs: []string{"root"},

@@ -109,7 +109,7 @@ gpctl target explain $JOB`,
 	{
 		id: "R67", asks: "reports: functions, charts, histogram of latency, bottlenecks, list of faults", on: "trial", after: "R8",
 		command: `gplab report $DIR/run; gplab report $DIR/run -o $DIR/r67.html; grep -o '<svg' $DIR/r67.html | sort | uniq -c`,
-		shows:   []string{`What was checked`, `Latency of requests`, `Bottlenecks`, `Suspend and resume`, `\d\d <svg`},
+		shows:   []string{`What was checked`, `Latency of requests`, `Bottlenecks`, `Suspend and resume`, `\d+ <svg`},
 	},
 	{
 		id: "R68", asks: "responses to risks: too slow, identification unreliable, unstable", on: "trial", after: "R8",
