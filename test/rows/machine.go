@@ -91,7 +91,7 @@ var needs = map[string]string{
 }
 
 // lacks says what of a row's needs is not here, "" if nothing.
-func (w *world) lacks(names []string) string {
+func (w *world) lacks(ctx context.Context, names []string) string {
 	var missing []string
 	for _, name := range names {
 		check, known := needs[name]
@@ -103,7 +103,7 @@ func (w *world) lacks(names []string) string {
 				missing = append(missing, "the real captures")
 			}
 		default:
-			cmd := exec.Command("sh", "-c", check)
+			cmd := exec.CommandContext(ctx, "sh", "-c", check)
 			cmd.Env = w.environment()
 			if cmd.Run() != nil {
 				missing = append(missing, name)
@@ -151,7 +151,7 @@ type child struct {
 func (w *world) start(ctx context.Context, name string) (*machine, error) {
 	m := &machine{w: w, name: name, dir: filepath.Join(w.dir, "machine-"+name), vars: map[string]string{}}
 	m.vars["DIR"] = m.dir
-	if err := os.Mkdir(m.dir, 0o755); err != nil {
+	if err := os.Mkdir(m.dir, 0o750); err != nil {
 		return m, err
 	}
 	if name == "" {
@@ -192,7 +192,7 @@ func (w *world) start(ctx context.Context, name string) (*machine, error) {
 		return m, nil
 	}
 	config := filepath.Join(m.dir, "config.yaml")
-	if err := os.WriteFile(config, []byte(baseConfig+s.config), 0o644); err != nil {
+	if err := os.WriteFile(config, []byte(baseConfig+s.config), 0o600); err != nil {
 		return m, err
 	}
 	args := append([]string{"exec", "--socket", m.socket, "--", "env"}, s.environment...)

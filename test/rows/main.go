@@ -121,10 +121,10 @@ func write(w io.Writer, file string, results []result) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
 		return err
 	}
-	if err := os.WriteFile(file, append(text, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(file, append(text, '\n'), 0o600); err != nil {
 		return err
 	}
 	counts := map[verdict]int{}
@@ -174,7 +174,7 @@ func (w *world) runOn(ctx context.Context, on string, rows []row, ended func(res
 			continue
 		}
 		got := result{Row: r.id, Asks: r.asks, Machine: on, Command: r.command}
-		switch lacks := w.lacks(r.needs); {
+		switch lacks := w.lacks(ctx, r.needs); {
 		case lacks != "":
 			got.Verdict, got.Why = skipped, lacks
 		case errors.Is(reason, errCannotEmulate):
