@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test test-full race build demo bench bench-quick fuzz explore history crashes mutate clib clib-install clib-test e2e e2e-full e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean packages versions fleet-scale cluster kernel-userq kernel-strings
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test test-full race build demo bench bench-quick rows fuzz explore history crashes mutate clib clib-install clib-test e2e e2e-full e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean packages versions fleet-scale cluster kernel-userq kernel-strings
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,12 @@ bench: ## Measure what the daemon costs, as ratios in one run: a table, and buil
 	$(GO) build -o build/bench ./test/bench
 	build/bench $(BENCH)
 
+ROWS ?=
+# What is not installed is skipped: the packages of clib, python3-protobuf.
+rows: build ## Run a command for each requirement of the design documents, R1 to R69, on emulated machines and real captures, and judge what it prints: a table, and build/rows.json (ROWS="-only 'R5|R47'", ROWS='-shell job')
+	$(GO) build -o build/rows ./test/rows
+	build/rows $(ROWS)
+
 HOSTS ?= 1000
 GPUS  ?= 8
 TIME  ?= 5m
@@ -229,7 +235,7 @@ vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgp
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
 
 # What lasts, what measures and so depends on the machine, and other kernels: 6.12's vm-kfd is part of each change's checks.
-NIGHTLY = test-full: e2e-full: demo: bench-quick: fuzz: mutate: vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
+NIGHTLY = test-full: e2e-full: rows: demo: bench-quick: fuzz: mutate: vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
 nightly: ## Run all tests in full depth, the measurements, fuzzing, mutate, and the tests on the real drivers of all kernels, before an issue is closed: for hours, and a table at the end
 	@results=$$(mktemp); status=0; for each in $(NIGHTLY); do \
 		began=$$(date +%s); out=$$(mktemp); \

@@ -102,10 +102,10 @@ static void show_queues(struct seq_file *m, struct kfd_process_device *pdd)
 		running = hq && hq->mapped && !hq->stuck;
 		cycled = hq ? hq->cycled : 0;
 		spin_unlock(&s->hws.lock);
-		seq_printf(m, "pid %d gpu %u queue %u suspended=%d active=%d running=%d evicted=%d destroying=%d status=%#llx cycled=%u type=%u doorbell=%#x\n",
+		seq_printf(m, "pid %d gpu %u queue %u suspended=%d active=%d running=%d evicted=%d destroying=%d status=%#llx cycled=%u type=%u doorbell=%#x ring=%#llx\n",
 			   q->process->lead_thread->pid, pdd->dev->id, p->queue_id, p->is_suspended,
 			   p->is_active, running, p->is_evicted, p->is_being_destroyed,
-			   p->exception_status, cycled, p->type, p->doorbell_off);
+			   p->exception_status, cycled, p->type, p->doorbell_off, p->queue_address);
 	}
 	dqm_unlock(pdd->dev->dqm);
 }

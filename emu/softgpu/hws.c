@@ -215,6 +215,25 @@ SOFT_WRAP(void, uninit_queue, struct queue *q)
 	__real_uninit_queue(q);
 }
 
+/* soft_hws_in_slot returns the address of the MQD of the queue in a slot, or 0, and its VMID. */
+u64 soft_hws_in_slot(struct soft_dev *s, u32 pipe, u32 queue, u32 *vmid)
+{
+	int slot = pipe * s->adev->gfx.mec.num_queue_per_pipe + queue;
+	struct soft_hws *h = &s->hws;
+	struct soft_queue *q;
+	u64 mqd = 0;
+
+	spin_lock(&h->lock);
+	list_for_each_entry(q, &h->queues, list)
+		if (q->mapped && q->slot == slot) {
+			mqd = q->mqd;
+			*vmid = 8 + q->pasid % 8;
+			break;
+		}
+	spin_unlock(&h->lock);
+	return mqd;
+}
+
 /*
  * soft_hws_stuck_ring returns the ring address of the queue that refused to
  * leave a slot, or 0, and takes it away for a reset.

@@ -47,18 +47,41 @@ static int sdma_load(struct amdgpu_device *adev, void *mqd, u32 __user *wptr, st
 	return 0;
 }
 
-/* debugfs "hqds" shows no registers. */
+/* The registers of a slot are those that the MQD of its queue keeps, from dword 0x80 on. */
+#define SOFT_HQD_FIRST	0xc914
+#define SOFT_HQD_COUNT	56
+#define SOFT_HQD_IN_MQD	(0x80 * sizeof(u32))
+
+/* debugfs "hqds" has the queues that are mapped. */
 static int hqd_dump(struct amdgpu_device *adev, u32 pipe, u32 queue, u32 (**dump)[2], u32 *n,
 		    u32 inst)
+{
+	struct soft_dev *s = soft_of(adev);
+	u32 values[SOFT_HQD_COUNT] = {};
+	u32 vmid = 0, i;
+	u64 mqd = s ? soft_hws_in_slot(s, pipe, queue, &vmid) : 0;
+
+	*dump = kcalloc(SOFT_HQD_COUNT, sizeof(**dump), GFP_KERNEL);
+	if (!*dump)
+		return -ENOMEM;
+	if (mqd && !soft_gart_read(mqd + SOFT_HQD_IN_MQD, values, sizeof(values))) {
+		values[2] = 1;		/* CP_HQD_ACTIVE */
+		values[3] = vmid;
+	}
+	for (i = 0; i < SOFT_HQD_COUNT; i++) {
+		(*dump)[i][0] = SOFT_HQD_FIRST + i * sizeof(u32);
+		(*dump)[i][1] = values[i];
+	}
+	*n = SOFT_HQD_COUNT;
+	return 0;
+}
+
+/* It shows no registers of SDMA. */
+static int sdma_dump(struct amdgpu_device *adev, u32 engine, u32 queue, u32 (**dump)[2], u32 *n)
 {
 	*n = 0;
 	*dump = kzalloc(sizeof(**dump), GFP_KERNEL);
 	return *dump ? 0 : -ENOMEM;
-}
-
-static int sdma_dump(struct amdgpu_device *adev, u32 engine, u32 queue, u32 (**dump)[2], u32 *n)
-{
-	return hqd_dump(adev, engine, queue, dump, n, 0);
 }
 
 static bool hqd_is_occupied(struct amdgpu_device *adev, u64 addr, u32 pipe, u32 queue, u32 inst)

@@ -147,6 +147,7 @@ int soft_hws_init(struct soft_dev *s);
 void soft_hws_fini(struct soft_dev *s);
 void soft_hws_reset(struct soft_dev *s);
 void soft_hws_release(struct soft_dev *s, bool all, u32 doorbell);
+u64 soft_hws_in_slot(struct soft_dev *s, u32 pipe, u32 queue, u32 *vmid);
 u64 soft_hws_stuck_ring(struct soft_dev *s, u32 pipe, u32 queue, bool reset);
 u32 soft_hws_stuck_sdma(struct soft_dev *s, int engine, bool reset);
 

@@ -37,6 +37,15 @@ type Subject struct {
 	Queues []gpreempt.QueueEntry
 }
 
+// SetContainer takes in what the runtime says. What contradicts the control group is refused.
+func (s *Subject) SetContainer(c gpreempt.Container, known bool) {
+	s.Container, s.ContainerKnown = c, known
+	if c.Conflict != "" {
+		s.Container = gpreempt.Container{}
+		s.Cgroup.Refuse(c.Conflict)
+	}
+}
+
 // Decision is class and priority of a process, and why.
 type Decision struct {
 	Class    gpreempt.Class

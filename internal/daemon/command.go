@@ -103,6 +103,7 @@ func configCommand() *cobra.Command {
 
 func checkCommand() *cobra.Command {
 	opts := Options{ConfigGiven: true}
+	var running bool
 	cmd := &cobra.Command{
 		Use:        "check [FILE]",
 		SuggestFor: []string{"validate", "test", "lint"},
@@ -113,10 +114,14 @@ func checkCommand() *cobra.Command {
 				opts.ConfigPath = args[0]
 			}
 			opts.Host = ThisHost()
-			return check(opts, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if err := check(opts, cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil || !running {
+				return err
+			}
+			return showRunning(cmd.Context(), opts, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "the config file, as for serve")
+	cmd.Flags().BoolVar(&running, "running", false, "show also what its rules make of the processes that run; it changes nothing")
 	return cmd
 }
 

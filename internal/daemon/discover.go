@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/inventory"
@@ -93,17 +95,20 @@ var runtimeSockets = []string{
 
 // openContainers creates the resolver of container names. A simulation has none.
 func (d *daemon) openContainers() {
-	if d.backend.simulated != "" {
-		return
+	if d.backend.simulated == "" {
+		d.containers = newContainers(d.backend.root, func(id string) { d.registry.ContainerChanged(id) }, d.log.Named("containers"))
 	}
-	d.containers = container.New(container.Config{
+}
+
+func newContainers(root fs.FS, changed func(id string), logger *zap.Logger) *container.Resolver {
+	return container.New(container.Config{
 		Sockets: runtimeSockets,
 		Cgroup: func(pid int32) (gpreempt.Cgroup, error) {
-			text, err := fs.ReadFile(d.backend.root, fmt.Sprintf("proc/%d/cgroup", pid))
+			text, err := fs.ReadFile(root, fmt.Sprintf("proc/%d/cgroup", pid))
 			return discovery.ParseCgroup(text), err
 		},
-		Changed: func(id string) { d.registry.ContainerChanged(id) },
-		Log:     d.log.Named("containers"),
+		Changed: changed,
+		Log:     logger,
 		Now:     time.Now,
 	})
 }

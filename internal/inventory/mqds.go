@@ -45,16 +45,34 @@ func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time)
 	}
 	o.reading = true
 	go func() {
-		d := dump{began: now}
-		var text []byte
-		if text, d.err = o.dump(debugfs.MQDs); d.err == nil {
-			d.mqds, d.err = debugfs.ParseMQDs(text)
-		}
 		select {
-		case o.dumps <- d:
+		case o.dumps <- o.take(now):
 		case <-ctx.Done():
 		}
 	}()
+}
+
+// take reads mqds.
+func (o *Observer) take(began time.Time) dump {
+	d := dump{began: began}
+	var text []byte
+	if text, d.err = o.dump(debugfs.MQDs); d.err == nil {
+		d.mqds, d.err = debugfs.ParseMQDs(text)
+	}
+	return d
+}
+
+// ReadOnce reads all processes and queues, and mqds if that is permitted: unread is why the details of queues
+// beyond sysfs are not known. It is called in place of Run.
+func (o *Observer) ReadOnce() (unread error) {
+	o.Scan()
+	if !o.cfg.Intervals().Debugfs {
+		return errOff
+	}
+	time.Sleep(settled) // a dump counts for queues that are older
+	d := o.take(o.cfg.Now())
+	o.applyDump(d)
+	return d.err
 }
 
 var errOff = errors.New("discovery.debugfs is false")

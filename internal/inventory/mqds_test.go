@@ -178,3 +178,29 @@ func TestADumpWithoutAQueueRemovesNoInfo(t *testing.T) {
 		}
 	})
 }
+
+// Without Run, one reading has what Run finds, and says what it could not read.
+func TestReadOnceKnowsPrioritiesOrSaysWhyNot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeHost(t)
+		key := w.start(7, 0)
+		w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(0x7f0000100000, 0, 7))
+		if err := w.ReadOnce(); err != nil {
+			t.Fatal(err)
+		}
+		info := w.inventory.QueuesOf(key)[0].Info
+		if !info.PriorityKnown || info.Priority != 7 || info.RingBase != 0x7f0000100000 {
+			t.Errorf("the queue: %+v", info)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeHost(t)
+		key := w.start(7, 0)
+		if err := w.ReadOnce(); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("without debugfs: %v", err)
+		}
+		if queues := w.inventory.QueuesOf(key); len(queues) != 1 || queues[0].Info.PriorityKnown {
+			t.Errorf("the queues without debugfs: %+v", queues)
+		}
+	})
+}

@@ -207,11 +207,7 @@ func (r *Registry) subject(p *process) *classify.Subject {
 	s := &classify.Subject{
 		Process: p.Process, GPUs: GPUsWithQueues(r.cfg.Inventory.GPUs(), p.Proc), Queues: r.cfg.Inventory.QueuesOf(p.Key),
 	}
-	s.Container, s.ContainerKnown = r.cfg.Container(p.Cgroup)
-	if conflict := s.Container.Conflict; conflict != "" {
-		s.Container = gpreempt.Container{}
-		s.Cgroup.Refuse(conflict)
-	}
+	s.SetContainer(r.cfg.Container(p.Cgroup))
 	return s
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/lab/evidence"
@@ -48,18 +49,26 @@ func (p *play) checkPriorities(ctx context.Context, offline []*gpreemptv1.Target
 	if err != nil {
 		return err
 	}
-	queues, err := p.daemon.admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{})
-	if err != nil {
-		return err
+	for end := time.Now().Add(slotTime); ; { // on a busy host the daemon may not have read them yet
+		queues, err := p.daemon.admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{})
+		if err != nil {
+			return err
+		}
+		fault, missing := judgePriorities(queues.GetQueues(), online, offline)
+		switch {
+		case fault != "":
+			p.fault(false, "%s", fault)
+			return nil
+		case missing == "":
+			return nil
+		case time.Now().After(end):
+			p.lacks(priorityCheck, missing)
+			return nil
+		}
+		if err := sleep(ctx, pollTime); err != nil {
+			return err
+		}
 	}
-	fault, missing := judgePriorities(queues.GetQueues(), online, offline)
-	if missing != "" {
-		p.lacks(priorityCheck, missing)
-	}
-	if fault != "" {
-		p.fault(false, "%s", fault)
-	}
-	return nil
 }
 
 // judgePriorities returns how the queues of the online and the offline targets contradict the arm, or

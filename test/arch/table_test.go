@@ -133,5 +133,6 @@ var table = []struct {
 	{"emu/vm", rule{kernel: true}},
 	{"test/e2e", rule{}},
 	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/config", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "internal/testutil", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"test/rows", rule{stdOnly: true}},
 	{"test/fleetscale", rule{imports: []string{"internal/events", "internal/inventory", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 }

@@ -28,6 +28,7 @@ type emulated struct {
 	socket   string // the machine's
 	metrics  string // address of the daemon's metrics
 	children []*child
+	daemon   *child
 	conn     *grpc.ClientConn // to the daemon
 }
 
@@ -35,15 +36,20 @@ type emulated struct {
 type errCannotEmulate struct{ error }
 
 // emulate starts a machine and the daemon.
-func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
+func (b *bench) emulate(ctx context.Context) (*emulated, error) {
+	return b.emulateWith(ctx, configText)
+}
+
+// emulateWith starts a machine and a daemon with this config.
+func (b *bench) emulateWith(ctx context.Context, text string) (m *emulated, err error) {
 	if err := b.build(ctx, "./cmd/gpreemptd", "./emu/cmd/kfdemu"); err != nil {
 		return nil, err
 	}
 	if out, err := exec.CommandContext(ctx, b.program("kfdemu"), "check", "--trace").CombinedOutput(); err != nil {
 		return nil, errCannotEmulate{fmt.Errorf("kfdemu check: %w: %s", err, strings.TrimSpace(string(out)))}
 	}
-	m = &emulated{b: b, dir: filepath.Join(b.dir, "emulated")}
-	if err := os.Mkdir(m.dir, 0o700); err != nil {
+	m = &emulated{b: b}
+	if m.dir, err = os.MkdirTemp(b.dir, "emulated-"); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -64,11 +70,11 @@ func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 	if m.metrics, err = freeAddress(ctx); err != nil {
 		return nil, err
 	}
-	config, err := b.writeConfig(configText + fmt.Sprintf("metrics: {address: %q}\n", m.metrics))
+	config, err := b.writeConfig(text + fmt.Sprintf("metrics: {address: %q}\n", m.metrics))
 	if err != nil {
 		return nil, err
 	}
-	if _, err = m.launch(ctx, "gpreemptd", "exec", "--socket", m.socket, "--", b.program("gpreemptd"), "serve", "--config", config, "--socket", socket); err != nil {
+	if m.daemon, err = m.launch(ctx, "gpreemptd", "exec", "--socket", m.socket, "--", b.program("gpreemptd"), "serve", "--config", config, "--socket", socket); err != nil {
 		return nil, err
 	}
 	if m.conn, err = dial(socket); err != nil {

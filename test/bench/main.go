@@ -125,6 +125,7 @@ var sections = []struct {
 	{"m", "gpctl top", false, (*bench).top},
 	{"n", "several hosts at once", false, (*bench).groups},
 	{"o", "a fleet", false, (*bench).fleet},
+	{"p", "reading the driver's dumps", false, (*bench).dumps},
 }
 
 func measure(ctx context.Context, quick bool, only string) (r *report, err error) {

@@ -332,6 +332,7 @@ func TestSoftGPUCheckpointMechanismEvictsAndRestores(t *testing.T) {
 	job := m.work("--gpus", m.gpu(0), "--queues", "2")
 	d := m.start(atOnce + "mechanisms: [criu]\n")
 	d.heldBy("criu", job, 2)
+	d.eventually("the job has slots", func() bool { return len(d.slots(job)) >= 2 })
 	for range m.times(100, 5) {
 		lease := m.announce(d)
 		m.checkEach(job, 2, softState{Evicted: true})
@@ -340,6 +341,7 @@ func TestSoftGPUCheckpointMechanismEvictsAndRestores(t *testing.T) {
 	}
 	lease := m.announce(d)
 	m.checkStill(job, other)
+	d.eventually("the suspended job has no slot", func() bool { return len(d.slots(job)) == 0 })
 	if diff := cmp.Diff(softOn, m.queues(other.PID)[softQueue{m.gpus[0], 0}]); diff != "" {
 		t.Errorf("the queue of the other process (-want +got):\n%s", diff)
 	}
