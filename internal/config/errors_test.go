@@ -17,6 +17,10 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"2:16: policy.share_floor: 1.5 is outside 0 to 0.95; 1.5 % is 0.015: write a value in this range, or remove it to use the preset's"},
 		},
 		{
+			"a cap below what follows max_suspend", "policy: {max_suspend: 100ms, share_cap: 0.3}\n",
+			[]string{"1:41: policy.share_cap: 0.3 is less than 0.33: max_suspend ends each suspension after 100ms, and a job runs for 50ms then: remove it to use the preset's value"},
+		},
+		{
 			"a cap below the floor", "policy: {preset: share, share_cap: 0.4}\n",
 			[]string{"1:36: policy.share_cap: 0.4 is less than share_floor, 0.5: remove it to use the preset's value"},
 		},

@@ -110,12 +110,12 @@ func (c *Core) usedUp(j *job) bool {
 
 // capAt returns when the share cap begins or ends to suspend the job.
 func (c *Core) capAt(j *job) Time {
-	switch share := time.Duration(millionths(c.policy.ShareCap)); {
+	switch share, missing := millionths(c.policy.ShareCap), int64(c.policy.maxCredit()-j.credit); {
 	case !c.capped(j):
 	case !j.suspended:
 		return c.now + j.credit
 	case j.verdict.cause == CauseShareCap:
-		return c.now + ((c.policy.maxCredit()-j.credit)*(whole-share)+share-1)/share
+		return c.now + time.Duration((missing*(whole-share)+share-1)/share)
 	}
 	return Never
 }

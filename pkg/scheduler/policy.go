@@ -183,7 +183,7 @@ func (p Policy) Validate() error {
 		return &KnobError{"share_floor", fmt.Sprintf("%v is outside 0 to 0.95%s", p.ShareFloor, percent)}
 	}
 	if !(p.ShareCap >= 0.05 && p.ShareCap <= 1) {
-		return &KnobError{"share_cap", fmt.Sprintf("%v is outside 0.05 to 1", p.ShareCap)}
+		return &KnobError{"share_cap", fmt.Sprintf("%v is outside 0.05 to 1, which is no cap", p.ShareCap)}
 	}
 	if p.ShareCap < p.ShareFloor {
 		return &KnobError{"share_cap", fmt.Sprintf("%v is less than share_floor, %v", p.ShareCap, p.ShareFloor)}
@@ -191,7 +191,7 @@ func (p Policy) Validate() error {
 	// A job runs for MinRun after a suspension of MaxSuspend, whatever its cap.
 	longest := min(p.MaxSuspend, p.ShareWindow-p.MinRun)
 	if least := float64(p.MinRun) / float64(p.MinRun+longest); p.ShareCap < min(1, least) {
-		return &KnobError{"share_cap", fmt.Sprintf("%v is less than %.2g: a job runs for %v after each suspension of %v", p.ShareCap, least, p.MinRun, longest)}
+		return &KnobError{"share_cap", fmt.Sprintf("%v is less than %.2g: max_suspend ends each suspension after %v, and a job runs for %v then", p.ShareCap, least, longest, p.MinRun)}
 	}
 	return nil
 }

@@ -102,9 +102,9 @@ func TestValidateNamesTheKnobOutOfRange(t *testing.T) {
 func TestTheShareCapContradictsWhatLetsAJobRunForLonger(t *testing.T) {
 	for want, turn := range map[string]func(*Policy){
 		"": func(p *Policy) { p.ShareFloor, p.ShareCap = 0.5, 0.5 },
-		"share_cap: 0.4 is less than share_floor, 0.5":                                         func(p *Policy) { p.ShareFloor, p.ShareCap = 0.5, 0.4 },
-		"share_cap: 0.3 is less than 0.33: a job runs for 50ms after each suspension of 100ms": func(p *Policy) { p.MaxSuspend, p.ShareCap = 100*time.Millisecond, 0.3 },
-		"share_cap: 0.2 is less than 0.25: a job runs for 50ms after each suspension of 150ms": func(p *Policy) { p.ShareWindow, p.ShareCap = 200*time.Millisecond, 0.2 },
+		"share_cap: 0.4 is less than share_floor, 0.5":                                                                 func(p *Policy) { p.ShareFloor, p.ShareCap = 0.5, 0.4 },
+		"share_cap: 0.3 is less than 0.33: max_suspend ends each suspension after 100ms, and a job runs for 50ms then": func(p *Policy) { p.MaxSuspend, p.ShareCap = 100*time.Millisecond, 0.3 },
+		"share_cap: 0.2 is less than 0.25: max_suspend ends each suspension after 150ms, and a job runs for 50ms then": func(p *Policy) { p.ShareWindow, p.ShareCap = 200*time.Millisecond, 0.2 },
 	} {
 		p := DefaultPolicy()
 		turn(&p)
