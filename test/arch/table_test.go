@@ -76,7 +76,7 @@ var table = []struct {
 	{"internal/container", rule{imports: []string{"internal/log", "internal/regular", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{"internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/dumps", rule{imports: []string{"internal/child", "internal/inventory", "pkg/discovery/debugfs"}}},
-	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{"internal/auth", "internal/classify", "internal/config/yamlfile", "internal/mechanism", "internal/regular", "internal/safety", "internal/server", "internal/spell", "pkg/gpreempt", "pkg/scheduler"}}},
