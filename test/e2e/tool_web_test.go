@@ -96,7 +96,7 @@ func TestWebPageInABrowser(t *testing.T) {
 	b.await(`document.querySelector("#link-text")?.textContent === "live"`)
 	b.await(`document.querySelector("#model").textContent === "SIMULATED: no hardware is involved"`)
 	b.await(`document.querySelector("#timeline").innerText.includes("#0 gfx942")`)
-	b.await(shows("targets", pid, "running") + " && " + shows("targets", pid, "Running: no-lease."))
+	b.await(shows("targets", pid, "running") + " && " + shows("targets", pid, "Running: no lease covers its GPUs (no-lease)."))
 
 	// A lease appears, and its targets are suspended; it ends, and they run.
 	work := announcement()
@@ -106,7 +106,7 @@ func TestWebPageInABrowser(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.await(shows("leases", lease.GetLeaseId(), "chat<b>") + " && " + shows("leases", lease.GetLeaseId(), "held"))
-	b.await(shows("targets", pid, "suspended") + " && " + shows("targets", pid, "Suspended: lease."))
+	b.await(shows("targets", pid, "suspended") + " && " + shows("targets", pid, "Suspended: a lease covers its GPUs (lease)."))
 	b.await(shows("preemptions", pid, lease.GetLeaseId()))
 	b.await(painted + " === 2") // the GPU's and the target's
 	b.await(`document.querySelector("#quiet dd").textContent !== "-"`)
