@@ -39,7 +39,7 @@ func leaseList(a *term.App) *cobra.Command {
 
 func printLeases(a *term.App, p *term.Printer, list []*gpreemptv1.Lease, names term.GPUNames) {
 	t := p.Table("", term.Columns{
-		"LEASE", "-LABEL", "STATE", ">PRIO", "HIP", "-GPUS", "+PRODUCT", "OWNER", "+>UID", "->AGE", ">EXPIRES IN",
+		"LEASE", "-LABEL", "STATE", "->PRIO", "-HIP", "-GPUS", "+PRODUCT", "OWNER", "+>UID", "->AGE", ">EXPIRES IN",
 	})
 	for _, l := range list {
 		uid := fmt.Sprint(l.GetClientUid())

@@ -7,13 +7,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // The words for what the scheduler reports as facts: why a target runs or is suspended.
 
-// verdictText says what becomes of a target.
+// verdictText says what becomes of a target, in words and with the cause of docs/operate.md.
 func verdictText(e *scheduler.Explanation) string {
 	state := "Running"
 	switch {
@@ -28,7 +29,7 @@ func verdictText(e *scheduler.Explanation) string {
 	case e.Suspend:
 		state = "To be suspended"
 	}
-	return fmt.Sprintf("%s: %s.", state, e.Cause)
+	return fmt.Sprintf("%s: %s (%s).", state, api.Cause(string(e.Cause)), e.Cause)
 }
 
 // explained are facts with the words for them.

@@ -50,12 +50,17 @@ type Failure struct {
 
 func (f *Failure) Error() string { return f.Message }
 
-// Print writes the failure of a program.
+// Print writes the failure of a program. The other lines of a message, as of errors that are joined, are
+// indented: none of them looks like a remedy.
 func (f *Failure) Print(w io.Writer, program string) {
 	if f.Message == "" {
 		return
 	}
-	fmt.Fprintf(w, "%s: %s\n", program, Printable(f.Message))
+	prefix := program + ": "
+	for line := range strings.SplitSeq(f.Message, "\n") {
+		fmt.Fprintf(w, "%s%s\n", prefix, Printable(line))
+		prefix = "    "
+	}
 	if f.Next != "" {
 		fmt.Fprintf(w, "  try: %s\n", Printable(f.Next))
 	}

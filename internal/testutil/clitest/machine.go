@@ -346,11 +346,11 @@ func (m *Machine) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTarget
 	resp.Checks = []*gpreemptv1.ExplainCheck{class, lease, {Check: "otherwise", Result: run, Detail: "a target runs unless a check above decides"}}
 	if !offline {
 		class.Result, class.Decides = run, true
-		resp.Verdict = "Running: class-changed."
+		resp.Verdict = "Running: it is not offline (class-changed)."
 		return resp, nil
 	}
 	resp.Leases = m.Leases[:1]
-	resp.Verdict = "Suspended: lease."
+	resp.Verdict = "Suspended: a lease covers its GPUs (lease)."
 	return resp, nil
 }
 
