@@ -102,8 +102,10 @@ func printSimAnswer(p *term.Printer, r *simResult) {
 	printNumbers(p, row, columns)
 	p.Linef("")
 	p.Linef("Protected is %s.", protected)
-	for _, line := range r.Tradeoff.lines() {
-		p.Linef("%s", line)
+	for i := range r.Tradeoffs {
+		for _, line := range r.Tradeoffs[i].lines() {
+			p.Linef("%s", line)
+		}
 	}
 	p.Linef("")
 }

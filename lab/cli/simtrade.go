@@ -1,10 +1,9 @@
 package cli
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
-	"time"
+	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/scenario"
@@ -12,90 +11,120 @@ import (
 )
 
 // tradeoff is another way of sharing that is at least as good as every policy of gpreempt, in the p99
-// and in offline work, and the same with requests at random times.
+// and in offline work.
 type tradeoff struct {
 	Scheme sim.Kind `json:"scheme"`
 	Policy string   `json:"policy"`
-	// Fixed: the requests of the scenario come at fixed times. Random has both then, with as many
-	// requests at random times: the scheme, and gpreempt with the policy.
-	Fixed  bool     `json:"fixed"`
-	Random []simArm `json:"random,omitempty"`
-
-	turn time.Duration
-	cost time.Duration // of a change of turns
+	// Why it is as good, and what it needs.
+	Why string `json:"why"`
+	// Change is made to the scenario to show what it costs, "" for none. Changed are the scheme and
+	// gpreempt with the policy then.
+	Change  string   `json:"change,omitempty"`
+	Changed []simArm `json:"changed,omitempty"`
 }
 
-// findTradeoff returns the first such way among the arms, nil for none.
-func (f *simFlags) findTradeoff(s scenario.Scenario, arms []simArm) (*tradeoff, error) {
+// The changes that show what other ways of sharing cost.
+const (
+	randomTimes = "as many requests at random times"
+	longKernels = "offline kernels ten times as long"
+)
+
+// findTradeoffs returns such ways among the arms.
+func (f *simFlags) findTradeoffs(s scenario.Scenario, arms []simArm) (found []tradeoff, err error) {
 	var ours []simArm
 	for _, a := range arms {
 		if a.Scheme == sim.GPreempt {
 			ours = append(ours, a)
 		}
 	}
-	if len(ours) == 0 || ours[0].Requests == ours[0].Unfinished {
-		return nil, nil
-	}
-	at := slices.IndexFunc(arms, func(a simArm) bool {
+	for _, a := range arms {
+		t := tradeoff{Scheme: a.Scheme, Change: longKernels}
 		switch a.Scheme {
-		case sim.OfflineAlone, sim.OnlineAlone, sim.GPreempt, sim.Oracle:
-			return false
+		case sim.None:
+			t.Why, t.Change = "suspending and resuming cost more here than they save.", ""
+		case sim.Throttle:
+			t.Why = "a library in each offline program holds its launches back, and requests share with the kernels in flight."
+		case sim.BlockWait:
+			t.Why = "a library in each offline program holds its launches back, and the kernels in flight are short here."
+		case sim.Reset:
+			t.Why, t.Change = "it kills kernels and runs them again, which their programs must permit.", ""
+		case sim.TimeSlice:
+			t.Why = fmt.Sprintf("the model changes turns in %s, without a daemon, and ends them with the work. amdgpu has no such turns.", term.Duration(f.options(a.cost).Costs.Disturb))
+			t.Change = randomTimes
+		case sim.Sequential:
+			t.Why = "a request waits for a whole step of offline work, and steps are short here."
 		default:
+			continue
 		}
-		return a.Unfinished == 0 && !slices.ContainsFunc(ours, func(g simArm) bool {
-			return a.P99 > g.P99 || a.OfflineShare < g.OfflineShare
-		})
-	})
-	if at < 0 {
-		return nil, nil
+		better := func(g simArm) bool {
+			return g.Requests == g.Unfinished || g.P99 < a.P99 || g.OfflineShare > a.OfflineShare
+		}
+		if a.Unfinished > 0 || a.OfflineShare == 0 || len(ours) == 0 || slices.ContainsFunc(ours, better) {
+			continue
+		}
+		own := ours[max(0, slices.IndexFunc(ours, func(g simArm) bool { return g.cost == a.cost }))]
+		t.Policy = own.Policy
+		other, changed := changedScenario(s, t.Change)
+		if !changed {
+			t.Change = ""
+		}
+		for _, arm := range []simArm{a, own} {
+			if changed {
+				if err := f.again(other, &arm); err != nil {
+					return nil, err
+				}
+				t.Changed = append(t.Changed, arm)
+			}
+		}
+		found = append(found, t)
 	}
-	own := ours[max(0, slices.IndexFunc(ours, func(g simArm) bool { return g.cost == arms[at].cost }))]
-	t := &tradeoff{
-		Scheme: arms[at].Scheme, Policy: own.Policy, turn: cmp.Or(arms[at].scheme.Quantum, sim.DefaultQuantum), cost: f.options(arms[at].cost).Costs.Disturb,
+	return found, nil
+}
+
+// again simulates an arm with another scenario that has the same offline work.
+func (f *simFlags) again(s scenario.Scenario, a *simArm) error {
+	arm, err := sim.Arm(a.name(), s, a.scheme, f.options(a.cost), f.repeats)
+	if err != nil {
+		return &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 	}
-	s.Online = slices.Clone(s.Online)
-	for i := range s.Online {
-		if a := &s.Online[i].Arrivals; a.Kind == scenario.Constant {
-			a.Kind, t.Fixed = scenario.Poisson, true
+	alone := a.Work / a.OfflineShare
+	a.Figures = sim.Measure(arm.Repeats...)
+	a.MeanRatio, a.P99Ratio, a.TTFTRatio, a.TPOTRatio, a.OfflineShare = 0, 0, 0, 0, a.Work/alone
+	return nil
+}
+
+// changedScenario returns the scenario with a change, and whether it has something to change.
+func changedScenario(s scenario.Scenario, change string) (_ scenario.Scenario, changed bool) {
+	s.Online, s.Offline = slices.Clone(s.Online), slices.Clone(s.Offline)
+	switch change {
+	case randomTimes:
+		for i := range s.Online {
+			if a := &s.Online[i].Arrivals; a.Kind == scenario.Constant {
+				a.Kind, changed = scenario.Poisson, true
+			}
+		}
+	case longKernels:
+		for i := range s.Offline {
+			w := &s.Offline[i].Step
+			w.Mean, w.P50, w.P90, w.Max, w.Total, changed = 10*w.Mean, 10*w.P50, 10*w.P90, 10*w.Max, 10*w.Total, s.Offline[i].Arrivals == nil
+			if !changed {
+				return s, false // its steps would overlap
+			}
 		}
 	}
-	if !t.Fixed {
-		return t, nil
-	}
-	t.Random = []simArm{arms[at], own}
-	for i := range t.Random {
-		a := &t.Random[i]
-		figures, err := sim.Arm(a.name(), s, a.scheme, f.options(a.cost), f.repeats)
-		if err != nil {
-			return nil, &term.Failure{Code: term.ExitFailure, Message: err.Error()}
-		}
-		alone := a.Work / a.OfflineShare
-		a.Figures = sim.Measure(figures.Repeats...)
-		a.MeanRatio, a.P99Ratio, a.TTFTRatio, a.TPOTRatio, a.OfflineShare = 0, 0, 0, 0, a.Work/alone
-	}
-	return t, nil
+	return s, changed
 }
 
 // lines explain the way of sharing to a reader who asks why not to use it.
-func (t *tradeoff) lines() (lines []string) {
-	if t == nil {
-		return nil
+func (t *tradeoff) lines() []string {
+	lines := []string{fmt.Sprintf("%s is at least as good here: %s", t.Scheme, t.Why)}
+	var both []string
+	for i := range t.Changed {
+		a := &t.Changed[i]
+		both = append(both, fmt.Sprintf("%s %s, %.1f %%", a.name(), milli(a.P99), 100*a.OfflineShare))
 	}
-	lines = append(lines, fmt.Sprintf("%s is at least as good in this scenario: it is modelled without a daemon and its messages.", t.Scheme))
-	if t.Scheme == sim.TimeSlice {
-		lines = []string{
-			fmt.Sprintf("%s is at least as good in this scenario: a change of turns is modelled as %s, without a daemon and its messages, and ends", t.Scheme, term.Duration(t.cost)),
-			fmt.Sprintf("with the work. A request waits only for what is left of a turn of %s. The driver's own turns are not such: they begin when", term.Duration(t.turn)),
-			"queues outnumber the hardware slots, and no program chooses them.",
-		}
-	}
-	if t.Fixed {
-		var both []string
-		for i := range t.Random {
-			a := &t.Random[i]
-			both = append(both, fmt.Sprintf("%s %s with %.1f %% of the offline work", a.name(), milli(a.P99), 100*a.OfflineShare))
-		}
-		lines = append(lines, "The requests come at fixed times, which suits it. With as many at random times, the p99 is:", "  "+both[0], "  "+both[1])
+	if len(both) > 0 {
+		lines = append(lines, fmt.Sprintf("  With %s, p99 and offline work: %s.", t.Change, strings.Join(both, "; ")))
 	}
 	return lines
 }

@@ -41,7 +41,7 @@ func TestReasonThatDecidedComesFirst(t *testing.T) {
 	}
 }
 
-// A model has no hardware that could be looked at, and other ways to share are not what is judged.
+// A model has no hardware that could be looked at, and no limit is for other ways to share.
 func TestSimulationsAreJudgedByWhatTheyHave(t *testing.T) {
 	run := sound()
 	run.Origin, run.Backend = evidence.Simulated, "simulated"

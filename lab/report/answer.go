@@ -339,7 +339,7 @@ func answerChart(answers []Answer, origin string) *figure {
 		texts.points[i].X = end
 	}
 	f.series = append(f.series, texts)
-	f.x.low, f.x.high = 0, 1.6*end
+	f.x.low, f.x.high = 0, 1.8*end
 	return f
 }
 

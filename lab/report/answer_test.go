@@ -125,7 +125,8 @@ func TestFirstScreen(t *testing.T) {
 			if n := len(strings.Fields(got)); n > 300 {
 				t.Errorf("%d words before the fold", n)
 			}
-			if n := strings.Count(page[:strings.Index(page, "<details>")], "<figure>"); n > 1 {
+			above, _, _ := strings.Cut(page, "<details>")
+			if n := strings.Count(above, "<figure>"); n > 1 {
 				t.Errorf("%d charts before the fold", n)
 			}
 		})

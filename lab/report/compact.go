@@ -78,7 +78,7 @@ func (t *table) compact() {
 		return
 	}
 	var above []string
-	for i := len(t.Head) - 1; i >= 0; i-- {
+	for i := range slices.Backward(t.Head) {
 		value := t.Rows[0][i]
 		if len(t.Head) < 2 || slices.ContainsFunc(t.Rows, func(row []string) bool { return row[i] != value }) {
 			continue
