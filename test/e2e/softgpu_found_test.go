@@ -59,6 +59,9 @@ func (d *daemon) slots(w *worker) []*gpreemptv1.Hqd {
 // priority of queues, queues that appear and disappear. The driver's own state is the truth.
 func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 	m := onSoftGPU(t)
+	// A guest that gets no CPU for 10 s has a read abandoned, and the next one is 50 times as long after it.
+	defer func(before time.Duration) { timeout = before }(timeout)
+	timeout = 15 * time.Minute
 	d := m.start(nothingSet + "rules: [{name: low, match: {queue_priority: {max: 9}}, class: offline, priority: 2}]\npolicy: {attach_after: 1h}\n")
 	m.serve("--gpus", m.gpu(0), "--queues", "2") // others with rings of the same size
 	job := m.serve("--gpus", m.gpu(0), "--queues", "3")
