@@ -76,12 +76,13 @@ const (
 // jobRule is a compiled JobRule.
 type jobRule struct {
 	name   string
-	cgroup *glob // nil is not set
+	cgroup *glob // of path; nil is not set
+	path   string
 	by     []condition
 }
 
 func compileJob(r *JobRule, fail reject) jobRule {
-	j := jobRule{name: r.Name}
+	j := jobRule{name: r.Name, path: r.Cgroup}
 	if r.Name != "" && (len(r.Name) > maxJobName || strings.Trim(r.Name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") != "") {
 		fail("name", quoted(r.Name)+" is not a name", fmt.Sprintf("use at most %d letters, digits, - and _", maxJobName))
 	}

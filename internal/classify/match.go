@@ -3,6 +3,7 @@ package classify
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -172,11 +173,18 @@ func compileText(f field, key, pattern string, fail reject) condition {
 	var err *globError
 	if c.glob, err = compileGlob(pattern); err != nil {
 		fail(c.name(), quoted(pattern)+": "+err.problem, err.remedy)
+	} else if part := regular.FindString(pattern); part != "" {
+		fail(c.name(), fmt.Sprintf("%s: %q is of a regular expression, or of a shell; a text is a glob, in which it means itself", quoted(pattern), part),
+			"write * for any run of characters, [0-9] for a digit, and a rule for each alternative; for the character itself, put it into []")
 	} else if problem, remedy := hopeless(f, c.glob, pattern); problem != "" {
 		fail(c.name(), quoted(pattern)+": "+problem, remedy)
 	}
 	return c
 }
+
+// regular finds what has a meaning in regular expressions, or {a,b} of shells, and hardly ever is a part of the texts
+// that globs are compared with. That is not so for the \x2d in names of systemd's units.
+var regular = regexp.MustCompile(`^\^|\$$|^\.[*+]|/\.\*$|\.\+|\]\+|\(\?|\\[dDwWsSbB.*+?()|^$/-]|[^\s|[]\|[^\s|\]]|\{[\w.*-]+(,[\w.*-]+)+\}`)
 
 // maxComm is how many bytes the kernel keeps of a command name.
 const maxComm = 15

@@ -2,6 +2,7 @@ package classify
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -72,6 +73,12 @@ func address(text string) (string, bool) {
 		numbers[n] = number
 	}
 	return fmt.Sprintf("%04x:%02x:%02x.%x", numbers[0], numbers[1], numbers[2], numbers[3]), true
+}
+
+// NamesOne reports whether a selector of Match.GPU names one of the GPUs.
+func NamesOne(text string, gpus []gpreempt.GPU) bool {
+	sel, _ := parseSelector(text)
+	return slices.ContainsFunc(gpus, func(g gpreempt.GPU) bool { return sel.selects(&g) })
 }
 
 func (sel *selector) selects(g *gpreempt.GPU) bool {

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,6 +20,7 @@ func eventsCommand(a *term.App) *cobra.Command {
 		follow, all bool
 		last        uint64
 		since       string
+		only        eventFilter
 	)
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -27,6 +29,9 @@ func eventsCommand(a *term.App) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all && cmd.Flags().Changed("since") {
 				return term.Usage(cmd, "--all and --since are mutually exclusive")
+			}
+			if err := only.check(cmd); err != nil {
+				return err
 			}
 			from, age, err := parseSince(cmd, since)
 			if err != nil {
@@ -38,7 +43,7 @@ func eventsCommand(a *term.App) *cobra.Command {
 			}
 			defer cancel()
 			return a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) error {
-				if !all && !cmd.Flags().Changed("since") {
+				if !all && !cmd.Flags().Changed("since") && only == (eventFilter{}) {
 					st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 					if err != nil {
 						return err
@@ -56,7 +61,7 @@ func eventsCommand(a *term.App) *cobra.Command {
 				none := true
 				begin := a.Now().Add(-age)
 				err = term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
-					if age > 0 && m.GetEvent().GetAt().AsTime().Before(begin) {
+					if e := m.GetEvent(); age > 0 && e.GetAt().AsTime().Before(begin) || !only.has(e) {
 						return nil
 					}
 					none = false
@@ -73,6 +78,8 @@ func eventsCommand(a *term.App) *cobra.Command {
 	cmd.Flags().StringVar(&since, "since", "", "only events of the last duration, such as 5m, or after a revision")
 	cmd.Flags().Uint64VarP(&last, "lines", "n", 20, "how many of the last events, without --all and --since")
 	cmd.Flags().BoolVar(&all, "all", false, "all events that the daemon keeps")
+	cmd.Flags().StringVar(&only.kind, "kind", "", "only events of this kind, such as shadow; without --since, of all that the daemon keeps")
+	cmd.Flags().Int32Var(&only.pid, "pid", 0, "only events about this process; without --since, of all that the daemon keeps")
 	cmd.AddCommand(eventsExport(a))
 	return cmd
 }
@@ -89,6 +96,30 @@ func parseSince(cmd *cobra.Command, since string) (revision uint64, age time.Dur
 		return 0, 0, term.Usage(cmd, "invalid --since %q; use a duration, such as 5m, or a revision, such as 1200", since)
 	}
 	return 0, age, nil
+}
+
+// eventFilter selects events by their kind and process, unless these are zero.
+type eventFilter struct {
+	kind string
+	pid  int32
+}
+
+// check returns an error for a kind that there is not.
+func (f eventFilter) check(cmd *cobra.Command) error {
+	var kinds []string
+	for kind := range gpreemptv1.EventKind_name {
+		kinds = append(kinds, api.EnumName(gpreemptv1.EventKind(kind)))
+	}
+	if slices.Contains(kinds, f.kind) {
+		return nil
+	}
+	slices.Sort(kinds)
+	return term.Usage(cmd, "no events are of the kind %q: choose one of%s", f.kind, strings.Join(kinds, " "))
+}
+
+func (f eventFilter) has(e *gpreemptv1.Event) bool {
+	pid, _, _ := strings.Cut(e.GetTargetId(), "@")
+	return (f.kind == "" || f.kind == api.EnumName(e.GetKind())) && (f.pid == 0 || pid == strconv.Itoa(int(f.pid)))
 }
 
 func printEvent(t *term.Table, e *gpreemptv1.Event) {

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -157,7 +159,39 @@ func statsCommand(a *term.App) *cobra.Command {
 	})
 }
 
+// printShadow answers what the shadow policy would have done.
+func printShadow(p *term.Printer, r *gpreemptv1.ShadowReport) {
+	if r == nil {
+		return
+	}
+	lasted := term.Took(r.GetLasted())
+	var suspends uint64
+	var total time.Duration
+	for _, row := range r.GetRows() {
+		suspends, total = suspends+row.GetSuspends(), total+row.GetTotal().AsDuration()
+	}
+	tense := "was shadow for " + lasted
+	if r.GetInForce() {
+		tense = "is shadow, for " + lasted + " now"
+	}
+	if suspends == 0 {
+		p.Linef("The policy %s: it would have suspended nothing.\n", tense)
+		return
+	}
+	p.Linef("The policy %s: it would have made %s, for %s in total.", tense, term.Count(suspends, "suspension"), term.Took(durationpb.New(total)))
+	t := p.Table("", term.Columns{"WOULD SUSPEND", "COMMAND", "BY", ">TIMES", ">TOTAL", ">SHARE", ">LONGEST", ">GPU TIME", "FOR"})
+	for _, row := range r.GetRows() {
+		took := row.GetTotal().AsDuration()
+		share := 100 * took.Seconds() / max(r.GetLasted().AsDuration(), time.Nanosecond).Seconds()
+		t.Row(term.Or(row.GetTargetId(), "others"), term.Or(row.GetComm(), "-"), term.Or(row.GetClassifiedBy(), "-"), row.GetSuspends(), term.Took(row.GetTotal()),
+			fmt.Sprintf("%.1f %%", share), term.Took(row.GetLongest()), term.Took(durationpb.New(took*time.Duration(max(1, row.GetGpuCount())))), term.Or(row.GetOwner(), "-"))
+	}
+	t.Flush()
+	p.Linef("")
+}
+
 func printStats(p *term.Printer, s *gpreemptv1.Statistics) {
+	printShadow(p, s.GetShadow())
 	t := p.Table("", term.Columns{"SINCE START", ">COUNT", "NOTE"})
 	share := func(part, whole uint64) string {
 		if whole == 0 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -46,6 +47,8 @@ type Config struct {
 	Discovery Discovery          `yaml:"discovery"`
 	Metrics   Metrics            `yaml:"metrics"`
 	Log       Log                `yaml:"log"`
+	// Places are where the keys that the file has are in it.
+	Places yamlfile.Places
 }
 
 // Safety restricts preemption.
@@ -136,5 +139,6 @@ func Default() Config {
 	if err != nil {
 		panic("config: the default file is invalid: " + err.Error())
 	}
+	c.Places = nil
 	return c
 }

@@ -63,7 +63,7 @@ func parse(name string, data []byte, c Config) (Config, error) {
 	if err := p.Err(); err != nil {
 		return Config{}, err
 	}
-	c.Policy = c.Policy.Normalize()
+	c.Policy, c.Places = c.Policy.Normalize(), p.Places()
 	leases := &c.Limits.Leases
 	leases.LeasesPerClient = (leases.LeasesPerUser + 1) / 2 // a server has one for each request in flight
 	return c, nil

@@ -164,14 +164,18 @@ func (ps *problems) rules(c Config) {
 	}
 	for _, one := range joined.Unwrap() {
 		if e, ok := errors.AsType[*classify.RuleError](one); ok {
-			key := fmt.Sprintf("jobs[%d].%s", e.Index, e.Field)
-			if e.Of == "rule" {
-				key = fmt.Sprintf("rules[%d].%s", e.Index, e.Field)
-				if !slices.Contains([]string{"name", "match", "class", "priority"}, e.Field) {
-					key = fmt.Sprintf("rules[%d].match.%s", e.Index, e.Field)
-				}
-			}
-			ps.add(key, e.Problem, e.Remedy)
+			ps.add(ruleKey(e), e.Problem, e.Remedy)
 		}
 	}
+}
+
+// ruleKey returns the key of an error in a rule.
+func ruleKey(e *classify.RuleError) string {
+	switch {
+	case e.Of != "rule":
+		return fmt.Sprintf("jobs[%d].%s", e.Index, e.Field)
+	case slices.Contains([]string{"name", "match", "class", "priority"}, e.Field):
+		return fmt.Sprintf("rules[%d].%s", e.Index, e.Field)
+	}
+	return fmt.Sprintf("rules[%d].match.%s", e.Index, e.Field)
 }

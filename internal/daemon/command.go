@@ -2,12 +2,14 @@ package daemon
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/cmdline"
 	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/safety"
 )
 
@@ -103,31 +105,46 @@ func configCommand() *cobra.Command {
 }
 
 func checkCommand() *cobra.Command {
-	var path string
+	opts := Options{ConfigGiven: true}
 	cmd := &cobra.Command{
 		Use:        "check [FILE]",
 		SuggestFor: []string{"validate", "test", "lint"},
-		Short:      "Check a config file and list every error in it",
+		Short:      "Check a config file: list every error, and what can have no effect on this host",
 		Args:       cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				path = args[0]
+				opts.ConfigPath = args[0]
 			}
-			cfg, err := config.Load(path)
-			if err != nil {
-				return err
-			}
-			for _, w := range keyWarnings(cfg.TCP) {
-				if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s: %s\n", path, w.Text, w.Remedy); err != nil {
-					return err
-				}
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: valid\n", path)
-			return err
+			opts.Host = ThisHost()
+			return check(opts, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().StringVar(&path, "config", config.DefaultPath, "the config file, as for serve")
+	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "the config file, as for serve")
 	return cmd
+}
+
+// check writes what is wrong with a config file.
+func check(opts Options, stdout, stderr io.Writer) error {
+	cfg, err := opts.load()
+	if err != nil {
+		return err
+	}
+	warnings := cfg.WithoutEffect(opts.Host.facts(cfg))
+	for _, w := range keyWarnings(cfg.TCP) {
+		warnings = append(warnings, &yamlfile.Error{File: opts.ConfigPath, Key: "tcp.key", Problem: w.Text, Remedy: w.Remedy})
+	}
+	for _, w := range warnings {
+		w.Key = "warning: " + w.Key
+		if _, err := fmt.Fprintln(stderr, w); err != nil {
+			return err
+		}
+	}
+	verdict := "valid"
+	if len(warnings) > 0 {
+		verdict = fmt.Sprintf("valid, warnings: %d", len(warnings))
+	}
+	_, err = fmt.Fprintf(stdout, "%s: %s\n", opts.ConfigPath, verdict)
+	return err
 }
 
 func versionCommand() *cobra.Command {

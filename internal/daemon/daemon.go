@@ -99,6 +99,7 @@ type daemon struct {
 	loads        *loadWatch
 	kernelLog    *safety.KernelLog
 	resets       resets
+	without      without
 	certificates *auth.CertificateStore // nil without TCP
 	// doubted are the alarms that were doubted since the start. Only the goroutine that reads
 	// the kernel log uses it.
@@ -233,6 +234,9 @@ func (o *Options) load() (config.Config, error) {
 	case errors.Is(err, fs.ErrNotExist) && !o.ConfigGiven:
 		cfg = config.Default()
 	default:
+		return config.Config{}, err
+	}
+	if cfg, err = cfg.WithThreshold(os.Getenv(config.ThresholdVariable)); err != nil {
 		return config.Config{}, err
 	}
 	if o.Socket != "" {

@@ -119,4 +119,5 @@ func (d *daemon) apply(r prepared) {
 		d.sessions.Reassess()
 	}
 	d.setRules(r.rules)
+	d.checkEffect()
 }

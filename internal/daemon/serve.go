@@ -46,6 +46,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	case <-ctx.Done():
 	}
 	d.observer.Scan()
+	d.checkEffect()
 	parts.Go("reading processes and queues", func() { d.observer.Run(running) })
 	if d.containers != nil {
 		parts.Go("asking container runtimes", func() { d.containers.Run(running) })

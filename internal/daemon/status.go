@@ -47,6 +47,7 @@ func (d *daemon) watchWarnings(ctx context.Context) {
 		wait, cancel := context.WithTimeout(ctx, statusIdle)
 		d.warnings.wake(cancel) // first, so that no change is missed
 		revision := d.events.Revision()
+		d.checkEffect()
 		now := d.listWarnings()
 		raised.log(d.logs.Changes(), now)
 		if status := d.status(now); status != last {

@@ -106,7 +106,7 @@ func TestPrivateKeyThatOthersCanReadIsAWarning(t *testing.T) {
 	problem := fmt.Sprintf("the private key %s has owner %d and mode 0644, so other users can read or replace it: "+
 		"chmod 0600 %s; issue another key if a user who could read it is not trusted", key, os.Geteuid(), key)
 	if diff := cmp.Diff([]string{
-		"PRIVATE_KEY_EXPOSED: " + problem, "CHECK_STATUS_WARN: " + problem, d.opts.ConfigPath + ": warning: " + problem + "\n",
+		"PRIVATE_KEY_EXPOSED: " + problem, "CHECK_STATUS_WARN: " + problem, d.opts.ConfigPath + ": warning: tcp.key: " + problem + "\n",
 	}, shown()); diff != "" {
 		t.Errorf("a key of mode 0644 (-want +got):\n%s", diff)
 	}

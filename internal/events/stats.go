@@ -89,6 +89,7 @@ type counters struct {
 	announcements, preemptions, suspends, resumes, failures, quarantines, coalesced, ended, shadow, openings, resets, cycles, refused counter
 
 	decide, wait, reply, quiesce, suspend, resume, lease histogram
+	report                                                shadowReport
 	// away is the number of targets that are off the GPUs, since awayAt. awayFor is how long all
 	// targets together have been, until then.
 	away    int
@@ -166,6 +167,7 @@ func (c *counters) ofGPUs(gpus []scheduler.GPUInfo, mechanisms []string) {
 const unknownClass = "unknown"
 
 func (c *counters) record(r scheduler.Record, mechanism string) {
+	c.report.record(r)
 	switch r.Kind {
 	case scheduler.RecordTarget:
 		c.moved(r)

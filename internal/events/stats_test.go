@@ -122,8 +122,8 @@ func TestStatsCountWhatRecordsSay(t *testing.T) {
 		{
 			"shadow",
 			[]scheduler.Record{
-				{Kind: scheduler.RecordShadow, FromTarget: running, ToTarget: suspended},
-				{Kind: scheduler.RecordShadow, FromTarget: suspended, ToTarget: running},
+				{Kind: scheduler.RecordShadow, FromTarget: running, ToTarget: suspended, Shadow: &scheduler.Shadowed{}},
+				{Kind: scheduler.RecordShadow, FromTarget: suspended, ToTarget: running, Shadow: &scheduler.Shadowed{}},
 			},
 			events.Stats{ShadowSuspends: 1},
 		},

@@ -39,8 +39,8 @@ type announcement struct {
 // except those of the policy, and resolves the names of GPUs. The scheduler checks
 // the ranges; prepare refuses values that do not fit its types.
 func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, cl *client, caller *connection) (*announcement, error) {
-	a := &announcement{client: cl, note: leaseNote{label: req.GetLabel()}, LeaseRequested: scheduler.LeaseRequested{
-		Client: cl.id, User: caller.client.user.id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
+	a := &announcement{client: cl, LeaseRequested: scheduler.LeaseRequested{
+		Client: cl.id, User: caller.client.user.id, RequestID: req.GetRequestId(), Label: req.GetLabel(), Priority: gpreempt.PriorityHigh,
 		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, OnIdle: req.GetCompleteOnIdle(),
 	}}
 	if cl != s.admins {

@@ -36,7 +36,6 @@ type leaseNote struct {
 	// scope is the scope of the last announcement of the lease; nil for a lease of an
 	// admin, which does not end with a connection.
 	scope *scope
-	label string
 	// admin is the admin who created the lease.
 	admin auth.Peer
 	// waiting is the number of calls that wait for the answer.

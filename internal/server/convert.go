@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -272,16 +273,13 @@ func sourceNames(s gpreempt.QueueSource) string {
 func (s *Server) leaseMessage(l scheduler.LeaseInfo, now clocks) *gpreemptv1.Lease {
 	m := &gpreemptv1.Lease{
 		LeaseId: leaseID(s.leasePrefix, l.ID), GpuIds: gpuIDs(l.GPUs), Priority: uint32(l.Priority),
-		State: gpreemptv1.LeaseState(l.State), CreatedAt: now.at(l.Created), ExpiresIn: now.until(l.Expires),
+		State: gpreemptv1.LeaseState(l.State), Label: l.Label, CreatedAt: now.at(l.Created), ExpiresIn: now.until(l.Expires),
 	}
 	if l.Client.IsAdmin() {
-		n := s.admins.note(l.ID)
-		m.Label = n.label
-		setOwner(m, n.admin)
+		setOwner(m, s.admins.note(l.ID).admin)
 	} else {
 		m.ClientPid = l.Client.PID
 		if c := s.clients.byClient(l.Client); c != nil {
-			m.Label = c.note(l.ID).label
 			setOwner(m, c.peer)
 		}
 	}
@@ -318,12 +316,40 @@ func (s *Server) eventMessage(e events.Entry) *gpreemptv1.Event {
 		m.Message = "closed"
 	case r.Kind == scheduler.RecordReset:
 		m.Message = resetMessage(r)
+	case r.Kind == scheduler.RecordShadow:
+		m.Message = shadowMessage(r)
 	case r.Kind == scheduler.RecordDrain && r.On:
 		m.Message = "draining"
 	case r.Kind == scheduler.RecordDrain:
 		m.Message = "no longer draining"
 	}
 	return m
+}
+
+// shadowMessage describes what a shadow policy would have suspended or resumed, and for whom.
+func shadowMessage(r scheduler.Record) string {
+	text := fmt.Sprintf("%s, by %s", r.Shadow.Comm, r.Shadow.By)
+	if owner := ownerText(*r.Shadow); r.Lease != 0 {
+		text += ", for " + owner
+	}
+	return text
+}
+
+// ownerText describes the owner of a lease.
+func ownerText(of scheduler.Shadowed) string {
+	owner := "a certificate"
+	switch {
+	case of.Cause != "":
+		return string(of.Cause)
+	case of.Client.IsAdmin():
+		owner = "an admin"
+	case of.Client.PID != 0:
+		owner = fmt.Sprintf("process %d", of.Client.PID)
+	}
+	if of.Label != "" {
+		owner = strconv.Quote(of.Label) + " of " + owner
+	}
+	return owner
 }
 
 // resetMessage describes whose queue the driver has reset.
@@ -338,13 +364,13 @@ func resetMessage(r scheduler.Record) string {
 	return who
 }
 
-func statisticsMessage(st events.Stats, rules []targets.RuleCount) *gpreemptv1.Statistics {
+func statisticsMessage(st events.Stats, rules []targets.RuleCount, shadow *gpreemptv1.ShadowReport) *gpreemptv1.Statistics {
 	m := &gpreemptv1.Statistics{
 		Announcements: st.Announcements, Quiesced: st.Quiesced, MaxWaitPassed: st.MaxWaitPassed,
 		Suspends: st.Suspends, Resumes: st.Resumes, Failures: st.Failures, Coalesced: st.Coalesced,
 		ForcedResumes: st.ForcedResumes, ShadowSuspends: st.ShadowSuspends, AttachCycles: st.AttachCycles,
 		QuiesceLatency: latencyMessage(st.Quiesce), SuspendLatency: latencyMessage(st.Suspend),
-		ResumeLatency: latencyMessage(st.Resume), LeaseDuration: latencyMessage(st.Lease),
+		ResumeLatency: latencyMessage(st.Resume), LeaseDuration: latencyMessage(st.Lease), Shadow: shadow,
 	}
 	for _, r := range rules {
 		class := classMessage(r.Class)
@@ -357,6 +383,26 @@ func statisticsMessage(st events.Stats, rules []targets.RuleCount) *gpreemptv1.S
 	}
 	for _, why := range slices.Sorted(maps.Keys(st.Refused)) {
 		m.Refusals = append(m.Refusals, &gpreemptv1.RefusalCount{Reason: string(why), Count: st.Refused[why]})
+	}
+	return m
+}
+
+// shadowReport returns what the shadow policy would have done, nil without one since the start.
+func (s *Server) shadowReport() *gpreemptv1.ShadowReport {
+	m := &gpreemptv1.ShadowReport{InForce: s.policy().Shadow}
+	rows, lasted := s.cfg.Events.Shadow(s.cfg.Scheduler.Now())
+	if !m.GetInForce() && rows == nil {
+		return nil
+	}
+	m.Lasted = durationpb.New(lasted)
+	for _, r := range rows {
+		row := &gpreemptv1.ShadowRow{
+			Comm: r.Comm, ClassifiedBy: r.By, GpuCount: uint32(r.GPUs), Suspends: r.Suspends, Total: durationpb.New(r.Total), Longest: durationpb.New(r.Longest),
+		}
+		if !r.Target.IsZero() {
+			row.TargetId, row.Owner = r.Target.String(), ownerText(r.Shadowed)
+		}
+		m.Rows = append(m.Rows, row)
 	}
 	return m
 }

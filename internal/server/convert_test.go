@@ -89,3 +89,26 @@ func FuzzParseLeaseID(f *testing.F) {
 		}
 	})
 }
+
+func TestShadowEventsNameCommandRuleAndOwner(t *testing.T) {
+	of := scheduler.Shadowed{Comm: "python", By: "rule train", GPUs: 1}
+	with := func(change func(*scheduler.Shadowed)) *scheduler.Shadowed {
+		s := of
+		change(&s)
+		return &s
+	}
+	for want, r := range map[string]scheduler.Record{
+		"python, by rule train": {Shadow: with(func(s *scheduler.Shadowed) { s.Cause = scheduler.CauseLeaseEnded })},
+		`python, by rule train, for "chat" of process 9`: {Lease: 1, Shadow: with(func(s *scheduler.Shadowed) { s.Client.PID, s.Label = 9, "chat" })},
+		"python, by rule train, for process 9":           {Lease: 1, Shadow: with(func(s *scheduler.Shadowed) { s.Client.PID = 9 })},
+		"python, by rule train, for an admin":            {Lease: 1, Shadow: with(func(*scheduler.Shadowed) {})},
+		"python, by rule train, for a certificate":       {Lease: 1, Shadow: with(func(s *scheduler.Shadowed) { s.Client.Start = 5 })},
+	} {
+		if got := shadowMessage(r); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := ownerText(scheduler.Shadowed{Cause: scheduler.CauseHQDBudget}); got != "hqd-budget" {
+		t.Errorf("without a lease: %q", got)
+	}
+}

@@ -233,7 +233,7 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 // GetStatistics returns counters and latencies.
 func (a adminService) GetStatistics(ctx context.Context, _ *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
 	return a.s.statistics.get(ctx, callerOf(ctx).notBefore(), func() *gpreemptv1.GetStatisticsResponse {
-		return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats(), a.s.cfg.Directory.RuleCounts())}
+		return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats(), a.s.cfg.Directory.RuleCounts(), a.s.shadowReport())}
 	})
 }
 

@@ -327,7 +327,7 @@ func (r *Registry) classify(p *process) {
 func (r *Registry) post(p *process) {
 	r.cfg.Post(scheduler.TargetSeen{
 		Target: p.Key, Job: r.jobName(p), Class: p.decision.Class, Priority: p.decision.Priority,
-		GPUs: p.GPUs(), Kin: r.kin(p), OnResist: p.decision.OnResist, Queues: r.cfg.Inventory.QueuesBorn(p.Key),
+		Comm: p.Comm, By: p.decision.By, GPUs: p.GPUs(), Kin: r.kin(p), OnResist: p.decision.OnResist, Queues: r.cfg.Inventory.QueuesBorn(p.Key),
 	})
 }
 

@@ -9,10 +9,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// slurmRecords has a file for each Slurm job on this host, named after its number. The
+// SlurmRecords has a file for each Slurm job on this host, named after its number. The
 // prolog, which is root's, writes it before the first task starts, and the epilog removes
 // it (deploy/slurm).
-const slurmRecords = "run/gpreempt/slurm/"
+const SlurmRecords = "run/gpreempt/slurm"
 
 // maxSlurmValue bounds a value of a record, in bytes.
 const maxSlurmValue = 256
@@ -23,7 +23,7 @@ func (f *FS) slurm(job uint32) gpreempt.SlurmJob {
 	if job == 0 {
 		return gpreempt.SlurmJob{}
 	}
-	b, err := f.read(slurmRecords + strconv.FormatUint(uint64(job), 10))
+	b, err := f.read(SlurmRecords + "/" + strconv.FormatUint(uint64(job), 10))
 	if err != nil {
 		return gpreempt.SlurmJob{}
 	}

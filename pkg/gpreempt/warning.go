@@ -51,6 +51,8 @@ var (
 		"fix it (gpreemptd config check), then reload again")
 	WarnRestartNeeded = define("RESTART_NEEDED", SeverityWarning, "the config file has values that take effect after a restart only",
 		"systemctl restart gpreemptd")
+	WarnWithoutEffect = define("CONFIG_WITHOUT_EFFECT", SeverityWarning, "a part of the config file is valid and can have no effect on this host, such as a rule that matches no process",
+		"the text has the place in the file and the remedy of each; gpreemptd config check lists all; then reload")
 	WarnCertificateRejected = define("CERTIFICATE_REJECTED", SeverityWarning, "changed certificates for TCP are invalid; the previous ones stay in force",
 		"fix the files, then reload again")
 	WarnPrivateKey = define("PRIVATE_KEY_EXPOSED", SeverityWarning, "users other than root have access to the private key for TCP, and can impersonate the daemon",

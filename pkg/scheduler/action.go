@@ -184,7 +184,7 @@ type Record struct {
 	Class                gpreempt.Class
 	FromLease, ToLease   LeaseState
 	End                  LeaseEnd
-	// On is the new state of a breaker or of draining.
+	// On is the new state of a breaker or of draining, and for RecordPolicy whether the policy is shadow.
 	On     bool
 	Target gpreempt.ProcessKey
 	Lease  LeaseID
@@ -197,8 +197,22 @@ type Record struct {
 	Took time.Duration
 	// Trace is set for a new lease whose client sent it. It is not changed afterwards.
 	Trace *TraceContext
+	// Shadow says more of a RecordShadow. It is not changed afterwards.
+	Shadow *Shadowed
 	// GPUs are those that a new lease covers. They are not changed afterwards.
 	GPUs []gpreempt.GPUID
+}
+
+// Shadowed is a target that a shadow policy would have suspended, or resumed.
+type Shadowed struct {
+	// Comm and By are those of TargetSeen; GPUs is how many GPUs the target has queues on.
+	Comm, By string
+	GPUs     int
+	// Client and Label are those of the lease, with a zero Client for an admin's. Cause is that without
+	// a lease.
+	Client ClientID
+	Label  string
+	Cause  Cause
 }
 
 // Failed reports whether it is about a suspend or a resume that failed.

@@ -206,7 +206,7 @@ func (c *Core) setPolicy(p Policy) {
 		}
 	}
 	c.policy = p
-	c.record(Record{Kind: RecordPolicy})
+	c.record(Record{Kind: RecordPolicy, On: p.Shadow})
 	for _, t := range c.order {
 		c.markTarget(t)
 		t.job.budget = min(t.job.budget, c.policy.MaxBudget())

@@ -79,7 +79,14 @@ func (c *Core) shadow(t *target, v verdict) {
 		if !v.suspend {
 			from, to = to, from
 		}
-		c.record(Record{Kind: RecordShadow, Target: t.Target, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(t.job, v.cause)})
+		about := &Shadowed{Comm: t.Comm, By: t.By, GPUs: len(t.GPUs)}
+		id := c.lease(t.job, v.cause)
+		if l := c.leases[id]; l != nil {
+			about.Client, about.Label = l.req.Client, l.req.Label
+		} else {
+			about.Cause = v.cause
+		}
+		c.record(Record{Kind: RecordShadow, Target: t.Target, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: id, Shadow: about})
 	}
 }
 

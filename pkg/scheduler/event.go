@@ -57,6 +57,10 @@ type (
 		// Kin are the processes whose leases do not suspend it, as its own do not, because its
 		// work is theirs. The core keeps the slice; the caller must not change it afterwards.
 		Kin []gpreempt.ProcessKey `json:"kin,omitempty"`
+		// Comm is its command name, and By what classified it. Both are recorded for a shadow policy
+		// and change nothing else.
+		Comm string `json:"comm,omitempty"`
+		By   string `json:"by,omitempty"`
 		// OnResist is what is done when it resists being suspended.
 		OnResist gpreempt.Resistance `json:"on_resist,omitzero"`
 		// Queues is a number that grows with each queue that the target creates. It is
@@ -121,9 +125,10 @@ type (
 		MaxWait time.Duration `json:"max_wait"`
 		ETA     time.Duration `json:"eta,omitempty"`
 		OnIdle  bool          `json:"on_idle,omitempty"`
-		// Arrived is when the call arrived, 0 for now; Trace is the client's. Both are
+		// Arrived is when the call arrived, 0 for now; Trace and Label are the client's. All are
 		// recorded and change nothing else.
 		Arrived Time          `json:"arrived,omitempty"`
+		Label   string        `json:"label,omitempty"`
 		Trace   *TraceContext `json:"trace,omitempty"`
 	}
 

@@ -126,12 +126,12 @@ var oneOfEach = []scheduler.Event{
 	scheduler.GPUAdded{GPU: 7},
 	scheduler.TargetSeen{
 		Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Job: "j", Class: gpreempt.Offline, Priority: 3,
-		GPUs: []gpreempt.GPUID{4, 5}, Kin: []gpreempt.ProcessKey{{PID: 7, Start: 8}}, Queues: 6, OnResist: gpreempt.Resistance{Stop: true, KillAfter: 1},
+		GPUs: []gpreempt.GPUID{4, 5}, Kin: []gpreempt.ProcessKey{{PID: 7, Start: 8}}, Comm: "c", By: "b", Queues: 6, OnResist: gpreempt.Resistance{Stop: true, KillAfter: 1},
 	},
 	scheduler.TargetGone{Target: gpreempt.ProcessKey{PID: 1, Start: 2}},
 	scheduler.LeaseRequested{
 		Lease: 1, Client: scheduler.ClientID{PID: 2}, User: "u", RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7,
-		Owner: gpreempt.ProcessKey{PID: 13, Start: 14}, OnIdle: true, Arrived: 12, Trace: &scheduler.TraceContext{Parent: "p", State: "s"},
+		Owner: gpreempt.ProcessKey{PID: 13, Start: 14}, OnIdle: true, Arrived: 12, Label: "l", Trace: &scheduler.TraceContext{Parent: "p", State: "s"},
 	},
 	scheduler.LeaseRenewed{Lease: 1, TTL: 2},
 	scheduler.LeaseFinished{Lease: 1, End: scheduler.EndIdle},

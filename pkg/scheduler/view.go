@@ -17,6 +17,7 @@ type LeaseInfo struct {
 	State    LeaseState
 	Created  Time
 	Expires  Time
+	Label    string
 }
 
 // TargetInfo is a target as readers see it.
@@ -100,7 +101,7 @@ func (c *Core) Leases() []LeaseInfo {
 func (l *lease) info() LeaseInfo {
 	return LeaseInfo{
 		ID: l.id, Client: l.req.Client, GPUs: l.req.GPUs, Priority: l.req.Priority, State: l.state,
-		Created: l.created, Expires: l.expires,
+		Created: l.created, Expires: l.expires, Label: l.req.Label,
 	}
 }
 

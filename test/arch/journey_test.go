@@ -33,7 +33,7 @@ type passage struct {
 
 var passages = []passage{
 	{"internal/server", "onlineService.NotifyOnline", []string{"prepare", "announce"}, nil},
-	{"internal/server", "Server.prepare", nil, []string{"LeaseRequested", "allTaken", "announcement", "leaseNote"}},
+	{"internal/server", "Server.prepare", nil, []string{"LeaseRequested", "allTaken", "announcement"}},
 	{"internal/server", "Server.announce", []string{"submit", "answered"}, nil},
 	{"internal/server", "Server.submit", []string{"Announce"}, nil},
 	{"pkg/scheduler", "Runner.Announce", []string{"Admit", "step"}, []string{"Refusal"}},

@@ -80,7 +80,7 @@ var table = []struct {
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{"internal/auth", "internal/classify", "internal/config/yamlfile", "internal/mechanism", "internal/regular", "internal/safety", "internal/server", "internal/spell", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/cmdline", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/dumps", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/cmdline", "internal/config", "internal/config/yamlfile", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/dumps", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/dumps", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 
 	// The calls of the driver that gpreempt does not make: GPU programs do, here or emulated.
@@ -112,7 +112,7 @@ var table = []struct {
 	{"lab/trial", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/regular", "internal/stat", "lab/evidence", "lab/scenario", "lab/spans", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/kfdtrace", rule{imports: []string{"internal/stat/histogram", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"lab/hiplog", rule{imports: []string{"internal/stat/histogram"}}},
-	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/regular", "internal/term", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/regular", "internal/term", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/cmd/gplab", rule{imports: []string{"lab/cli"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has

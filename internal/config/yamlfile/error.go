@@ -3,6 +3,8 @@
 package yamlfile
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -56,6 +58,13 @@ func (es Errors) Error() string {
 		lines[i] = e.Error()
 	}
 	return strings.Join(lines, "\n")
+}
+
+// Sort puts them into the order of the file.
+func (es Errors) Sort() {
+	slices.SortStableFunc(es, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
 }
 
 // Unwrap lets errors.As find an *Error.

@@ -2,7 +2,6 @@ package yamlfile
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -61,11 +60,35 @@ func (p *Parser) Place(e *Error) {
 	if len(p.errs) > MaxErrors || slices.ContainsFunc(p.errs, func(o *Error) bool { return within(o.Key, e.Key) || within(e.Key, o.Key) }) {
 		return
 	}
-	n := p.nodes[e.Key]
-	for key := e.Key; n == nil && key != ""; n = p.nodes[key] {
+	p.Places().Put(e)
+	p.errs = append(p.errs, e)
+}
+
+// Place is where a value begins.
+type Place struct {
+	File         string
+	Line, Column int
+}
+
+// Places are those of the values in a file, by key.
+type Places map[string]Place
+
+// Places returns those of all values that were read.
+func (p *Parser) Places() Places {
+	all := Places{"": {File: p.file}}
+	for key, n := range p.nodes {
+		all[key] = Place{p.file, n.Line, n.Column}
+	}
+	return all
+}
+
+// Put sets the place of an error: that of its key, or of the section that would contain it.
+func (ps Places) Put(e *Error) {
+	at, found := ps[e.Key]
+	for key := e.Key; !found && key != ""; at, found = ps[key] {
 		key = key[:max(0, strings.LastIndexAny(key, ".["))]
 	}
-	p.Fail(n, e.Key, e.Problem, e.Remedy)
+	e.File, e.Line, e.Column = at.File, at.Line, at.Column
 }
 
 // within reports whether key is outer or a key inside it.
@@ -80,9 +103,7 @@ func (p *Parser) Err() error {
 	if len(p.errs) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(p.errs, func(a, b *Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
+	p.errs.Sort()
 	if more := len(p.errs) - MaxErrors; more > 0 {
 		p.errs = append(p.errs[:MaxErrors], &Error{
 			File: p.file, Problem: fmt.Sprintf("%d more errors", more), Remedy: "fix these first",

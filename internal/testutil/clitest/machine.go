@@ -371,6 +371,10 @@ func (m *Machine) SetPolicy(_ context.Context, req *gpreemptv1.SetPolicyRequest)
 	case "shadow":
 		next = balanced()
 		next.Preset, next.Shadow = "shadow", new(true)
+		m.events = append(m.events, &gpreemptv1.Event{
+			Revision: 7, At: Ago(0), Kind: gpreemptv1.EventKind_EVENT_KIND_SHADOW, TargetId: "4242@1001", FromTarget: gpreemptv1.TargetState_TARGET_STATE_RUNNING,
+			ToTarget: gpreemptv1.TargetState_TARGET_STATE_SUSPENDED, LeaseId: "k3-1", Cause: "lease", Message: `python3, by rule training, for "llama" of process 5001`, Clock: Dur(uptime),
+		})
 	default:
 		return nil, Refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadPolicy, "unknown preset "+req.GetPreset(), "choose balanced, strict or shadow")
 	}
@@ -414,7 +418,18 @@ func (m *Machine) WatchEvents(req *gpreemptv1.WatchEventsRequest, out grpc.Serve
 
 func (m *Machine) GetStatistics(context.Context, *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
 	us := func(n int) *durationpb.Duration { return Dur(time.Duration(n) * time.Microsecond) }
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	var shadow *gpreemptv1.ShadowReport
+	if m.policy.GetShadow() {
+		shadow = &gpreemptv1.ShadowReport{InForce: true, Lasted: Dur(10 * time.Minute), Rows: []*gpreemptv1.ShadowRow{
+			{TargetId: "4242@1001", Comm: "python3", ClassifiedBy: "rule training", GpuCount: 8, Owner: `"llama" of process 5001`, Suspends: 412, Total: Dur(90 * time.Second), Longest: us(1250000)},
+			{TargetId: "4300@1002", Comm: "bench", ClassifiedBy: "tag", GpuCount: 1, Owner: "an admin", Suspends: 1, Total: Dur(2 * time.Second), Longest: Dur(2 * time.Second)},
+			{Suspends: 3, Total: us(300), Longest: us(200)},
+		}}
+	}
 	return &gpreemptv1.GetStatisticsResponse{Statistics: &gpreemptv1.Statistics{
+		Shadow: shadow,
 		Announcements: 1200, Quiesced: 1190, MaxWaitPassed: 10, Suspends: 640, Resumes: 639, Failures: 2, Coalesced: 560, ForcedResumes: 12,
 		QuiesceLatency: &gpreemptv1.LatencySummary{Count: 1190, Mean: us(910), P50: us(850), P95: us(1900), P99: us(4200), Max: us(19800)},
 		SuspendLatency: &gpreemptv1.LatencySummary{Count: 640, Mean: us(850), P50: us(820), P95: us(1200), P99: us(2000), Max: us(3000)},

@@ -2807,7 +2807,9 @@ type Statistics struct {
 	Refusals []*RefusalCount `protobuf:"bytes,15,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	// Runlist cycles that attaching to targets and releasing them caused on GPUs that they
 	// have no queue on, by the driver's rules.
-	AttachCycles  uint64 `protobuf:"varint,16,opt,name=attach_cycles,json=attachCycles,proto3" json:"attach_cycles,omitempty"`
+	AttachCycles uint64 `protobuf:"varint,16,opt,name=attach_cycles,json=attachCycles,proto3" json:"attach_cycles,omitempty"`
+	// What the shadow policy would have done, while it is in force or since it ended; unset without one.
+	Shadow        *ShadowReport `protobuf:"bytes,17,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2954,6 +2956,186 @@ func (x *Statistics) GetAttachCycles() uint64 {
 	return 0
 }
 
+func (x *Statistics) GetShadow() *ShadowReport {
+	if x != nil {
+		return x.Shadow
+	}
+	return nil
+}
+
+// What the shadow policy would have done, by its last time in force.
+type ShadowReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It is in force.
+	InForce bool `protobuf:"varint,1,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"`
+	// For how long it has been, or was.
+	Lasted *durationpb.Duration `protobuf:"bytes,2,opt,name=lasted,proto3" json:"lasted,omitempty"`
+	// In the order of their first suspension, 256 at most, and one for all others.
+	Rows          []*ShadowRow `protobuf:"bytes,3,rep,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShadowReport) Reset() {
+	*x = ShadowReport{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShadowReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShadowReport) ProtoMessage() {}
+
+func (x *ShadowReport) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShadowReport.ProtoReflect.Descriptor instead.
+func (*ShadowReport) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ShadowReport) GetInForce() bool {
+	if x != nil {
+		return x.InForce
+	}
+	return false
+}
+
+func (x *ShadowReport) GetLasted() *durationpb.Duration {
+	if x != nil {
+		return x.Lasted
+	}
+	return nil
+}
+
+func (x *ShadowReport) GetRows() []*ShadowRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+// What the shadow policy would have done to one process for one owner of leases.
+type ShadowRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The process; "" for those for which there was no row.
+	TargetId string `protobuf:"bytes,1,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
+	// Its command name.
+	Comm string `protobuf:"bytes,2,opt,name=comm,proto3" json:"comm,omitempty"`
+	// What classified it, such as "rule training".
+	ClassifiedBy string `protobuf:"bytes,3,opt,name=classified_by,json=classifiedBy,proto3" json:"classified_by,omitempty"`
+	// GPUs that it has queues on.
+	GpuCount uint32 `protobuf:"varint,4,opt,name=gpu_count,json=gpuCount,proto3" json:"gpu_count,omitempty"`
+	// Label and owner of the leases, such as "\"chat\" of process 99", or the cause.
+	Owner string `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Suspensions that it would have made.
+	Suspends uint64 `protobuf:"varint,6,opt,name=suspends,proto3" json:"suspends,omitempty"`
+	// How long they would have lasted together.
+	Total *durationpb.Duration `protobuf:"bytes,7,opt,name=total,proto3" json:"total,omitempty"`
+	// The longest.
+	Longest       *durationpb.Duration `protobuf:"bytes,8,opt,name=longest,proto3" json:"longest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShadowRow) Reset() {
+	*x = ShadowRow{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShadowRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShadowRow) ProtoMessage() {}
+
+func (x *ShadowRow) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShadowRow.ProtoReflect.Descriptor instead.
+func (*ShadowRow) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ShadowRow) GetTargetId() string {
+	if x != nil {
+		return x.TargetId
+	}
+	return ""
+}
+
+func (x *ShadowRow) GetComm() string {
+	if x != nil {
+		return x.Comm
+	}
+	return ""
+}
+
+func (x *ShadowRow) GetClassifiedBy() string {
+	if x != nil {
+		return x.ClassifiedBy
+	}
+	return ""
+}
+
+func (x *ShadowRow) GetGpuCount() uint32 {
+	if x != nil {
+		return x.GpuCount
+	}
+	return 0
+}
+
+func (x *ShadowRow) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *ShadowRow) GetSuspends() uint64 {
+	if x != nil {
+		return x.Suspends
+	}
+	return 0
+}
+
+func (x *ShadowRow) GetTotal() *durationpb.Duration {
+	if x != nil {
+		return x.Total
+	}
+	return nil
+}
+
+func (x *ShadowRow) GetLongest() *durationpb.Duration {
+	if x != nil {
+		return x.Longest
+	}
+	return nil
+}
+
 // How often the daemon refused a request for one reason.
 type RefusalCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2967,7 +3149,7 @@ type RefusalCount struct {
 
 func (x *RefusalCount) Reset() {
 	*x = RefusalCount{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[16]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2979,7 +3161,7 @@ func (x *RefusalCount) String() string {
 func (*RefusalCount) ProtoMessage() {}
 
 func (x *RefusalCount) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[16]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2992,7 +3174,7 @@ func (x *RefusalCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusalCount.ProtoReflect.Descriptor instead.
 func (*RefusalCount) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RefusalCount) GetReason() string {
@@ -3271,7 +3453,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x03p50\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03p50\x12+\n" +
 	"\x03p95\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03p95\x12+\n" +
 	"\x03p99\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03p99\x12+\n" +
-	"\x03max\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xd4\x05\n" +
+	"\x03max\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\x87\x06\n" +
 	"\n" +
 	"Statistics\x12$\n" +
 	"\rannouncements\x18\x01 \x01(\x04R\rannouncements\x12\x1a\n" +
@@ -3290,7 +3472,21 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x0elease_duration\x18\r \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\rleaseDuration\x12,\n" +
 	"\x05rules\x18\x0e \x03(\v2\x16.gpreempt.v1.RuleCountR\x05rules\x125\n" +
 	"\brefusals\x18\x0f \x03(\v2\x19.gpreempt.v1.RefusalCountR\brefusals\x12#\n" +
-	"\rattach_cycles\x18\x10 \x01(\x04R\fattachCycles\"<\n" +
+	"\rattach_cycles\x18\x10 \x01(\x04R\fattachCycles\x121\n" +
+	"\x06shadow\x18\x11 \x01(\v2\x19.gpreempt.v1.ShadowReportR\x06shadow\"\x88\x01\n" +
+	"\fShadowReport\x12\x19\n" +
+	"\bin_force\x18\x01 \x01(\bR\ainForce\x121\n" +
+	"\x06lasted\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06lasted\x12*\n" +
+	"\x04rows\x18\x03 \x03(\v2\x16.gpreempt.v1.ShadowRowR\x04rows\"\x96\x02\n" +
+	"\tShadowRow\x12\x1b\n" +
+	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x12\n" +
+	"\x04comm\x18\x02 \x01(\tR\x04comm\x12#\n" +
+	"\rclassified_by\x18\x03 \x01(\tR\fclassifiedBy\x12\x1b\n" +
+	"\tgpu_count\x18\x04 \x01(\rR\bgpuCount\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\tR\x05owner\x12\x1a\n" +
+	"\bsuspends\x18\x06 \x01(\x04R\bsuspends\x12/\n" +
+	"\x05total\x18\a \x01(\v2\x19.google.protobuf.DurationR\x05total\x123\n" +
+	"\alongest\x18\b \x01(\v2\x19.google.protobuf.DurationR\alongest\"<\n" +
 	"\fRefusalCount\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count*X\n" +
@@ -3369,7 +3565,7 @@ func file_gpreempt_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_gpreempt_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_gpreempt_v1_types_proto_goTypes = []any{
 	(Class)(0),                    // 0: gpreempt.v1.Class
 	(TargetState)(0),              // 1: gpreempt.v1.TargetState
@@ -3394,74 +3590,81 @@ var file_gpreempt_v1_types_proto_goTypes = []any{
 	(*TraceContext)(nil),          // 20: gpreempt.v1.TraceContext
 	(*LatencySummary)(nil),        // 21: gpreempt.v1.LatencySummary
 	(*Statistics)(nil),            // 22: gpreempt.v1.Statistics
-	(*RefusalCount)(nil),          // 23: gpreempt.v1.RefusalCount
-	nil,                           // 24: gpreempt.v1.Container.LabelsEntry
-	nil,                           // 25: gpreempt.v1.Container.PodLabelsEntry
-	nil,                           // 26: gpreempt.v1.Target.EnvironmentEntry
-	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*ShadowReport)(nil),          // 23: gpreempt.v1.ShadowReport
+	(*ShadowRow)(nil),             // 24: gpreempt.v1.ShadowRow
+	(*RefusalCount)(nil),          // 25: gpreempt.v1.RefusalCount
+	nil,                           // 26: gpreempt.v1.Container.LabelsEntry
+	nil,                           // 27: gpreempt.v1.Container.PodLabelsEntry
+	nil,                           // 28: gpreempt.v1.Target.EnvironmentEntry
+	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
 }
 var file_gpreempt_v1_types_proto_depIdxs = []int32{
-	27, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
-	27, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
-	27, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
+	29, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
+	29, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
+	29, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
 	2,  // 3: gpreempt.v1.Lease.state:type_name -> gpreempt.v1.LeaseState
 	3,  // 4: gpreempt.v1.Lease.end:type_name -> gpreempt.v1.LeaseEnd
-	28, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
-	27, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
-	27, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
-	24, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
-	25, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
+	30, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
+	29, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
+	29, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
+	26, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
+	27, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
 	0,  // 10: gpreempt.v1.Target.class:type_name -> gpreempt.v1.Class
 	1,  // 11: gpreempt.v1.Target.state:type_name -> gpreempt.v1.TargetState
-	27, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
-	27, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
-	27, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
-	27, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
-	27, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
+	29, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
+	29, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
+	29, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
+	29, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
+	29, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
 	11, // 17: gpreempt.v1.Target.container:type_name -> gpreempt.v1.Container
-	26, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
+	28, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
 	13, // 19: gpreempt.v1.Target.job:type_name -> gpreempt.v1.Job
-	27, // 20: gpreempt.v1.Job.measured_over:type_name -> google.protobuf.Duration
+	29, // 20: gpreempt.v1.Job.measured_over:type_name -> google.protobuf.Duration
 	0,  // 21: gpreempt.v1.Queue.class:type_name -> gpreempt.v1.Class
 	1,  // 22: gpreempt.v1.Queue.state:type_name -> gpreempt.v1.TargetState
-	28, // 23: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
-	28, // 24: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
+	30, // 23: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
+	30, // 24: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
 	5,  // 25: gpreempt.v1.Hqd.state:type_name -> gpreempt.v1.HqdState
-	27, // 26: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
-	27, // 27: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
-	28, // 28: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
+	29, // 26: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
+	29, // 27: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
+	30, // 28: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
 	0,  // 29: gpreempt.v1.RuleCount.class:type_name -> gpreempt.v1.Class
-	27, // 30: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
-	27, // 31: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
-	27, // 32: gpreempt.v1.Policy.attach_after:type_name -> google.protobuf.Duration
-	27, // 33: gpreempt.v1.Policy.linger:type_name -> google.protobuf.Duration
-	28, // 34: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
+	29, // 30: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
+	29, // 31: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
+	29, // 32: gpreempt.v1.Policy.attach_after:type_name -> google.protobuf.Duration
+	29, // 33: gpreempt.v1.Policy.linger:type_name -> google.protobuf.Duration
+	30, // 34: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
 	6,  // 35: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
 	1,  // 36: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
 	1,  // 37: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
 	2,  // 38: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
 	2,  // 39: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
 	3,  // 40: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
-	27, // 41: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
-	27, // 42: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
+	29, // 41: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
+	29, // 42: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
 	20, // 43: gpreempt.v1.Event.trace:type_name -> gpreempt.v1.TraceContext
-	27, // 44: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
-	27, // 45: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
-	27, // 46: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
-	27, // 47: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
-	27, // 48: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
+	29, // 44: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
+	29, // 45: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
+	29, // 46: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
+	29, // 47: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
+	29, // 48: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
 	21, // 49: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
 	21, // 50: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
 	21, // 51: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
 	21, // 52: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
 	17, // 53: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
-	23, // 54: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
-	55, // [55:55] is the sub-list for method output_type
-	55, // [55:55] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	25, // 54: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
+	23, // 55: gpreempt.v1.Statistics.shadow:type_name -> gpreempt.v1.ShadowReport
+	29, // 56: gpreempt.v1.ShadowReport.lasted:type_name -> google.protobuf.Duration
+	24, // 57: gpreempt.v1.ShadowReport.rows:type_name -> gpreempt.v1.ShadowRow
+	29, // 58: gpreempt.v1.ShadowRow.total:type_name -> google.protobuf.Duration
+	29, // 59: gpreempt.v1.ShadowRow.longest:type_name -> google.protobuf.Duration
+	60, // [60:60] is the sub-list for method output_type
+	60, // [60:60] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_types_proto_init() }
@@ -3487,7 +3690,7 @@ func file_gpreempt_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpreempt_v1_types_proto_rawDesc), len(file_gpreempt_v1_types_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
