@@ -15,7 +15,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/cmdline"
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
@@ -81,7 +80,7 @@ func TestSuggestionsAreNear(t *testing.T) {
 		"stauts": "gpctl stats, gpctl status", "state": "gpctl stats, gpctl status", "versin": "gpctl version", "qeueu": "gpctl queue",
 		"pol": "gpctl policy", "polizei": "gpctl --help", "tpo": "gpctl top",
 	} {
-		if m := cmdline.Unknown(root, word); m.Next != want {
+		if m := term.Unknown(root, word); m.Next != want {
 			t.Errorf("%s: %v, want %q", word, m, want)
 		}
 	}

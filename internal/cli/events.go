@@ -18,9 +18,9 @@ import (
 func eventsCommand(a *term.App) *cobra.Command {
 	var (
 		follow, all bool
-		only        eventFilter
 		last        uint64
 		since       string
+		only        eventFilter
 	)
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -61,7 +61,7 @@ func eventsCommand(a *term.App) *cobra.Command {
 				none := true
 				begin := a.Now().Add(-age)
 				err = term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
-					if age > 0 && m.GetEvent().GetAt().AsTime().Before(begin) || !only.has(m.GetEvent()) {
+					if e := m.GetEvent(); age > 0 && e.GetAt().AsTime().Before(begin) || !only.has(e) {
 						return nil
 					}
 					none = false
@@ -82,6 +82,20 @@ func eventsCommand(a *term.App) *cobra.Command {
 	cmd.Flags().Int32Var(&only.pid, "pid", 0, "only events about this process; without --since, of all that the daemon keeps")
 	cmd.AddCommand(eventsExport(a))
 	return cmd
+}
+
+// parseSince returns the revision, or the age, of a value of --since; zero for "".
+func parseSince(cmd *cobra.Command, since string) (revision uint64, age time.Duration, err error) {
+	if since == "" {
+		return 0, 0, nil
+	}
+	if revision, err = strconv.ParseUint(since, 10, 64); err == nil {
+		return revision, 0, nil
+	}
+	if age, err = time.ParseDuration(since); err != nil || age <= 0 {
+		return 0, 0, term.Usage(cmd, "invalid --since %q; use a duration, such as 5m, or a revision, such as 1200", since)
+	}
+	return 0, age, nil
 }
 
 // eventFilter selects events by their kind and process, unless these are zero.
@@ -106,20 +120,6 @@ func (f eventFilter) check(cmd *cobra.Command) error {
 func (f eventFilter) has(e *gpreemptv1.Event) bool {
 	pid, _, _ := strings.Cut(e.GetTargetId(), "@")
 	return (f.kind == "" || f.kind == api.EnumName(e.GetKind())) && (f.pid == 0 || pid == strconv.Itoa(int(f.pid)))
-}
-
-// parseSince returns the revision, or the age, of a value of --since; zero for "".
-func parseSince(cmd *cobra.Command, since string) (revision uint64, age time.Duration, err error) {
-	if since == "" {
-		return 0, 0, nil
-	}
-	if revision, err = strconv.ParseUint(since, 10, 64); err == nil {
-		return revision, 0, nil
-	}
-	if age, err = time.ParseDuration(since); err != nil || age <= 0 {
-		return 0, 0, term.Usage(cmd, "invalid --since %q; use a duration, such as 5m, or a revision, such as 1200", since)
-	}
-	return 0, age, nil
 }
 
 func printEvent(t *term.Table, e *gpreemptv1.Event) {

@@ -124,7 +124,7 @@ func (p *Program) Execute(ctx context.Context, args []string, streams IO) error 
 	help := cmd.HelpFunc()
 	cmd.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		if words := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(words) > 0 {
-			unknown = cmdline.Unknown(cmd, words...)
+			unknown = Unknown(cmd, words...)
 			return
 		}
 		help(cmd, args)
@@ -196,7 +196,7 @@ func (p *Program) New(streams IO) *cobra.Command {
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			return cmdline.Unknown(cmd, args...)
+			return Unknown(cmd, args...)
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			given := cmd.Flags().Changed
@@ -223,7 +223,7 @@ func (p *Program) New(streams IO) *cobra.Command {
 	root.SetIn(streams.In)
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
-	cmdline.Answer(root)
+	root.SetFlagErrorFunc(wrongFlag)
 
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.Socket, "socket", socket, "socket of the daemon (env "+SocketEnv+")")
@@ -281,7 +281,7 @@ func helpCommand(root *cobra.Command) *cobra.Command {
 			case err != nil:
 				return err
 			case len(rest) > 0 && cmd.HasAvailableSubCommands():
-				return cmdline.Unknown(cmd, rest...)
+				return Unknown(cmd, rest...)
 			}
 			cmd.InitDefaultHelpFlag()
 			return cmd.Help()
@@ -312,7 +312,7 @@ func Noun(name, short string, subcommands ...*cobra.Command) *cobra.Command {
 			if len(args) == 0 {
 				return Usage(cmd, "missing subcommand: %s", strings.Join(subcommandNames(cmd), ", "))
 			}
-			return cmdline.Unknown(cmd, args...)
+			return Unknown(cmd, args...)
 		},
 	}
 	cmd.AddCommand(subcommands...)
@@ -320,13 +320,7 @@ func Noun(name, short string, subcommands ...*cobra.Command) *cobra.Command {
 }
 
 func subcommandNames(cmd *cobra.Command) []string {
-	var names []string
-	for _, c := range cmd.Commands() {
-		if !c.Hidden {
-			names = append(names, c.Name())
-		}
-	}
-	return names
+	return strings.Fields(list(available(cmd), " ", (*cobra.Command).Name))
 }
 
 // Operands returns a check for exactly the named operands, such as "TARGET".

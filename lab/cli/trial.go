@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/cmdline"
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/scenario"
@@ -42,7 +41,7 @@ func trialCommand(a *term.App) *cobra.Command {
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cmdline.Unknown(cmd, args...)
+				return term.Unknown(cmd, args...)
 			}
 			if f.resume == "" && cmd.Flags().NFlag() == 0 {
 				return term.Usage(cmd, "missing work: --online and --offline, or --plan")
