@@ -22,11 +22,11 @@ func TestWhatHasNoEffectHasPlaceAndRemedy(t *testing.T) {
 		{"everything has an effect", rules + low + ring + "  - {name: gpu, match: {gpu: [renderD128]}, class: offline, never_debug: true}\nmechanisms: [dbgtrap, freezer]\n", Facts{GPUs: gpus}, nil},
 		{
 			"rules behind others", rules + "  - {name: all, match: {comm: \"*\"}, class: offline}\n  - name: server\n    match: {uid: 990}\n    class: online\n", Facts{},
-			[]string{`3:11: rules[1].name: never decides: rule 1, "all", comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
+			[]string{`3:11: rules[1].name: never decides: rule "all" comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
 		},
 		{
 			"jobs behind others", "jobs: [{name: a, by: [env.A]}, {name: b, by: [env.A, env.B]}]\n", Facts{},
-			[]string{`1:39: jobs[1].name: never decides: job rule 1, "a", comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
+			[]string{`1:39: jobs[1].name: never decides: job rule "a" comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
 		},
 		{
 			"debugfs is off", rules + low + ring + "  - {name: high, match: {queue_priority: {min: 10}}, class: online}\ndiscovery: {debugfs: false}\n", Facts{},
