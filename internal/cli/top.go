@@ -52,7 +52,7 @@ func topCommand(a *term.App) *cobra.Command {
 	return cmd
 }
 
-// topOnce prints one screen, with the events between two readings.
+// topOnce prints one screen, with the shares between two readings and the events that the daemon has kept.
 func topOnce(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, width, height int) error {
 	s := newTopScreen(a)
 	first, err := readAll(ctx, admin)
@@ -68,7 +68,9 @@ func topOnce(ctx context.Context, a *term.App, admin term.AdminClient, every tim
 		return err
 	}
 	s.read(second)
-	stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{AfterRevision: first.status.GetEventRevision(), FromStart: first.status.GetEventRevision() == 0, NoFollow: true})
+	kept := watchAfter(0, true)
+	kept.NoFollow = true
+	stream, err := admin.WatchEvents(ctx, kept)
 	if err != nil {
 		return err
 	}
@@ -179,7 +181,7 @@ func readEvery(ctx context.Context, a *term.App, admin term.AdminClient, every t
 // followEvents follows the events from now on, until ctx ends. The screen is painted with the next
 // reading: a burst of events costs nothing more.
 func followEvents(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, change func(func(*topScreen))) {
-	follow(ctx, a, admin, every, func(r reading) {
+	follow(ctx, a, admin, true, every, func(r reading) {
 		change(func(s *topScreen) {
 			if !s.paused {
 				s.read(r)

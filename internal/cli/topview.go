@@ -260,6 +260,9 @@ func (s *topScreen) head(p *term.Printer, width int) {
 			well.Style = term.StyleState
 		}
 		add(well)
+		if model := modelOf(st); model != "" {
+			add(term.Cell{Text: strings.ToUpper(model), Style: term.StyleNote})
+		}
 		var codes []string
 		for _, w := range st.GetWarnings() {
 			codes = append(codes, w.GetCode())
@@ -389,11 +392,7 @@ func (s *topScreen) targetTable(p *term.Printer, n int) {
 
 // why says why a target is as it is.
 func (s *topScreen) why(t *gpreemptv1.Target) string {
-	cause := s.causes[t.GetTargetId()]
-	if cause == "" && t.GetState() != gpreemptv1.TargetState_TARGET_STATE_RUNNING {
-		return "enter explains it"
-	}
-	return term.Or(t.GetAttachError(), term.Or(api.Cause(cause), "-"))
+	return term.Or(t.GetAttachError(), term.Or(api.Cause(s.causes[t.GetTargetId()]), "-"))
 }
 
 // key changes what is shown. It returns the target_id to explain, if one is asked for.

@@ -153,16 +153,14 @@ func TestWebPageInABrowser(t *testing.T) {
 	}
 }
 
-// webText is the text of the page as it is on the screen: what is above the fold, a line, what is below, and texts that
-// the layout cuts.
+// webText is the text of the page, with what the layout cuts and with the state that is not seen without scrolling.
 const webText = `(() => {
 	const shown = (e) => e.checkVisibility() && e.getClientRects().length > 0;
-	const all = [...document.querySelectorAll("h1, h2, p, li, dt, dd, th, td, .model, .link, .detail, .gpu-name, button")].filter((e) => shown(e) && !e.querySelector("p, li, dt, dd, td"));
-	const line = (e) => e.innerText.replace(/\s+/g, " ").trim();
-	const texts = (list) => list.map(line).filter((s) => s !== "").join("\n");
-	const top = (e) => e.getBoundingClientRect().bottom <= innerHeight;
+	const all = [...document.querySelectorAll("h1, h2, p, li, dt, dd, th, td, .model, .link, button")].filter((e) => shown(e) && !e.querySelector("p, li, dt, dd, td, button"));
+	const texts = (list) => list.map((e) => e.innerText.replace(/\s+/g, " ").trim() + "\n").filter((s) => s !== "\n").join("");
 	const cut = all.filter((e) => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== "visible");
-	return texts(all.filter(top)) + "\n-- below the fold --\n" + texts(all.filter((e) => !top(e))) + "\n-- cut --\n" + texts(cut) + "\n";
+	const late = all.filter((e) => e.matches(".banner, .model, .link, .figure") && e.getBoundingClientRect().bottom > innerHeight);
+	return texts(all) + "-- cut --\n" + texts(cut) + "-- state below the fold --\n" + texts(late);
 })()`
 
 // passingText matches what depends on when the page is read.
