@@ -189,6 +189,8 @@ func printRatios(p *term.Printer, ratios []evidence.Ratio) {
 	if !p.Wide {
 		ratios = slices.DeleteFunc(slices.Clone(ratios), func(r evidence.Ratio) bool { return !strings.HasSuffix(r.Figure, " mean") })
 	}
+	// Arms with the same samples are one row above.
+	ratios = slices.DeleteFunc(slices.Clone(ratios), func(r evidence.Ratio) bool { return r.Low == 1 && r.High == 1 })
 	if len(ratios) == 0 {
 		return
 	}
