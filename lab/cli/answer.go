@@ -50,5 +50,15 @@ func joined(rows []setting) []setting {
 	return all
 }
 
+// printJoined prints the joined rows of a table, and reports whether there are fewer.
+func printJoined(t *term.Table, rows []setting) bool {
+	lines := joined(rows)
+	for _, l := range lines {
+		t.Row(append([]any{l.name}, l.cells...)...)
+	}
+	t.Flush()
+	return len(lines) < len(rows)
+}
+
 // noDifference explains a table of joined rows.
 const noDifference = "Settings with the same figures are one row: they make no difference here."

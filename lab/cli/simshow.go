@@ -44,13 +44,9 @@ func printSimulated(p *term.Printer, s scenario.Scenario, r *simResult, dir stri
 		}
 		rows = append(rows, setting{a.name(), append(values, times(a.P99Ratio), simCell(a.Scheme == sim.OnlineAlone, "%.1f %%", 100*a.OfflineShare), a.Suspends, a.Preemptions)})
 	}
-	lines := joined(rows)
-	for _, line := range lines {
-		t.Row(append([]any{line.name}, line.cells...)...)
-	}
-	t.Flush()
+	fewer := printJoined(t, rows)
 	p.Linef("")
-	if len(lines) < len(rows) {
+	if fewer {
 		p.Linef(noDifference)
 	}
 	p.Linef("OFFLINE is the offline work relative to offline alone, PREEMPTIONS the most that one request caused.")

@@ -111,15 +111,17 @@ func printRun(p *term.Printer, r *trialResult) {
 	t := p.Table("", term.Columns{
 		"ARM", ">REPEATS", ">REQUESTS", ">FAILED", ">MEAN", "+>STD", ">P50", "+>P95", ">P99", ">MAX", "+>SPREAD", ">ANNOUNCE", "+>START", "+>SERVICE", ">OFFLINE WORK", ">OF ALONE",
 	})
+	var rows, moves []setting
 	for i := range r.Arms {
 		s := &r.Arms[i]
-		t.Row(s.Arm, s.Repeats, s.Latency.N+s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
+		rows = append(rows, setting{s.Arm, []any{s.Repeats, s.Latency.N + s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
 			inMS(s.Latency.N, s.Latency.P95), inMS(s.Latency.N, s.Latency.P99), inMS(s.Latency.N, s.Latency.Max), inMS(min(s.Latency.N, s.Repeats-1), s.Latency.SpreadP99),
-			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s))
+			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s)}})
 	}
-	t.Flush()
+	if printJoined(t, rows) {
+		p.Linef(noDifference)
+	}
 	durations := p.Table("", term.Columns{"ARM", "", ">N", ">MEAN", ">STD", ">P50", ">P95", ">P99", ">MAX"})
-	some := false
 	for i := range r.Arms {
 		s := &r.Arms[i]
 		for _, d := range []struct {
@@ -127,14 +129,13 @@ func printRun(p *term.Printer, r *trialResult) {
 			evidence.Distribution
 		}{{"suspend", s.Suspends}, {"resume", s.Resumes}} {
 			if d.N > 0 {
-				some = true
-				durations.Row(s.Arm, d.name, d.N, inMS(d.N, d.Mean), inMS(d.N, d.Std), inMS(d.N, d.P50), inMS(d.N, d.P95), inMS(d.N, d.P99), inMS(d.N, d.Max))
+				moves = append(moves, setting{s.Arm, []any{d.name, d.N, inMS(d.N, d.Mean), inMS(d.N, d.Std), inMS(d.N, d.P50), inMS(d.N, d.P95), inMS(d.N, d.P99), inMS(d.N, d.Max)}})
 			}
 		}
 	}
-	if some {
+	if len(moves) > 0 {
 		p.Linef("")
-		durations.Flush()
+		printJoined(durations, moves)
 	}
 	printReadings(p, r.Arms)
 	printRatios(p, r.Ratios)
@@ -167,18 +168,19 @@ func printReadings(p *term.Printer, arms []evidence.Summary) {
 	}
 	p.Linef("")
 	t := p.Table("", cols)
+	var rows []setting
 	for i := range arms {
-		row := []any{arms[i].Arm}
+		row := setting{name: arms[i].Arm}
 		for _, name := range sorted {
 			if v, ok := arms[i].Readings[name]; ok {
-				row = append(row, figure(v))
+				row.cells = append(row.cells, figure(v))
 			} else {
-				row = append(row, "-")
+				row.cells = append(row.cells, "-")
 			}
 		}
-		t.Row(row...)
+		rows = append(rows, row)
 	}
-	t.Flush()
+	printJoined(t, rows)
 }
 
 // printRatios prints how much faster arms are than the first of their size: the means, or with -o
@@ -187,6 +189,8 @@ func printRatios(p *term.Printer, ratios []evidence.Ratio) {
 	if !p.Wide {
 		ratios = slices.DeleteFunc(slices.Clone(ratios), func(r evidence.Ratio) bool { return !strings.HasSuffix(r.Figure, " mean") })
 	}
+	// Arms with the same samples are one row above.
+	ratios = slices.DeleteFunc(slices.Clone(ratios), func(r evidence.Ratio) bool { return r.Low == 1 && r.High == 1 })
 	if len(ratios) == 0 {
 		return
 	}
@@ -217,6 +221,7 @@ func printVerdict(p *term.Printer, r *trialResult) {
 	}
 	if len(v.Criteria) > 0 {
 		t := p.Table("", term.Columns{"CRITERION", "ARM", ">FIGURE", ">LIMIT", "UNIT", ">SPREAD", "RESULT"})
+		var rows []setting
 		for _, c := range v.Criteria {
 			got, limit, spread := "-", "< "+figure(c.Limit), "-"
 			if c.Figure != nil {
@@ -233,7 +238,10 @@ func printVerdict(p *term.Printer, r *trialResult) {
 			case c.AtLeast:
 				limit = ">= " + figure(c.Limit)
 			}
-			t.Row(c.Name, term.Or(c.Arm, "-"), got, limit, term.Or(c.Unit, "-"), spread, resultCell(c.Result))
+			rows = append(rows, setting{term.Or(c.Arm, "-"), []any{c.Name, got, limit, term.Or(c.Unit, "-"), spread, resultCell(c.Result)}})
+		}
+		for _, l := range joined(rows) {
+			t.Row(slices.Insert(l.cells, 1, any(l.name))...)
 		}
 		t.Flush()
 	}

@@ -142,7 +142,11 @@ func (run *Run) complete(note func(finding)) {
 		note(finding{result: result, name: "faults", arm: f.Arm, repeat: f.Repeat + 1, n: 1, say: f.What})
 	}
 	if n := len(run.Alarms); n > 0 {
-		note(finding{result: Fail, name: "alarms", n: n, say: fmt.Sprintf("{n} alarms, the first from %s: %s", run.Alarms[0].From, run.Alarms[0].Text)})
+		what := "{n} alarms, the first"
+		if n == 1 {
+			what = "an alarm"
+		}
+		note(finding{result: Fail, name: "alarms", n: n, say: fmt.Sprintf("%s from %s: %s", what, run.Alarms[0].From, run.Alarms[0].Text)})
 	}
 	for _, arm := range run.Arms {
 		if want := max(1, run.Planned); len(arm.Repeats) < want && arm.Missing == "" {

@@ -167,7 +167,7 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 			"shared, repeat 2: the job ended",
 		},
 		"a failure": {func(r *evidence.Run) { r.Faults = []evidence.Fault{{What: "the daemon ended", Fails: true}} }, evidence.Fail, "the daemon ended"},
-		"an alarm":  {func(r *evidence.Run) { r.Alarms = []evidence.Alarm{{From: "breaker", Text: "opened"}} }, evidence.Fail, "1 alarms, the first from breaker: opened"},
+		"an alarm":  {func(r *evidence.Run) { r.Alarms = []evidence.Alarm{{From: "breaker", Text: "opened"}} }, evidence.Fail, "an alarm from breaker: opened"},
 		"too slow": {func(r *evidence.Run) {
 			for i := range r.Arms[3].Repeats {
 				for q := range r.Arms[3].Repeats[i].Requests {

@@ -35,7 +35,7 @@ func TestReasonThatDecidedComesFirst(t *testing.T) {
 	run.Alarms = []evidence.Alarm{{From: "kernel", Text: "x"}}
 	v := evidence.Judge(run, evidence.Profile{Name: "p", Limits: map[string]float64{"online_p99_ms": 1e-6}})
 	if diff := cmp.Diff([]string{
-		"1 alarms, the first from kernel: x", "protected: online_p99_ms: it is 6.01 ms, and the limit is 0.00", "shared, repeat 1: job 1 ended early",
+		"an alarm from kernel: x", "protected: online_p99_ms: it is 6.01 ms, and the limit is 0.00", "shared, repeat 1: job 1 ended early",
 	}, v.Reasons); diff != "" || v.Result != evidence.Fail {
 		t.Errorf("%s (-want +got):\n%s", v.Result, diff)
 	}

@@ -398,7 +398,7 @@ func (p *play) countWork(s *sampler) {
 	case s.slots.readings > 1:
 		p.result.Work, p.result.WorkUnit = float64(s.slots.dwords), "dwords"
 	default:
-		p.result.WorkUnknown = fmt.Sprintf("the jobs wrote fewer than two lines that match %q, and the daemon found their hardware slots less than twice",
+		p.result.WorkUnknown = fmt.Sprintf("the jobs wrote fewer than two lines that match %s, and the daemon found their hardware slots less than twice",
 			p.plan.Offline.Progress)
 	}
 }

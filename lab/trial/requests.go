@@ -159,7 +159,7 @@ func (s *server) await(ctx context.Context) error {
 	case <-ended:
 		return fmt.Errorf("the online command ended before it was ready, with %s: its output is in logs/", s.how())
 	case <-timer.C:
-		return fmt.Errorf("the online command wrote no line that matches %q within %v", s.plan.Online.Ready, readyTime)
+		return fmt.Errorf("the online command wrote no line that matches %s within %v", s.plan.Online.Ready, readyTime)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
