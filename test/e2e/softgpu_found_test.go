@@ -62,7 +62,7 @@ func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 	// A guest that gets no CPU for 10 s has a read abandoned, and the next one is 50 times as long after it.
 	defer func(before time.Duration) { timeout = before }(timeout)
 	timeout = 15 * time.Minute
-	d := m.start(nothingSet + "rules: [{name: low, match: {queue_priority: {max: 9}}, class: offline, priority: 2}]\npolicy: {attach_after: 1h}\n")
+	d := m.start(nothingSet + "rules: [{name: low, match: {queue_priority: {max: 9}}, class: offline, priority: 2}]\npolicy: {preset: strict, attach_after: 1h, max_suspend: 10m}\n")
 	m.serve("--gpus", m.gpu(0), "--queues", "2") // others with rings of the same size
 	job := m.serve("--gpus", m.gpu(0), "--queues", "3")
 	all := func(what string) {
@@ -123,6 +123,15 @@ func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 	if looks%20 > 0 && looks%20 <= 10 {
 		m.evict("restore", job)
 	}
+	all("the end of the looks")
+
+	d.check(0, "", "target", "suspend", fmt.Sprint(job.PID), "--ttl", "5m")
+	m.awaitEach(job, 3, softOff)
+	d.eventually("the suspended job has no slot", func() bool { return slots() == 0 })
+	d.check(0, "", "target", "resume", fmt.Sprint(job.PID))
+	m.awaitEach(job, 3, softOn)
+	all("the resume")
+	d.eventually("the resumed job has slots", func() bool { return slots() >= 3 })
 	job.stop()
 	d.stop()
 }
