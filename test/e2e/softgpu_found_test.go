@@ -23,6 +23,14 @@ func (m *softGPU) evict(verb string, w *worker) {
 	}
 }
 
+// awaitReads has the test wait for longer: in a guest that gets no CPU for 10 s a read of mqds is abandoned, and the
+// daemon waits for 50 times as long before the next one.
+func (m *softGPU) awaitReads() {
+	before := timeout
+	timeout = 15 * time.Minute
+	m.t.Cleanup(func() { timeout = before })
+}
+
 // rings returns where the rings of a process's queues are, and which queues are on their GPU, by the driver.
 func (m *softGPU) rings(w *worker) (at map[uint32]uint64, running map[uint32]bool) {
 	m.t.Helper()
@@ -59,10 +67,8 @@ func (d *daemon) slots(w *worker) []*gpreemptv1.Hqd {
 // priority of queues, queues that appear and disappear. The driver's own state is the truth.
 func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 	m := onSoftGPU(t)
-	// A guest that gets no CPU for 10 s has a read abandoned, and the next one is 50 times as long after it.
-	defer func(before time.Duration) { timeout = before }(timeout)
-	timeout = 15 * time.Minute
-	d := m.start(nothingSet + "rules: [{name: low, match: {queue_priority: {max: 9}}, class: offline, priority: 2}]\npolicy: {attach_after: 1h}\n")
+	m.awaitReads()
+	d := m.start(nothingSet + "rules: [{name: low, match: {queue_priority: {max: 9}}, class: offline, priority: 2}]\npolicy: {preset: strict, attach_after: 1h, max_suspend: 10m}\n")
 	m.serve("--gpus", m.gpu(0), "--queues", "2") // others with rings of the same size
 	job := m.serve("--gpus", m.gpu(0), "--queues", "3")
 	all := func(what string) {
@@ -84,7 +90,7 @@ func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 		return !slices.ContainsFunc(list.GetQueues(), func(q *gpreemptv1.Queue) bool { return q.Backlog == nil })
 	})
 
-	looks, right := m.times(1000, 30), 0
+	looks, right := m.times(1000, 25), 0
 	for look := range looks {
 		switch look % 20 {
 		case 0:
@@ -123,6 +129,15 @@ func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 	if looks%20 > 0 && looks%20 <= 10 {
 		m.evict("restore", job)
 	}
+	all("the end of the looks")
+
+	d.check(0, "", "target", "suspend", fmt.Sprint(job.PID), "--ttl", "5m")
+	m.awaitEach(job, 3, softOff)
+	d.eventually("the suspended job has no slot", func() bool { return slots() == 0 })
+	d.check(0, "", "target", "resume", fmt.Sprint(job.PID))
+	m.awaitEach(job, 3, softOn)
+	all("the resume")
+	d.eventually("the resumed job has slots", func() bool { return slots() >= 3 })
 	job.stop()
 	d.stop()
 }

@@ -328,6 +328,7 @@ func TestSoftGPULaterDebuggerDoesNotResumeTheJob(t *testing.T) {
 // The checkpoint interface evicts the queues of a process.
 func TestSoftGPUCheckpointMechanismEvictsAndRestores(t *testing.T) {
 	m := onSoftGPU(t)
+	m.awaitReads()
 	other := m.serve("--gpus", m.gpu(0))
 	job := m.work("--gpus", m.gpu(0), "--queues", "2")
 	d := m.start(atOnce + "mechanisms: [criu]\n")
