@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,6 +30,8 @@ type trialResult struct {
 	Ratios []evidence.Ratio `json:"ratios,omitempty"`
 	Faults []evidence.Fault `json:"faults"`
 	Alarms []evidence.Alarm `json:"alarms"`
+	// LeftOut are arms that the work makes impossible, and why.
+	LeftOut map[evidence.ArmKind]string `json:"left_out,omitempty"`
 	// Missing says why the folder does not have something, by its name.
 	Missing map[string]string `json:"missing,omitempty"`
 	// Report is the path of the report, if one was written.
@@ -43,9 +46,9 @@ func showRun(a *term.App, dir string, run *evidence.Run, profile, page string) e
 	}
 	result := trialResult{
 		Dir: dir, Name: run.Name, Command: run.Command, Origin: run.Origin, Backend: run.Backend, Arms: evidence.Summarize(run), Faults: run.Faults,
-		Alarms: run.Alarms, Missing: run.Missing, Report: page, Ratios: evidence.Within(run),
+		Alarms: run.Alarms, LeftOut: run.LeftOut, Missing: run.Missing, Report: page, Ratios: evidence.Within(run),
 	}
-	if profile != "" && profile != noProfile {
+	if profile != "" && profile != evidence.NoProfile {
 		limits, err := evidence.LoadProfile(profile)
 		if err != nil {
 			return &term.Failure{Code: term.ExitUsage, Message: err.Error(), Next: "gplab trial profiles"}
@@ -76,11 +79,23 @@ func planProfile(run *evidence.Run) string {
 	return p.Profile
 }
 
-// noProfile as a profile: no verdict.
-const noProfile = "none"
+// printHead prints the verdict and the first reason for it, and what was measured.
+func printHead(p *term.Printer, r *trialResult) {
+	if v := r.Verdict; v != nil {
+		why := "every figure keeps its limit"
+		if len(v.Reasons) > 0 {
+			why = v.Reasons[0]
+		}
+		p.Line(resultCell(v.Result), fmt.Sprintf(" (%s, profile %s): %s", strings.ToUpper(string(v.Origin)), v.Profile, why))
+	}
+	p.Linef("%s on %s: %s", r.Name, r.Backend, strings.ToUpper(string(r.Origin)))
+	for _, kind := range slices.Sorted(maps.Keys(r.LeftOut)) {
+		p.Linef("no arm %s: %s", kind, r.LeftOut[kind])
+	}
+}
 
 func printRun(p *term.Printer, r *trialResult) {
-	p.Linef("%s on %s: %s", r.Name, r.Backend, strings.ToUpper(string(r.Origin)))
+	printHead(p, r)
 	p.Linef("")
 	t := p.Table("", term.Columns{
 		"ARM", ">REPEATS", ">REQUESTS", ">FAILED", ">MEAN", "+>STD", ">P50", "+>P95", ">P99", ">MAX", "+>SPREAD", ">ANNOUNCE", "+>START", "+>SERVICE", ">OFFLINE WORK", ">OF ALONE",
@@ -88,7 +103,7 @@ func printRun(p *term.Printer, r *trialResult) {
 	for i := range r.Arms {
 		s := &r.Arms[i]
 		t.Row(s.Arm, s.Repeats, s.Latency.N+s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
-			inMS(s.Latency.N, s.Latency.P95), inMS(s.Latency.N, s.Latency.P99), inMS(s.Latency.N, s.Latency.Max), inMS(s.Latency.N, s.Latency.SpreadP99),
+			inMS(s.Latency.N, s.Latency.P95), inMS(s.Latency.N, s.Latency.P99), inMS(s.Latency.N, s.Latency.Max), inMS(min(s.Latency.N, s.Repeats-1), s.Latency.SpreadP99),
 			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s))
 	}
 	t.Flush()
@@ -192,29 +207,39 @@ func printVerdict(p *term.Printer, r *trialResult) {
 	if len(v.Criteria) > 0 {
 		t := p.Table("", term.Columns{"CRITERION", "ARM", ">FIGURE", ">LIMIT", "UNIT", ">SPREAD", "RESULT"})
 		for _, c := range v.Criteria {
-			got, limit := "-", "< "
+			got, limit, spread := "-", "< "+figure(c.Limit), "-"
 			if c.Figure != nil {
 				got = figure(*c.Figure)
 			}
-			if c.AtLeast {
-				limit = ">= "
+			if c.Spread != nil {
+				spread = figure(*c.Spread)
 			}
-			t.Row(c.Name, c.Arm, got, limit+figure(c.Limit), c.Unit, figure(c.Spread), resultCell(c.Result))
+			switch {
+			case c.Always && c.Figure == nil:
+				limit = "-"
+			case c.Always:
+				got, limit = strconv.Itoa(int(*c.Figure)), "0"
+			case c.AtLeast:
+				limit = ">= " + figure(c.Limit)
+			}
+			t.Row(c.Name, term.Or(c.Arm, "-"), got, limit, term.Or(c.Unit, "-"), spread, resultCell(c.Result))
 		}
 		t.Flush()
+	}
+	if len(v.Reasons) > 1 || len(v.Unverified) > 0 {
 		p.Linef("")
 	}
-	p.Line(strings.ToUpper(string(v.Origin))+", profile "+v.Profile+": ", resultCell(v.Result))
 	const most = 20
 	for i, reason := range v.Reasons {
-		if i == most {
-			p.Linef("  and %d more: -o json has all", len(v.Reasons)-most)
-			break
+		switch {
+		case i == most:
+			p.Linef("%d more: -o json has all", len(v.Reasons)-most)
+		case i > 0 && i < most: // the first is in the first line
+			p.Linef("also: %s", reason)
 		}
-		p.Linef("  %s", reason)
 	}
 	for _, what := range v.Unverified {
-		p.Linef("  not verified: %s", what)
+		p.Linef("not verified: %s", what)
 	}
 }
 

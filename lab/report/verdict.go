@@ -29,10 +29,18 @@ func verdictSections(runs []evidence.Run, profile evidence.Profile) (short, figu
 		for _, c := range v.Criteria {
 			figure, spread, sign := "-", "-", "<"
 			if c.Figure != nil {
-				figure, spread = number(*c.Figure), number(c.Spread)
+				figure = number(*c.Figure)
 			}
-			if c.AtLeast {
+			if c.Spread != nil {
+				spread = number(*c.Spread)
+			}
+			switch {
+			case c.AtLeast:
 				sign = ">="
+			case c.Always && c.Figure == nil:
+				sign = "="
+			case c.Always:
+				figure, sign = fmt.Sprint(*c.Figure), "="
 			}
 			limits.Rows = append(limits.Rows, []string{
 				name, clean(c.Arm), c.Name, figure, fmt.Sprintf("%s %g", sign, c.Limit), c.Unit, spread, string(c.Result), or(clean(c.Why)),
