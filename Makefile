@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test test-full race build demo bench bench-quick rows fuzz explore history crashes mutate clib clib-install clib-test e2e e2e-full e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean packages versions fleet-scale cluster kernel-userq kernel-strings
+.PHONY: help count gen policies check-gen lint lint-proto lint-go lint-mod fmt kernels test test-full race build demo bench bench-quick rows fuzz explore history crashes mutate clib clib-install clib-test e2e e2e-full e2e-rocm vm-kfd vm-softgpu vm-kmap kernel-check nightly vmtest slurm engines soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean packages versions fleet-scale cluster kernel-userq kernel-strings
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -235,7 +235,7 @@ vm-kmap: ## Test the driver with the kernel extension, in the guest of vm-softgp
 	$(GO) run ./emu/vm -kernel '$(KERNEL)' -softgpu '$(SOFTGPU)' -patch $(KERNEL_PATCH) -clean -append slub_debug=FZPU -limit 30m $(KMAP_PACKAGES)
 
 # What lasts, what measures and so depends on the machine, and other kernels: 6.12's vm-kfd is part of each change's checks.
-NIGHTLY = test-full: e2e-full: rows: demo: bench-quick: fuzz: mutate: vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
+NIGHTLY = test-full: e2e-full: rows: engines: demo: bench-quick: fuzz: mutate: vm-softgpu:6.12 vm-kfd:7.2 vm-softgpu:7.2 vm-kfd:7.3 vm-softgpu:7.3
 nightly: ## Run all tests in full depth, the measurements, fuzzing, mutate, and the tests on the real drivers of all kernels, before an issue is closed: for hours, and a table at the end
 	@results=$$(mktemp); status=0; for each in $(NIGHTLY); do \
 		began=$$(date +%s); out=$$(mktemp); \
@@ -255,6 +255,10 @@ vmtest: packages ## Test the deb from install to purge, and the service that it 
 # apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge slurmdbd slurm-wlm-mysql-plugin mariadb-server
 slurm: ## Test deploy/slurm with Debian's Slurm on an emulated node with 8 GPUs, and list what that proves; needs root, skips what is not installed
 	GPREEMPT_SLURM=1 $(GO) test -count=1 -timeout 5m -v -run '^TestSlurm' ./test/e2e
+
+# apt-get install -y --no-install-recommends docker.io podman runc
+engines: ## Test trials of containers that Debian's Docker and Podman run; needs root, skips what is not installed
+	GPREEMPT_ENGINES=1 $(GO) test -count=1 -timeout 10m -v -run '^TestEngine' ./test/e2e
 
 # The race detector's memory grows over time, so the daemon is built without it.
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each

@@ -69,7 +69,7 @@ func Run(ctx context.Context, cfg Config) (Verdict, error) {
 	defer b.close()
 	return b.run(ctx, stages(), func(ctx context.Context, alarm func(safety.Alarm)) error {
 		host, _, _ := safety.Read(cfg.Root, nil)
-		return safety.WatchKernelLog(ctx, cfg.KernelLog, host.Driver, func() []gpreempt.GPU { return []gpreempt.GPU{b.gpu} }, alarm)
+		return safety.NewKernelLog(cfg.KernelLog, func() []gpreempt.GPU { return []gpreempt.GPU{b.gpu} }, alarm).Watch(ctx, host.Driver)
 	})
 }
 

@@ -189,7 +189,7 @@ func newModel(t *testing.T, machine string, broken func(*model)) *bench {
 		m.held = true
 		return m, nil
 	}
-	b.attachGently = b.attach
+	b.attachWith = func(uint32) attach { return b.attach }
 	b.attachElsewhere = func(_ context.Context, key gpreempt.ProcessKey) (elsewhere, error) { return mortal{jobs[key]}, nil }
 	return b
 }

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -42,9 +43,9 @@ type bench struct {
 	// replaces them.
 	start  func(context.Context, workload.Config) (job, error)
 	attach attach
-	// attachGently holds a process with the driver's default grace period, and attachElsewhere
-	// by another process that does what the daemon does.
-	attachGently    attach
+	// attachWith holds a process with a grace period, and attachElsewhere by another process that
+	// does what the daemon does.
+	attachWith      func(grace uint32) attach
 	attachElsewhere func(context.Context, gpreempt.ProcessKey) (elsewhere, error)
 	dmesg           func() []byte
 }
@@ -108,8 +109,10 @@ func newBench(cfg Config) (*bench, error) {
 	}}
 	b.held = helpers(b.device, cfg.Root, gpus)
 	b.start, b.attach = b.startJob, b.held.Attach
-	b.attachGently = func(ctx context.Context, key gpreempt.ProcessKey) (mechanism.Session, error) {
-		return startHolder(ctx, key, byGrace)
+	b.attachWith = func(grace uint32) attach {
+		return func(ctx context.Context, key gpreempt.ProcessKey) (mechanism.Session, error) {
+			return startHolder(ctx, key, byGrace+strconv.FormatUint(uint64(grace), 10))
+		}
 	}
 	b.attachElsewhere = func(ctx context.Context, key gpreempt.ProcessKey) (elsewhere, error) {
 		return startHolder(ctx, key, byHelper)

@@ -141,7 +141,7 @@ func (r *result) timed(ctx context.Context, processes int, cfg workload.Config, 
 func gaps(ctx context.Context, r *result) error {
 	var all [][]float64
 	for range repeats {
-		_, gap, err := r.gaps(ctx, r.b.attach)
+		_, gap, err := r.gaps(ctx, r.b.attach, workload.Config{Queues: 2})
 		if err != nil {
 			return err
 		}
@@ -150,35 +150,15 @@ func gaps(ctx context.Context, r *result) error {
 	return r.judge(r.samples("gap of another process", all))
 }
 
-// gracePeriods measures both with the default grace period and with the shortest.
-func gracePeriods(ctx context.Context, r *result) error {
-	for _, p := range []struct {
-		name   string
-		attach attach
-	}{{"default grace", r.b.attachGently}, {"grace 1", r.b.attach}} {
-		var suspends, all [][]float64
-		for range repeats {
-			suspend, gap, err := r.gaps(ctx, p.attach)
-			if err != nil {
-				return fmt.Errorf("%s: %w", p.name, err)
-			}
-			suspends, all = append(suspends, suspend), append(all, gap)
-		}
-		r.samples("SUSPEND with "+p.name, suspends)
-		r.samples("gap with "+p.name, all)
-	}
-	return nil
-}
-
 // gaps suspends a job again and again. It returns the durations of that, and the gaps of
 // another process.
-func (r *result) gaps(ctx context.Context, how attach) (suspends, samples []float64, err error) {
+func (r *result) gaps(ctx context.Context, how attach, work workload.Config) (suspends, samples []float64, err error) {
 	online, err := r.b.start(ctx, workload.Config{Queues: 1, Poll: true})
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, online.Kill()) }()
-	h, err := r.holdBy(ctx, how, workload.Config{Queues: 2})
+	h, err := r.holdBy(ctx, how, work)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"strconv"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -42,13 +43,16 @@ func safeGPUs(root fs.FS, gpus []gpreempt.GPU) (safe []gpreempt.GPUID) {
 	return safe
 }
 
-// gently is the kernel, with the firmware's grace period for SUSPEND_QUEUES, in which waves
-// may end by themselves.
-type gently struct{ kfd.Sys }
+// graced is the kernel, with a grace period for SUSPEND_QUEUES, in which waves may end by
+// themselves.
+type graced struct {
+	kfd.Sys
+	period uint32
+}
 
-func (g gently) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error) {
+func (g graced) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error) {
 	if req == kfd.ReqDbgTrap && kfd.As[kfd.TrapDisableArgs](arg).Op == kfd.TrapSuspendQueues {
-		kfd.As[kfd.TrapSuspendQueuesArgs](arg).GracePeriod = kfd.GraceDefault
+		kfd.As[kfd.TrapSuspendQueuesArgs](arg).GracePeriod = g.period
 	}
 	return g.Sys.Ioctl(fd, req, arg)
 }
@@ -59,8 +63,8 @@ const HoldCommand = "accept-hold"
 
 // How a holder holds.
 const (
-	byHelper = "by-helper"  // as the daemon does
-	byGrace  = "with-grace" // in the same process, with the driver's default grace period
+	byHelper = "by-helper"   // as the daemon does
+	byGrace  = "with-grace=" // in the same process, with the grace period after it
 )
 
 // Hold holds a process, as a daemon that can be killed meanwhile. It writes a Reply when it holds
@@ -113,8 +117,12 @@ func holdProcess(ctx context.Context, root fs.FS, pid int32, how string) (s mech
 		return nil, nil, err
 	}
 	sys := kfd.Kernel()
-	if how == byGrace {
-		sys = gently{sys}
+	if text, with := strings.CutPrefix(how, byGrace); with {
+		grace, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			return nil, nil, err
+		}
+		sys = graced{sys, uint32(grace)}
 	}
 	device, err := kfd.OpenWith(sys, kfd.DevicePath)
 	if err != nil {

@@ -97,7 +97,7 @@ func stages() []stage {
 			15 * time.Minute, nil, gaps,
 		},
 		{
-			"grace", "SUSPEND and the gap of another process are measured with the driver's default grace period and with 1 (there is no limit)",
+			"grace", "SUSPEND and the gap of another process are measured with the grace periods 1, 100 and 1000, and the last two are compared (there is no limit)",
 			15 * time.Minute, nil, gracePeriods,
 		},
 		{

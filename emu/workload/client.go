@@ -104,8 +104,16 @@ func (c *client) serve(ctx context.Context, in io.Reader) {
 	defer close(end)
 	go read(in, lines, next, end)
 	stop := ctx.Done()
+	var steps <-chan time.Time
+	if c.load.cfg.Steps {
+		ticker := time.NewTicker(100 * time.Millisecond)
+		defer ticker.Stop()
+		steps = ticker.C
+	}
 	for !c.load.over() {
 		select {
+		case <-steps:
+			c.write(fmt.Appendf(nil, "step %d", c.load.tally().Count), nil)
 		case <-stop:
 			stop = nil
 			c.load.halt()
@@ -256,6 +264,11 @@ func (c *client) fail(err error) {
 // say writes a message.
 func (c *client) say(m Message) {
 	line, err := json.Marshal(m)
+	c.write(line, err)
+}
+
+// write writes a line that was made with err.
+func (c *client) write(line []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil {

@@ -40,6 +40,9 @@ type Config struct {
 	// Churn destroys queues continuously, half of them with work in them, and creates new
 	// ones.
 	Churn bool
+	// Steps prints a line "step N" ten times a second, with the number of packets that have run, as
+	// a training job prints its progress.
+	Steps bool
 	// Poll reads memory to find out whether a packet has completed, instead of waiting for
 	// the driver's event.
 	Poll bool
@@ -69,6 +72,7 @@ func ParseArgs(args []string, help io.Writer) (Config, error) {
 	flags.IntVar(&c.Depth, "depth", 4, "most packets in a queue")
 	flags.BoolVar(&c.Churn, "churn", false, "destroy and create queues continuously")
 	flags.StringVar(&c.Priority, "priority", "", "priority of the queues, as of HIP's streams: low, normal or high (default normal)")
+	flags.BoolVar(&c.Steps, "steps", false, "print \"step N\" ten times a second: how many packets have run")
 	wait := flags.String("wait", "event", "how to wait for a packet: event or poll")
 	if err := flags.Parse(args); err != nil {
 		return Config{}, err

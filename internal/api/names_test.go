@@ -38,10 +38,9 @@ func TestEnumNamesAreDocumented(t *testing.T) {
 }
 
 func TestClassNamesAreThoseOfTheDomain(t *testing.T) {
-	for _, name := range api.EnumNames[gpreemptv1.Class]() {
-		if _, err := gpreempt.ParseClass(name); err != nil {
-			t.Errorf("gpreempt.ParseClass(%q): %v", name, err)
-		}
+	want := []string{gpreempt.Unmanaged.String(), gpreempt.Online.String(), gpreempt.Offline.String()}
+	if diff := cmp.Diff(want, api.EnumNames[gpreemptv1.Class]()); diff != "" {
+		t.Errorf("(-domain +API):\n%s", diff)
 	}
 }
 

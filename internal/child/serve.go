@@ -10,14 +10,17 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/proc"
 )
 
 // socketFD is the descriptor by which a child talks to its daemon.
 const socketFD = 3
 
-// Main begins the program of a child, which has a name in ps and top of at most 15 bytes, and returns its
-// end of the connection.
-func Main(name string) (*os.File, error) {
+// Main begins the program of a child, whose name in ps and top ends in the kind, of at most 6 bytes, and
+// returns its end of the connection.
+func Main(kind string) (*os.File, error) {
+	name := proc.Name + "-" + kind
 	// A terminal and systemd send these to all processes of the daemon. The daemon resumes
 	// everything first; a child ends when it has.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)

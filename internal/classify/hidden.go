@@ -12,22 +12,22 @@ func (c *Classifier) Hidden() (all []RuleError) {
 	for n := range c.rules {
 		r := &c.rules[n]
 		if by := slices.IndexFunc(c.rules[:n], func(before rule) bool { return hides(before.conditions, r.conditions) }); by >= 0 {
-			all = append(all, hidden("rule", n, r.name, by, c.rules[by].name))
+			all = append(all, hidden("rule", n, r.name, c.rules[by].name))
 		}
 	}
 	for n := range c.jobs {
 		j := &c.jobs[n]
 		if by := slices.IndexFunc(c.jobs[:n], func(before jobRule) bool { return before.hides(j) }); by >= 0 {
-			all = append(all, hidden("job rule", n, j.name, by, c.jobs[by].name))
+			all = append(all, hidden("job rule", n, j.name, c.jobs[by].name))
 		}
 	}
 	return all
 }
 
-func hidden(of string, n int, name string, by int, byName string) RuleError {
+func hidden(of string, n int, name, byName string) RuleError {
 	return RuleError{
 		Of: of, Index: n, Name: name, Field: "name",
-		Problem: fmt.Sprintf("never decides: %s %d, %s, comes before it and applies to every process to which it applies", of, by+1, quoted(byName)),
+		Problem: fmt.Sprintf("never decides: %s %s comes before it and applies to every process to which it applies", of, quoted(byName)),
 		Remedy:  "put it before that one, or remove one of them",
 	}
 }

@@ -61,7 +61,7 @@ func TestARuleBehindOneThatAppliesWhereverItDoesIsHidden(t *testing.T) {
 		if tc.want {
 			want = []classify.RuleError{{
 				Of: "rule", Index: 1, Name: "second", Field: "name",
-				Problem: `never decides: rule 1, "first", comes before it and applies to every process to which it applies`,
+				Problem: `never decides: rule "first" comes before it and applies to every process to which it applies`,
 				Remedy:  "put it before that one, or remove one of them",
 			}}
 		}

@@ -31,8 +31,8 @@ type Match struct {
 	// Exe is the path of the program.
 	Exe string `yaml:"exe"`
 	// UID and GID are the effective ids. The highest id is -1, which no process has.
-	UID *uint32 `yaml:"uid" range:"0 4294967294"`
-	GID *uint32 `yaml:"gid" range:"0 4294967294"`
+	UID *uint32 `yaml:"uid" range:"0 4294967294" write:"write a number from 0 to 4294967294, as id -u USER prints"`
+	GID *uint32 `yaml:"gid" range:"0 4294967294" write:"write a number from 0 to 4294967294, as id -g USER prints"`
 	// Cgroup is the control group's path, which begins with /.
 	Cgroup string `yaml:"cgroup"`
 	// Unit is a unit of the system's systemd, train.service, and Slice the innermost that it
@@ -211,10 +211,16 @@ func hopeless(f field, g glob, pattern string) (problem, remedy string) {
 			return "matches no path: paths begin with /", "begin it with / or *"
 		}
 	case unit, userUnit:
+		if !slices.ContainsFunc(unitEnds, g.mayEndIn) && f == unit && strings.HasSuffix(pattern, ".slice") {
+			return "matches no unit: units end in .service or .scope", "match slice in place of unit"
+		}
 		if !slices.ContainsFunc(unitEnds, g.mayEndIn) {
 			return "matches no unit: units end in .service or .scope", fmt.Sprintf("end it with one of these or with *, such as %q", cut(pattern)+".service")
 		}
 	case slice:
+		if slices.ContainsFunc(unitEnds, func(end string) bool { return strings.HasSuffix(pattern, end) }) {
+			return "matches no slice: slices end in .slice", "match unit in place of slice"
+		}
 		if !g.mayEndIn(".slice") {
 			return "matches no slice: slices end in .slice", fmt.Sprintf("end it with that or with *, such as %q", cut(pattern)+".slice")
 		}

@@ -175,7 +175,7 @@ func TestInvalidRulesAreErrors(t *testing.T) {
 			strings.Join([]string{
 				`rule 1 "a": exe: "python3": matches no path: paths begin with /: begin it with / or *`,
 				`rule 1 "a": unit: "train": matches no unit: units end in .service or .scope: end it with one of these or with *, such as "train.service"`,
-				`rule 1 "a": slice: "batch.service": matches no slice: slices end in .slice: end it with that or with *, such as "batch.service.slice"`,
+				`rule 1 "a": slice: "batch.service": matches no slice: slices end in .slice: match unit in place of slice`,
 				`rule 1 "a": container.id: "3f2a7b8c9d0e": is only part of an id: ids have 64 digits: write "3f2a7b8c9d0e*"`,
 				`rule 1 "a": container.runtime: "crio": matches no runtime: the known runtimes are docker, containerd, cri-o, podman`,
 			}, "\n"),

@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"context"
-	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -18,6 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 var update = flag.Bool("update", false, "write the output of gpctl to the scripts of testdata")
@@ -77,12 +78,17 @@ func TestSuggestionsAreNear(t *testing.T) {
 	root := Program.New(term.IO{Getenv: func(string) string { return "" }})
 	for word, want := range map[string]string{
 		"stauts": "gpctl stats, gpctl status", "state": "gpctl stats, gpctl status", "versin": "gpctl version", "qeueu": "gpctl queue",
-		"pol": "gpctl policy", "polizei": "one of ", "ps": "one of ",
+		"pol": "gpctl policy", "polizei": "gpctl --help", "tpo": "gpctl top",
 	} {
-		f, ok := errors.AsType[*term.Failure](term.UnknownSubcommand(root, word))
-		if !ok || !strings.HasPrefix(f.Next, want) {
-			t.Errorf("%s: %v, want %q", word, f, want)
+		if m := term.Unknown(root, word); m.Next != want {
+			t.Errorf("%s: %v, want %q", word, m, want)
 		}
+	}
+}
+
+func TestPresetsAreThoseOfTheDaemon(t *testing.T) {
+	if diff := cmp.Diff(scheduler.PresetNames(), presets); diff != "" {
+		t.Errorf("presets (-daemon +gpctl):\n%s", diff)
 	}
 }
 

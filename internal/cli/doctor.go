@@ -28,11 +28,11 @@ func doctorCommand(a *term.App) *cobra.Command {
 		Short: "Check whether this host is supported",
 		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report, err := examine(a, cmd, daemon)
+			report, instead, err := examine(a, cmd, daemon)
 			if err != nil {
 				return err
 			}
-			if err := a.Show(report, func(p *term.Printer) { printReport(a, p, report) }); err != nil {
+			if err := a.Show(report, func(p *term.Printer) { printReport(p, report, instead) }); err != nil {
 				return err
 			}
 			return verdictFailure(report)
@@ -42,53 +42,61 @@ func doctorCommand(a *term.App) *cobra.Command {
 	return cmd
 }
 
-// examine asks the daemon, or a process of its program when none runs on this host.
-func examine(a *term.App, cmd *cobra.Command, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
+// examine asks the daemon, or a process of its program when none runs on this host, or it does not
+// answer this user: instead is why.
+func examine(a *term.App, cmd *cobra.Command, daemon string) (report *gpreemptv1.DiagnoseResponse, instead string, err error) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), a.Timeout)
 	defer cancel()
-	if err := a.Probe(ctx); a.Address == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
-		return runDiagnosis(ctx, a, daemon)
+	var denied *term.Failure
+	instead = "no daemon answers on " + a.Socket
+	if probed := a.Probe(ctx); a.Address != "" || !errors.Is(probed, fs.ErrNotExist) && !errors.Is(probed, syscall.ECONNREFUSED) {
+		err := a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) (err error) {
+			report, err = admin.Diagnose(ctx, &gpreemptv1.DiagnoseRequest{})
+			return err
+		})
+		denied, _ = errors.AsType[*term.Failure](err)
+		if err == nil || a.Address != "" || denied == nil || denied.Code != term.ExitDenied {
+			return report, "", err
+		}
+		instead = denied.Message
 	}
-	var report *gpreemptv1.DiagnoseResponse
-	err := a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) (err error) {
-		report, err = admin.Diagnose(ctx, &gpreemptv1.DiagnoseRequest{})
-		return err
-	})
-	return report, err
+	path, err := findDaemon(daemon)
+	f, ok := errors.AsType[*term.Failure](err)
+	switch {
+	case err != nil && denied != nil:
+		return nil, "", denied
+	case ok:
+		return nil, "", &term.Failure{Code: term.ExitUnreachable, Message: instead + ": " + f.Message, Next: f.Next}
+	case err != nil:
+		return nil, "", err
+	}
+	report, why := runDiagnosis(ctx, a, path)
+	if why != "" {
+		return nil, "", &term.Failure{
+			Code: term.ExitFailure, Message: fmt.Sprintf("%s; %s diagnose failed: %s", instead, path, why),
+			Next: "compare gpreemptd version with gpctl version; --daemon selects another program",
+		}
+	}
+	return report, instead, nil
 }
 
-// runDiagnosis runs gpreemptd diagnose: gpctl itself does not open the driver.
-func runDiagnosis(ctx context.Context, a *term.App, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
-	path, err := findDaemon(daemon)
-	if err != nil {
-		f, ok := errors.AsType[*term.Failure](err)
-		if !ok {
-			return nil, err
-		}
-		return nil, &term.Failure{
-			Code: term.ExitUnreachable, Message: fmt.Sprintf("no daemon answers on %s: %s", a.Socket, f.Message), Next: f.Next,
-		}
-	}
+// runDiagnosis runs gpreemptd diagnose, because gpctl itself does not open the driver. It returns why
+// there is no report.
+func runDiagnosis(ctx context.Context, a *term.App, path string) (*gpreemptv1.DiagnoseResponse, string) {
 	var stdout, stderr bytes.Buffer
 	diagnose := exec.CommandContext(ctx, path, "diagnose") //nolint:gosec // G204: the program that the operator named, or the installed one
 	diagnose.Stdout, diagnose.Stderr = &stdout, &stderr
 	diagnose.WaitDelay = time.Second
 	report := &gpreemptv1.DiagnoseResponse{}
-	var why string
 	switch err := diagnose.Run(); {
 	case ctx.Err() != nil:
-		why = "no result within " + term.Duration(a.Timeout)
+		return nil, "no result within " + term.Duration(a.Timeout)
 	case err != nil:
-		why = term.Or(strings.Join(strings.Fields(stderr.String()), " "), err.Error())
+		return nil, term.Or(strings.Join(strings.Fields(stderr.String()), " "), err.Error())
 	case protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(stdout.Bytes(), report) != nil:
-		why = "invalid output"
-	default:
-		return report, nil
+		return nil, "invalid output"
 	}
-	return nil, &term.Failure{
-		Code: term.ExitFailure, Message: fmt.Sprintf("no daemon answers on %s; %s diagnose failed: %s", a.Socket, path, why),
-		Next: "compare gpreemptd version with gpctl version; --daemon selects another program",
-	}
+	return report, ""
 }
 
 // findDaemon returns the path of gpreemptd: what was given, or the program beside gpctl,
@@ -122,7 +130,7 @@ func verdictFailure(r *gpreemptv1.DiagnoseResponse) error {
 	}
 }
 
-func printReport(a *term.App, p *term.Printer, r *gpreemptv1.DiagnoseResponse) {
+func printReport(p *term.Printer, r *gpreemptv1.DiagnoseResponse, instead string) {
 	verdict := term.StyleBad
 	switch r.GetVerdict() {
 	case gpreemptv1.Verdict_VERDICT_READY:
@@ -135,8 +143,8 @@ func printReport(a *term.App, p *term.Printer, r *gpreemptv1.DiagnoseResponse) {
 	if r.GetRemedy() != "" {
 		p.Linef("  try: %s", r.GetRemedy())
 	}
-	if !r.GetByDaemon() {
-		p.Linef("No daemon answers on %s; the results are from gpreemptd diagnose.", a.Socket)
+	if instead != "" {
+		p.Linef("From gpreemptd diagnose: %s", instead)
 	}
 	// Without a GPU all other checks are skipped.
 	if r.GetVerdict() != gpreemptv1.Verdict_VERDICT_NO_GPU || p.Wide {
@@ -152,7 +160,7 @@ func printReport(a *term.App, p *term.Printer, r *gpreemptv1.DiagnoseResponse) {
 	}
 }
 
-// printChecks lists the checks; skipped ones in wide output only.
+// printChecks lists the checks; those that do not apply in wide output only.
 func printChecks(p *term.Printer, checks []*gpreemptv1.Check) {
 	width := 0
 	for _, c := range checks {
@@ -161,7 +169,7 @@ func printChecks(p *term.Printer, checks []*gpreemptv1.Check) {
 	p.Linef("")
 	skipped := 0
 	for _, c := range checks {
-		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP && !p.Wide {
+		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP && c.GetRemedy() == "" && !p.Wide {
 			skipped++
 			continue
 		}

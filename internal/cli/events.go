@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,13 +15,11 @@ import (
 	"github.com/gpreempt/gpreempt/internal/term"
 )
 
-// lastEvents is how many events are shown by default.
-const lastEvents = 20
-
 func eventsCommand(a *term.App) *cobra.Command {
 	var (
 		follow, all bool
-		since       uint64
+		last        uint64
+		since       string
 		only        eventFilter
 	)
 	cmd := &cobra.Command{
@@ -34,6 +33,10 @@ func eventsCommand(a *term.App) *cobra.Command {
 			if err := only.check(cmd); err != nil {
 				return err
 			}
+			from, age, err := parseSince(cmd, since)
+			if err != nil {
+				return err
+			}
 			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
 			if !follow {
 				ctx, cancel = context.WithTimeout(ctx, a.Timeout)
@@ -45,19 +48,20 @@ func eventsCommand(a *term.App) *cobra.Command {
 					if err != nil {
 						return err
 					}
-					since = st.GetEventRevision() - min(lastEvents, st.GetEventRevision())
+					from = st.GetEventRevision() - min(last, st.GetEventRevision())
 				}
 				// Revisions begin with 1: 0 selects all events.
 				stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{
-					AfterRevision: since, FromStart: since == 0, NoFollow: !follow,
+					AfterRevision: from, FromStart: from == 0, NoFollow: !follow,
 				})
 				if err != nil {
 					return err
 				}
 				t := a.Printer().Table("", term.Columns{"TIME:15", ">REVISION", "KIND:7", "OBJECT:20", "CHANGE:25", "REASON"})
 				none := true
+				begin := a.Now().Add(-age)
 				err = term.Each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
-					if !only.has(m.GetEvent()) {
+					if e := m.GetEvent(); age > 0 && e.GetAt().AsTime().Before(begin) || !only.has(e) {
 						return nil
 					}
 					none = false
@@ -71,12 +75,27 @@ func eventsCommand(a *term.App) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
-	cmd.Flags().Uint64Var(&since, "since", 0, "only events after this revision")
+	cmd.Flags().StringVar(&since, "since", "", "only events of the last duration, such as 5m, or after a revision")
+	cmd.Flags().Uint64VarP(&last, "lines", "n", 20, "how many of the last events, without --all and --since")
 	cmd.Flags().BoolVar(&all, "all", false, "all events that the daemon keeps")
 	cmd.Flags().StringVar(&only.kind, "kind", "", "only events of this kind, such as shadow; without --since, of all that the daemon keeps")
 	cmd.Flags().Int32Var(&only.pid, "pid", 0, "only events about this process; without --since, of all that the daemon keeps")
 	cmd.AddCommand(eventsExport(a))
 	return cmd
+}
+
+// parseSince returns the revision, or the age, of a value of --since; zero for "".
+func parseSince(cmd *cobra.Command, since string) (revision uint64, age time.Duration, err error) {
+	if since == "" {
+		return 0, 0, nil
+	}
+	if revision, err = strconv.ParseUint(since, 10, 64); err == nil {
+		return revision, 0, nil
+	}
+	if age, err = time.ParseDuration(since); err != nil || age <= 0 {
+		return 0, 0, term.Usage(cmd, "invalid --since %q; use a duration, such as 5m, or a revision, such as 1200", since)
+	}
+	return 0, age, nil
 }
 
 // eventFilter selects events by their kind and process, unless these are zero.

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,7 +39,7 @@ func leaseList(a *term.App) *cobra.Command {
 
 func printLeases(a *term.App, p *term.Printer, list []*gpreemptv1.Lease, names term.GPUNames) {
 	t := p.Table("", term.Columns{
-		"LEASE", "-LABEL", "STATE", ">PRIO", "HIP", "-GPUS", "+PRODUCT", "OWNER", "+>UID", "->AGE", ">EXPIRES IN",
+		"LEASE", "-LABEL", "STATE", "->PRIO", "-HIP", "-GPUS", "+PRODUCT", "OWNER", "+>UID", "->AGE", ">EXPIRES IN",
 	})
 	for _, l := range list {
 		uid := fmt.Sprint(l.GetClientUid())
@@ -94,6 +95,9 @@ func leaseCreate(a *term.App) *cobra.Command {
 				names := term.GPUNames(list.GetGpus())
 				if len(names) == 0 {
 					return &term.Failure{Code: term.ExitNoGPU, Message: "cannot create a lease: this host has no GPU", Next: "gpctl doctor"}
+				}
+				if slices.Equal(selectors, []string{"all"}) {
+					selectors = nil
 				}
 				for _, s := range selectors {
 					g, err := names.Find(s)

@@ -185,6 +185,14 @@ func (m *monitor) backlog(id string) (sum uint64, text string) {
 	return sum, fmt.Sprintf("%d %s", sum, unit)
 }
 
+// modelOf returns "simulated" or "emulated" when no hardware is involved, else "".
+func modelOf(st *gpreemptv1.GetStatusResponse) string {
+	if model, _, _ := strings.Cut(st.GetBackend(), " "); model == "simulated" || model == "emulated" {
+		return model
+	}
+	return ""
+}
+
 // readAll asks the daemon for everything that is shown.
 func readAll(ctx context.Context, admin term.AdminClient) (r reading, err error) {
 	if r.status, err = admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{}); err != nil {
@@ -221,11 +229,15 @@ func (m *monitor) suspendedOn(gpu uint32) float64 {
 }
 
 // follow reads the daemon and then follows its events, again after every failure and pause, until
-// ctx ends. begin gets the reading, event each change of state that is newer, and lost the failure
-// that ends them.
-func follow(ctx context.Context, a *term.App, admin term.AdminClient, pause time.Duration, begin func(reading), event func(*gpreemptv1.Event), lost func(error)) {
+// ctx ends. begin gets the reading, event each change of state that is newer, the first time with history
+// also those that the daemon has kept, and lost the failure that ends them.
+func follow(ctx context.Context, a *term.App, admin term.AdminClient, history bool, pause time.Duration, begin func(reading), event func(*gpreemptv1.Event), lost func(error)) {
 	for {
-		if err := followOnce(ctx, admin, begin, event); err != nil {
+		err := followOnce(ctx, admin, history, func(r reading) {
+			history = false
+			begin(r)
+		}, event)
+		if err != nil {
 			lost(a.FromDaemon(ctx, err))
 		}
 		if a.Sleep(ctx, pause) != nil {
@@ -234,14 +246,22 @@ func follow(ctx context.Context, a *term.App, admin term.AdminClient, pause time
 	}
 }
 
-func followOnce(ctx context.Context, admin term.AdminClient, begin func(reading), event func(*gpreemptv1.Event)) error {
+// watchAfter asks for the events after a revision, with history for all that the daemon has kept.
+func watchAfter(at uint64, history bool) *gpreemptv1.WatchEventsRequest {
+	if history {
+		at = 0
+	}
+	return &gpreemptv1.WatchEventsRequest{AfterRevision: at, FromStart: at == 0}
+}
+
+func followOnce(ctx context.Context, admin term.AdminClient, history bool, begin func(reading), event func(*gpreemptv1.Event)) error {
 	r, err := readAll(ctx, admin)
 	if err != nil {
 		return err
 	}
 	begin(r)
 	at := r.status.GetEventRevision()
-	stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{AfterRevision: at, FromStart: at == 0})
+	stream, err := admin.WatchEvents(ctx, watchAfter(at, history))
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -10,6 +11,9 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/term"
 )
+
+// presets are those of the daemon: a test compares them.
+var presets = []string{"balanced", "strict", "share", "shadow"}
 
 func policyCommand(a *term.App) *cobra.Command {
 	return term.Noun("policy", "When offline work is suspended and resumed", policyGet(a), policySet(a))
@@ -44,7 +48,8 @@ func policySet(a *term.App) *cobra.Command {
 		Short: "Replace the policy until the daemon reloads or restarts",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 && len(assignments) == 0 {
-				return term.Usage(cmd, "missing argument: a preset or --knob")
+				next := cmd.CommandPath() + " strict, or " + cmd.CommandPath() + " --knob share_floor=0.2"
+				return &term.Failure{Code: term.ExitUsage, Message: "missing argument: a preset or --knob", Next: next}
 			}
 			return term.Operands(make([]string, min(1, len(args)))...)(cmd, args)
 		},
@@ -85,12 +90,19 @@ func policySet(a *term.App) *cobra.Command {
 func policyRequest(cmd *cobra.Command, args, assignments []string) (*gpreemptv1.SetPolicyRequest, error) {
 	req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}}
 	if len(args) == 1 {
+		name, value, isKnob := strings.Cut(args[0], "=")
+		switch {
+		case isKnob && name == term.PresetKnob:
+			return nil, &term.Failure{Code: term.ExitUsage, Message: fmt.Sprintf("invalid preset %q", args[0]), Next: cmd.CommandPath() + " " + value}
+		case isKnob:
+			return nil, &term.Failure{Code: term.ExitUsage, Message: fmt.Sprintf("invalid preset %q", args[0]), Next: cmd.CommandPath() + " --knob " + args[0]}
+		}
 		req.Preset = args[0]
 	}
 	for _, s := range assignments {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok {
-			return nil, term.Usage(cmd, "invalid --knob %q; use NAME=VALUE", s)
+			return nil, term.Usage(cmd, "invalid --knob %q; use NAME=VALUE, such as share_floor=0.2", s)
 		}
 		if err := term.SetKnob(req.GetPolicy(), name, value); err != nil {
 			return nil, term.Usage(cmd, "--knob %s: %v", name, err)

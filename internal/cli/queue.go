@@ -27,7 +27,7 @@ func queueList(a *term.App) *cobra.Command {
 		Short: "List the KFD queues of the host",
 		Args:  term.Operands(),
 	}, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
-		class, err := f.check(cmd)
+		class, err := f.check(ctx, cmd, admin)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -47,7 +47,10 @@ func runCommand(a *term.App) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if class == "" {
-				return term.Usage(cmd, "missing --class; use %s", strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
+				return &term.Failure{
+					Code: term.ExitUsage, Message: "missing --class; use " + strings.Join(api.EnumNames[gpreemptv1.Class](), ", "),
+					Next: "gpctl run --class offline -- " + strings.Join(args, " "),
+				}
 			}
 			c, err := parseClass(cmd, class)
 			if err != nil {
@@ -106,5 +109,9 @@ func become(a *term.App, argv, env []string) error {
 	if denied != nil {
 		return &term.Failure{Code: exitCannotRun, Message: fmt.Sprintf("cannot execute %s: %v", name, denied), Next: "chmod +x, if it is a program"}
 	}
-	return &term.Failure{Code: exitNoCommand, Message: fmt.Sprintf("command not found: %s", name)}
+	next := "check the name and PATH"
+	if words := strings.Fields(name); len(words) > 1 {
+		next = "the command without quotes: -- " + strings.Join(words, " ")
+	}
+	return &term.Failure{Code: exitNoCommand, Message: fmt.Sprintf("command not found: %s", name), Next: next}
 }

@@ -19,7 +19,7 @@ import (
 
 // slots returns the request for the slots that f selects.
 func (f *filter) slots(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (*gpreemptv1.ListHqdsRequest, error) {
-	if _, err := f.check(cmd); err != nil {
+	if _, err := f.check(ctx, cmd, admin); err != nil {
 		return nil, err
 	}
 	gpu, err := term.FindGPU(ctx, admin, f.gpu)

@@ -85,8 +85,21 @@ func printStatus(a *term.App, p *term.Printer, st *gpreemptv1.GetStatusResponse)
 		}
 	}
 
-	for _, w := range st.GetWarnings() {
+	if len(st.GetWarnings()) > 0 {
 		p.Linef("")
+		printWarnings(p, st.GetWarnings())
+	}
+}
+
+// printWarnings lists warnings with their remedies.
+func printWarnings(p *term.Printer, list []*gpreemptv1.Warning) {
+	if len(list) == 0 {
+		p.Linef("no warnings")
+	}
+	for i, w := range list {
+		if i > 0 {
+			p.Linef("")
+		}
 		p.Line(term.Cell{Text: w.GetSeverity(), Style: severity(w)}, " "+w.GetCode()+": "+w.GetText())
 		if w.GetRemedy() != "" {
 			p.Linef("  try: %s", w.GetRemedy())

@@ -38,7 +38,7 @@ func filterFlags(a *term.App, cmd *cobra.Command, f *filter, names ...string) {
 			cmd.Flags().StringVar(&f.gpu, name, "", "only this GPU: "+term.SelectorHelp)
 			term.CompleteBy(cmd, name, a.CompleteGPUs)
 		case "target":
-			cmd.Flags().StringVar(&f.target, name, "", "only this process: PID or PID@START")
+			cmd.Flags().StringVar(&f.target, name, "", "only this process: PID, PID@START, or the COMMAND of one")
 			term.CompleteBy(cmd, name, a.TargetNames)
 		case "container":
 			cmd.Flags().StringVar(&f.container, name, "", "only this container: name, prefix of the id, or NAMESPACE/POD")
@@ -50,10 +50,14 @@ func filterFlags(a *term.App, cmd *cobra.Command, f *filter, names ...string) {
 	}
 }
 
-// check returns the class, and an error for what no daemon accepts.
-func (f *filter) check(cmd *cobra.Command) (gpreemptv1.Class, error) {
+// check returns the class, and an error for what no daemon accepts. target becomes PID or PID@START.
+func (f *filter) check(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (gpreemptv1.Class, error) {
 	if f.target != "" {
-		if _, err := targetOperand(cmd, []string{f.target}); err != nil {
+		ok, err := isTarget(cmd, f.target)
+		if err == nil && !ok {
+			f.target, err = term.TargetOfCommand(ctx, admin, f.target)
+		}
+		if err != nil {
 			return 0, err
 		}
 	}
@@ -82,7 +86,7 @@ func targetList(a *term.App) *cobra.Command {
 		Short: "List the processes with GPU queues, their class and state",
 		Args:  term.Operands(),
 	}, func(ctx context.Context, cmd *cobra.Command, admin term.AdminClient) (proto.Message, func(*term.Printer), error) {
-		class, err := f.check(cmd)
+		class, err := f.check(ctx, cmd, admin)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -164,19 +168,34 @@ func refusals(g *gpreemptv1.Target) string {
 	return fmt.Sprintf(" (%s)", term.Count(g.GetRefusedSuspensions(), "refused suspension"))
 }
 
-// targetOperand returns the first operand, a TARGET.
-func targetOperand(cmd *cobra.Command, args []string) (string, error) {
-	if _, err := gpreempt.ParseProcessKey(args[0]); err != nil {
-		return "", term.Usage(cmd, "%v", err)
+// isTarget reports whether s is a TARGET, and not the command of a process.
+func isTarget(cmd *cobra.Command, s string) (bool, error) {
+	_, err := gpreempt.ParseProcessKey(s)
+	if err != nil && (strings.ContainsAny(s[:1], "-0123456789") || strings.Contains(s, "@")) {
+		return false, term.Usage(cmd, "%v", err)
 	}
-	return args[0], nil
+	return err == nil, nil
+}
+
+// targetOperand returns the first operand, a TARGET. It asks the daemon only for the process of a command.
+func targetOperand(a *term.App, cmd *cobra.Command, args []string) (target string, err error) {
+	if ok, err := isTarget(cmd, args[0]); ok || err != nil {
+		return args[0], err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), a.Timeout)
+	defer cancel()
+	err = a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) (err error) {
+		target, err = term.TargetOfCommand(ctx, admin, args[0])
+		return err
+	})
+	return target, err
 }
 
 // ofTarget makes cmd a command with the operand TARGET, which it passes to run.
 func ofTarget(a *term.App, cmd *cobra.Command, run func(cmd *cobra.Command, target string) error) *cobra.Command {
 	cmd.Args, cmd.ValidArgsFunction = term.Operands("TARGET"), a.Named
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		target, err := targetOperand(cmd, args)
+		target, err := targetOperand(a, cmd, args)
 		if err != nil {
 			return err
 		}
@@ -202,7 +221,11 @@ func targetClassify(a *term.App) *cobra.Command {
 			return a.Named(cmd, args, word)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			target, err := targetOperand(cmd, args)
+			if _, err := api.ParseEnum[gpreemptv1.Class](args[0]); err == nil || args[0] == "auto" {
+				next := strings.Join([]string{cmd.CommandPath(), args[1], args[0]}, " ")
+				return &term.Failure{Code: term.ExitUsage, Message: "the class " + args[0] + " comes after the target", Next: next}
+			}
+			target, err := targetOperand(a, cmd, args)
 			if err != nil {
 				return err
 			}
@@ -246,7 +269,7 @@ func targetSuspend(a *term.App) *cobra.Command {
 		Short: "Suspend one offline process by hand, for a bounded time",
 	}, func(cmd *cobra.Command, target string) error {
 		if !cmd.Flags().Changed("ttl") {
-			return term.Usage(cmd, "missing --ttl: a suspension must be bounded")
+			return &term.Failure{Code: term.ExitUsage, Message: "missing --ttl: a suspension must be bounded", Next: cmd.CommandPath() + " " + target + " --ttl 2s"}
 		}
 		req := &gpreemptv1.SuspendTargetRequest{TargetId: target, Ttl: durationpb.New(ttl)}
 		return term.Ask(cmd, a, term.AdminClient.SuspendTarget, req, func(p *term.Printer, resp *gpreemptv1.SuspendTargetResponse) {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -53,7 +52,7 @@ func topCommand(a *term.App) *cobra.Command {
 	return cmd
 }
 
-// topOnce prints one screen, with the events between two readings.
+// topOnce prints one screen, with the shares between two readings and the events that the daemon has kept.
 func topOnce(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, width, height int) error {
 	s := newTopScreen(a)
 	first, err := readAll(ctx, admin)
@@ -69,7 +68,9 @@ func topOnce(ctx context.Context, a *term.App, admin term.AdminClient, every tim
 		return err
 	}
 	s.read(second)
-	stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{AfterRevision: first.status.GetEventRevision(), FromStart: first.status.GetEventRevision() == 0, NoFollow: true})
+	kept := watchAfter(0, true)
+	kept.NoFollow = true
+	stream, err := admin.WatchEvents(ctx, kept)
 	if err != nil {
 		return err
 	}
@@ -165,7 +166,7 @@ func readEvery(ctx context.Context, a *term.App, admin term.AdminClient, every t
 		change(func(s *topScreen) {
 			switch {
 			case err != nil:
-				s.lost = a.FromDaemon(ctx, err).Error()
+				s.lose(a.FromDaemon(ctx, err))
 			case !s.paused:
 				s.read(r)
 			}
@@ -180,7 +181,7 @@ func readEvery(ctx context.Context, a *term.App, admin term.AdminClient, every t
 // followEvents follows the events from now on, until ctx ends. The screen is painted with the next
 // reading: a burst of events costs nothing more.
 func followEvents(ctx context.Context, a *term.App, admin term.AdminClient, every time.Duration, change func(func(*topScreen))) {
-	follow(ctx, a, admin, every, func(r reading) {
+	follow(ctx, a, admin, true, every, func(r reading) {
 		change(func(s *topScreen) {
 			if !s.paused {
 				s.read(r)
@@ -193,25 +194,19 @@ func followEvents(ctx context.Context, a *term.App, admin term.AdminClient, ever
 			}
 		})
 	}, func(err error) {
-		change(func(s *topScreen) { s.lost = err.Error() })
+		change(func(s *topScreen) { s.lose(err) })
 	})
 }
 
-// explainOn shows the explanation of a target.
+// explainOn shows the explanation of a target, unless the user has left it.
 func explainOn(ctx context.Context, a *term.App, admin term.AdminClient, target string, change func(func(*topScreen))) {
 	limited, cancel := context.WithTimeout(ctx, a.Timeout)
 	defer cancel()
 	e, err := admin.ExplainTarget(limited, &gpreemptv1.ExplainTargetRequest{TargetId: target})
 	change(func(s *topScreen) {
-		var out bytes.Buffer
-		p := a.Printer()
-		p.W = &out
-		if err != nil {
-			p.Line(term.Cell{Text: a.FromDaemon(ctx, err).Error(), Style: term.StyleBad})
-		} else {
-			printExplanation(a, p, e, s.now.gpus)
+		if s.view == viewExplain && s.explained == target {
+			s.explanation, s.failed, s.stale = e, a.FromDaemon(ctx, err), true
 		}
-		s.detailOf, s.detail, s.scroll, s.stale = target, strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n"), 0, true
 	})
 }
 
@@ -225,7 +220,7 @@ func keyName(e *tcell.EventKey) string {
 
 var keyNames = map[tcell.Key]string{
 	tcell.KeyUp: "up", tcell.KeyDown: "down", tcell.KeyEnter: "enter", tcell.KeyEscape: "esc", tcell.KeyBackspace: "backspace",
-	tcell.KeyBackspace2: "backspace", tcell.KeyCtrlC: "ctrl-c",
+	tcell.KeyBackspace2: "backspace", tcell.KeyCtrlC: "ctrl-c", tcell.KeyPgUp: "page up", tcell.KeyPgDn: "page down",
 }
 
 // paint draws the screen. tcell sends the cells whose content changes, and a cell that is cleared
@@ -258,8 +253,9 @@ func paint(screen tcell.Screen, s *topScreen) {
 
 // looks has the style of each sequence of printer; "0" is the default.
 var looks = map[term.Style]tcell.Style{
-	term.StyleBold: tcell.StyleDefault.Bold(true),
-	term.StyleGood: tcell.StyleDefault.Foreground(tcell.ColorGreen),
-	term.StyleNote: tcell.StyleDefault.Foreground(tcell.ColorOlive),
-	term.StyleBad:  tcell.StyleDefault.Foreground(tcell.ColorMaroon),
+	term.StyleBold:  tcell.StyleDefault.Bold(true),
+	term.StyleGood:  tcell.StyleDefault.Foreground(tcell.ColorGreen),
+	term.StyleNote:  tcell.StyleDefault.Foreground(tcell.ColorOlive),
+	term.StyleBad:   tcell.StyleDefault.Foreground(tcell.ColorMaroon),
+	term.StyleState: tcell.StyleDefault.Reverse(true),
 }

@@ -257,13 +257,22 @@ func TestTopKeys(t *testing.T) {
 			t.Errorf("after %q (-want +got):\n%s", step.keys, diff)
 		}
 	}
-	for _, step := range []struct{ key, selected string }{{"down", "5001@1"}, {"down", "5002@1"}, {"down", "7000@1"}, {"down", "7000@1"}, {"up", "5002@1"}} {
+	for _, step := range []struct{ key, selected string }{{"", "5001@1"}, {"down", "5002@1"}, {"down", "7000@1"}, {"down", "7000@1"}, {"up", "5002@1"}} {
 		if s.key(step.key); s.selected != step.selected {
 			t.Errorf("%s selects %s, want %s", step.key, s.selected, step.selected)
 		}
 	}
 	if explain, _ := s.key("enter"); explain != "5002@1" {
 		t.Errorf("enter explains %q", explain)
+	}
+	for _, view := range []string{"enter", "?", "w"} { // before the daemon has answered, too
+		s.view = viewTargets
+		if _, _ = s.key(view); s.view == viewTargets {
+			t.Errorf("%s opens nothing", view)
+		}
+		if _, quit := s.key("q"); quit || s.view != viewTargets {
+			t.Errorf("q after %s quits, or does not close it", view)
+		}
 	}
 	s.key(" ")
 	if _, quit := s.key("q"); !quit || !s.paused {
@@ -383,11 +392,11 @@ func TestTopSendsOnlyTheCellsThatChanged(t *testing.T) {
 		terminal.written.Reset()
 		paint(screen, s)
 		same := terminal.written.Len()
-		s.paused = true
+		s.key("s")
 		terminal.written.Reset()
 		paint(screen, s)
 		// A few sequences move the cursor and begin and end the update.
-		if !strings.Contains(terminal.written.String(), "PAUSED") || same > 50 || terminal.written.Len() > same+50 {
+		if !strings.Contains(terminal.written.String(), "a second") || same > 50 || terminal.written.Len() > same+50 {
 			t.Errorf("NO_COLOR=%q: %d bytes for the same screen, and for a new word %.200q", noColour, same, terminal.written)
 		}
 		screen.Fini()
@@ -410,8 +419,7 @@ func TestTopFollowsTheDaemonAndTheKeys(t *testing.T) {
 			screen.await("broken for the test")
 		} else {
 			screen.await("trainer")
-			screen.InjectKey(tcell.KeyDown, 0, tcell.ModNone)
-			screen.InjectKey(tcell.KeyEnter, 0, tcell.ModNone)
+			screen.InjectKey(tcell.KeyEnter, 0, tcell.ModNone) // the first target is selected
 			screen.await("It runs: 5001@1")
 			screen.InjectKey(tcell.KeyEscape, 0, tcell.ModNone)
 			screen.await("order: suspended share")

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,26 +21,60 @@ import (
 type topScreen struct {
 	monitor
 	a        *term.App
+	next     string // the remedy for lost
 	paused   bool
 	sort     int // index of topOrders
 	filter   string
 	typing   bool   // keys change the filter
-	selected string // target_id
-	detail   []string
-	detailOf string // target_id that detail is of, "" for the overview
-	scroll   int
-	help     bool
-	stale    bool // the screen must be painted
+	selected string // target_id; "" if no target is listed
+	view     topView
+	scroll   int // lines of a view other than the targets that are above the screen
+	// explained is the target_id of viewExplain; explanation and failed are the answer, both nil before it.
+	explained   string
+	explanation *gpreemptv1.ExplainTargetResponse
+	failed      error
+	stale       bool // the screen must be painted
 }
+
+// topView is what the screen shows.
+type topView int
+
+const (
+	viewTargets topView = iota
+	viewExplain
+	viewHelp
+	viewWarnings
+)
 
 func newTopScreen(a *term.App) *topScreen { return &topScreen{a: a, monitor: newMonitor()} }
 
 // read replaces the reading.
 func (s *topScreen) read(r reading) {
 	s.monitor.read(r)
-	if _, living := s.usage[s.selected]; !living {
-		s.selected = ""
+	s.choose(0)
+}
+
+// lose notes why there is no reading.
+func (s *topScreen) lose(err error) {
+	s.lost, s.next = err.Error(), ""
+	if f, ok := errors.AsType[*term.Failure](err); ok {
+		s.next = f.Next
 	}
+}
+
+// choose selects the target that is by lines below the selected one. The first one is selected where
+// that is not listed.
+func (s *topScreen) choose(by int) {
+	list := s.listed()
+	if len(list) == 0 {
+		s.selected = ""
+		return
+	}
+	i := slices.IndexFunc(list, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == s.selected })
+	if i < 0 {
+		i, by = 0, 0
+	}
+	s.selected = list[min(max(0, i+by), len(list)-1)].GetTargetId()
 }
 
 // topOrders are the orders of the targets, and how the one or the other comes first.
@@ -117,98 +152,186 @@ func (s *topScreen) lines(width, height int) []string {
 	var out bytes.Buffer
 	p := s.a.Printer()
 	p.W, p.Wide, p.Width = &out, width >= 140, width
-	switch {
-	case s.help:
-		p.Line(term.Cell{Text: "gpctl top", Style: term.StyleBold})
-		p.Linef("%s", topKeys)
-	case s.detailOf != "":
-		for _, line := range s.detail[min(s.scroll, max(0, len(s.detail)-1)):] {
-			p.Write(line + "\n")
-		}
-	case s.now.status == nil:
-		p.Linef("%s", term.Or(s.lost, "Asking the daemon..."))
-	default:
+	var list []string
+	s.head(p, width)
+	if s.view == viewTargets && s.now.status != nil {
 		s.overview(p, &out, width, height-1)
+		list = linesOf(&out)
+	} else {
+		list = linesOf(&out)
+		s.page(p)
+		body := linesOf(&out)
+		s.scroll = min(s.scroll, max(0, len(body)-(height-len(list)-1)))
+		list = append(list, body[s.scroll:]...)
 	}
-	list := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 	list = list[:max(0, min(len(list), height-1))]
 	for len(list) < height-1 {
 		list = append(list, "")
 	}
-	out.Reset()
 	s.foot(p, width)
-	list = append(list, strings.TrimSuffix(out.String(), "\n"))
+	list = append(list, linesOf(&out)...)
 	for i, line := range list {
 		list[i] = cutStyled(line, width)
 	}
 	return list
 }
 
-const topKeys = `
-  up, down   select a target          enter   explain it; q or esc goes back
-  s          change the order         /       filter; enter ends it, esc clears it
-  space      pause                    ?       this help
-  q          quit
+// linesOf takes the lines that were written.
+func linesOf(out *bytes.Buffer) []string {
+	defer out.Reset()
+	return strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+}
 
-HIP is the GPU's index in a process that sees all GPUs. The bar of QUEUES is of hardware slots: █ for queues that
-may run, ░ for suspended ones, · for free slots. The bar of SUSPENDED is of the target that was suspended most.
-SUSP% and /S are the share of the last 10 s in which the target was suspended, and its suspends a second.
-BACKLOG is work in its rings that the GPU has not read. QUIET is the time from an announcement until the GPUs
-were quiet.`
-
-// foot writes the last line.
-func (s *topScreen) foot(p *term.Printer, width int) {
+// page writes a view other than the targets, or why no target is known.
+func (s *topScreen) page(p *term.Printer) {
+	var text bytes.Buffer
+	inner := *p
+	inner.W = &text
 	switch {
-	case s.typing:
-		p.Linef("filter: %s_", s.filter)
-	case s.help, s.detailOf != "":
-		p.Linef("q back   up/down scroll")
+	case s.view == viewHelp:
+		inner.Lines(topKeys)
+	case s.view == viewExplain && s.failed != nil:
+		inner.Line(term.Cell{Text: s.failed.Error(), Style: term.StyleBad})
+	case s.view == viewExplain && s.explanation != nil:
+		printExplanation(s.a, &inner, s.explanation, s.now.gpus)
+	case s.view == viewWarnings && s.now.status != nil:
+		printWarnings(&inner, s.now.status.GetWarnings())
+	case s.lost == "" || s.now.status != nil:
+		inner.Linef("Asking the daemon...")
 	default:
-		state := "order: " + topOrders[s.sort].name
-		if s.filter != "" {
-			state += ", filter: " + s.filter
+		inner.Linef("%s", s.lost)
+		if s.next != "" {
+			inner.Linef("  try: %s", s.next)
 		}
-		if s.paused {
-			state += ", PAUSED"
+	}
+	for _, line := range linesOf(&text) {
+		for _, part := range term.Wrap(line, p.Width) {
+			p.Write(part + "\n")
 		}
-		keys := []string{"q quit", "? help", "enter explain", "s order", "/ filter", "space pause"}
-		for len(keys) > 1 && utf8.RuneCountInString(strings.Join(keys, "  ")+"   "+state) > width {
-			keys = keys[:len(keys)-1]
-		}
-		p.Linef("%s   %s", strings.Join(keys, "  "), state)
 	}
 }
 
-// overview writes the tables; the targets get the lines that the others leave.
-func (s *topScreen) overview(p *term.Printer, out *bytes.Buffer, width, height int) {
+const topKeys = `
+q        quit; back from another view
+up down  select a target, or scroll
+enter    explain the selected target
+w        the warnings with their remedies
+s        change the order
+/        filter; enter ends it, esc clears it
+space    pause, and continue
+?        this help
+
+HIP is the GPU's index in a process that sees all GPUs.
+QUEUES: hardware slots; █ queues that may run, ░ suspended ones, · free slots, and queues/slots.
+SUSPENDED: the share of the last 10 s of the target that was suspended most.
+SUSP% and /S: the share of the last 10 s in which a target was suspended, and its suspends a second.
+BACKLOG: work in its rings that the GPU has not read.
+WHY: what cannot suspend it, or the cause of its last change.
+quiet: the time from an announcement until its GPUs were quiet.`
+
+// head writes the first line: what the whole screen depends on is on the left, in reverse video.
+func (s *topScreen) head(p *term.Printer, width int) {
 	st := s.now.status
-	about := []string{"policy " + st.GetPolicy(), "up " + s.a.Age(st.GetStartedAt()), st.GetBackend()}
-	for len(about) > 0 && utf8.RuneCountInString("gpreempt    "+health(st).Text+strings.Join(about, "  ")) > width {
-		about = about[:len(about)-1]
+	line := []any{term.Cell{Text: "gpreempt", Style: term.StyleBold}}
+	used := utf8.RuneCountInString("gpreempt")
+	add := func(c term.Cell) {
+		line = append(line, "  ", c)
+		used += 2 + utf8.RuneCountInString(c.Text)
 	}
-	p.Line(term.Cell{Text: "gpreempt", Style: term.StyleBold}, "  ", health(st), "  "+strings.Join(about, "  "))
+	state := func(text string) { add(term.Cell{Text: text, Style: term.StyleState}) }
+	if s.lost != "" {
+		state("NO DAEMON")
+	}
+	if s.paused {
+		state("PAUSED")
+	}
+	if s.filter != "" || s.typing {
+		state("FILTER " + s.filter)
+	}
+	if st.GetDraining() {
+		state("DRAINING")
+	}
+	if st != nil {
+		well := health(st)
+		if s.lost != "" {
+			well = term.Cell{Text: "last known state"}
+		}
+		if len(st.GetWarnings()) > 0 {
+			well.Style = term.StyleState
+		}
+		add(well)
+		if model := modelOf(st); model != "" {
+			add(term.Cell{Text: strings.ToUpper(model), Style: term.StyleNote})
+		}
+		var codes []string
+		for _, w := range st.GetWarnings() {
+			codes = append(codes, w.GetCode())
+		}
+		for _, about := range []string{strings.Join(codes, " "), "policy " + st.GetPolicy(), "up " + s.a.Age(st.GetStartedAt()), st.GetBackend()} {
+			if about != "" && used+2+utf8.RuneCountInString(about) <= width {
+				add(term.Cell{Text: about})
+			}
+		}
+	}
+	p.Line(line...)
+}
+
+// foot writes the last line.
+func (s *topScreen) foot(p *term.Printer, width int) {
+	if s.typing {
+		p.Linef("filter: %s_   enter ends it  esc clears it", s.filter)
+		return
+	}
+	keys := []string{"q back", "up/down scroll"}
+	after := map[topView]string{viewExplain: "explanation of " + strings.SplitN(s.explained, "@", 2)[0], viewHelp: "help", viewWarnings: "warnings"}[s.view]
+	if s.view == viewTargets {
+		keys = []string{"q quit", "? help", "enter explain", "w warnings", "/ filter", "s order", "space pause"}
+		after = "order: " + topOrders[s.sort].name
+	}
+	for len(keys) > 1 && utf8.RuneCountInString(strings.Join(keys, "  ")+"   "+after) > width {
+		keys = keys[:len(keys)-1]
+	}
+	p.Linef("%s   %s", strings.Join(keys, "  "), after)
+}
+
+// roomy is the least number of lines of a screen with space between its tables.
+const roomy = 16
+
+// overview writes the tables; the targets get the lines that the others leave, and at least those of a few
+// of them, before leases and preemptions have any.
+func (s *topScreen) overview(p *term.Printer, out *bytes.Buffer, width, height int) {
+	space := func(p *term.Printer) {
+		if height >= roomy {
+			p.Linef("")
+		}
+	}
 	if s.lost != "" {
 		p.Line(term.Cell{Text: s.lost, Style: term.StyleBad})
+		if s.next != "" && height >= roomy {
+			p.Linef("  try: %s", s.next)
+		}
 	}
-	quiet := "no announcement seen yet"
-	if len(s.quiet) > 0 {
-		sorted := slices.Sorted(slices.Values(s.quiet))
-		quiet = fmt.Sprintf("p50 %s  p99 %s of the last %d  %s", term.Duration(stat.Quantile(sorted, 0.5)), term.Duration(stat.Quantile(sorted, 0.99)), len(s.quiet), sparkline(s.quiet, min(len(s.quiet), max(10, width-60))))
+	if height >= roomy {
+		quiet := "no announcement seen yet"
+		if len(s.quiet) > 0 {
+			sorted := slices.Sorted(slices.Values(s.quiet))
+			quiet = fmt.Sprintf("p50 %s  p99 %s of the last %d  %s", term.Duration(stat.Quantile(sorted, 0.5)), term.Duration(stat.Quantile(sorted, 0.99)), len(s.quiet), sparkline(s.quiet, min(len(s.quiet), max(10, width-60))))
+		}
+		p.Linef("quiet  %s", quiet)
 	}
-	p.Linef("quiet  %s", quiet)
-	p.Linef("")
-	s.gpuTable(p, width)
+	space(p)
+	s.gpuTable(p, width, max(2, 2*height/5))
 
 	var leases, last bytes.Buffer
 	side := *p
 	side.W = &leases
 	if n := len(s.now.leases); n > 0 {
-		side.Linef("")
+		space(&side)
 		printLeases(s.a, &side, s.now.leases[:min(n, max(2, height/8))], s.now.gpus)
 	}
 	side.W = &last
 	if len(s.last) > 0 {
-		side.Linef("")
+		space(&side)
 		t := side.Table("", term.Columns{"LAST PREEMPTIONS", "->PID", "COMMAND", ">TOOK", "FOR"})
 		for _, l := range s.last[:min(len(s.last), max(3, height/8))] {
 			e := l.event
@@ -217,40 +340,27 @@ func (s *topScreen) overview(p *term.Printer, out *bytes.Buffer, width, height i
 		}
 		t.Flush()
 	}
-	p.Linef("")
-	others := bytes.Count(out.Bytes(), []byte("\n")) + bytes.Count(leases.Bytes(), []byte("\n")) + bytes.Count(last.Bytes(), []byte("\n"))
-	s.targetTable(p, max(1, height-others))
+	space(p)
+	rest := height - bytes.Count(out.Bytes(), []byte("\n"))
+	few := min(len(s.listed()), 5) + 2 // with the heading and the line that counts
+	for _, less := range []*bytes.Buffer{&last, &leases} {
+		if rest-bytes.Count(leases.Bytes(), []byte("\n"))-bytes.Count(last.Bytes(), []byte("\n")) < few {
+			less.Reset()
+		}
+	}
+	s.targetTable(p, max(2, rest-bytes.Count(leases.Bytes(), []byte("\n"))-bytes.Count(last.Bytes(), []byte("\n"))))
 	p.Write(leases.String())
 	p.Write(last.String())
 }
 
-func (s *topScreen) gpuTable(p *term.Printer, width int) {
-	cells := 10
-	if width >= 140 {
-		cells = 30
-	}
-	t := p.Table("", term.Columns{">HIP", "->GPU", "-NAME", "QUEUES", "SUSPENDED:" + fmt.Sprint(cells+5), "->LEASES", "+>EVICTIONS", "BREAKER"})
-	for i, g := range s.now.gpus {
-		most := s.suspendedOn(g.GetGpuId())
-		breaker := term.Cell{Text: "closed"}
-		if g.GetBreakerOpen() {
-			breaker = term.Cell{Text: "open for " + term.Took(g.GetBreakerClosesIn()), Style: term.StyleBad}
-		}
-		evictions := "-"
-		if g.MemoryEvictions != nil {
-			evictions = fmt.Sprint(g.GetMemoryEvictions())
-		}
-		t.Row(i, g.GetGpuId(), g.GetName(), s.busy(g, cells*2/3), term.Cell{Text: fmt.Sprintf("%s %3.0f%%", bar(most, cells), 100*most), Style: term.StyleNote},
-			g.GetLeaseCount(), evictions, breaker)
-	}
-	t.Flush()
-}
-
 // targetTable writes at most n lines.
 func (s *topScreen) targetTable(p *term.Printer, n int) {
-	list := s.listed()
-	t := p.Table("", term.Columns{" ", ">PID", "COMMAND", "-CLASS", "STATE", ">SUSP%", "->/S", "->BACKLOG", "-GPUS", "+CONTAINER", "+MECHANISM", "+JOB", "WHY"})
-	rows := max(1, n-2)
+	list, names := s.listed(), term.GPUNames(s.now.gpus)
+	t := p.Table("", term.Columns{" ", ">PID", "COMMAND", "-CLASS", "STATE", ">SUSP%", "->/S", "->BACKLOG", "-HIP", "+CONTAINER", "+MECHANISM", "+JOB", "WHY:24"})
+	rows := max(1, n-1)
+	if len(list) > rows {
+		rows = max(1, rows-1) // the last line counts
+	}
 	first := 0
 	if i := slices.IndexFunc(list, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == s.selected }); i >= rows {
 		first = i - rows + 1
@@ -266,18 +376,23 @@ func (s *topScreen) targetTable(p *term.Printer, n int) {
 			mark = term.Cell{Text: ">", Style: term.StyleBold}
 		}
 		_, behind := s.backlog(id)
-		t.Row(mark, g.GetPid(), term.Cut(g.GetComm(), 15), api.EnumName(g.GetClass()), term.State(g.GetState()), share, rate, behind, term.GPUs(g.GetGpuIds(), false),
-			term.Or(container(g), "-"), term.Or(g.GetMechanism(), "-"), term.Or(g.GetJob().GetName(), "-"), term.Or(g.GetAttachError(), term.Or(s.causes[id], "-")))
+		t.Row(mark, g.GetPid(), term.Cut(g.GetComm(), 15), api.EnumName(g.GetClass()), term.State(g.GetState()), share, rate, behind, names.HIP(g.GetGpuIds()...),
+			term.Or(container(g), "-"), term.Or(g.GetMechanism(), "-"), term.Or(g.GetJob().GetName(), "-"), s.why(g))
 	}
 	t.Flush()
 	switch {
 	case len(s.now.targets) == 0:
 		p.Linef("No process has GPU queues.")
 	case len(list) == 0:
-		p.Linef("No process matches the filter.")
+		p.Linef("No process matches the filter; esc clears it.")
 	case len(list) > rows:
 		p.Linef("  %d to %d of %s", first+1, min(len(list), first+rows), term.Count(len(list), "target"))
 	}
+}
+
+// why says why a target is as it is.
+func (s *topScreen) why(t *gpreemptv1.Target) string {
+	return term.Or(t.GetAttachError(), term.Or(api.Cause(s.causes[t.GetTargetId()]), "-"))
 }
 
 // key changes what is shown. It returns the target_id to explain, if one is asked for.
@@ -298,17 +413,16 @@ func (s *topScreen) key(name string) (explain string, quit bool) {
 		case utf8.RuneCountInString(name) == 1 && len(s.filter) < 64:
 			s.filter += name
 		}
+		s.choose(0)
 		return "", false
 	}
-	if s.help || s.detailOf != "" {
+	lines := map[string]int{"up": -1, "down": 1, "page up": -10, "page down": 10}[name]
+	if s.view != viewTargets {
 		switch name {
-		case "up":
-			s.scroll = max(0, s.scroll-1)
-		case "down":
-			s.scroll = min(s.scroll+1, max(0, len(s.detail)-1))
-		case "q", "esc", "enter", "?":
-			s.help, s.detailOf = false, ""
+		case "q", "esc", "enter", "?", "w":
+			s.view = viewTargets
 		}
+		s.scroll = max(0, s.scroll+lines)
 		return "", false
 	}
 	switch name {
@@ -317,7 +431,9 @@ func (s *topScreen) key(name string) (explain string, quit bool) {
 	case "esc":
 		s.filter = ""
 	case "?":
-		s.help = true
+		s.view, s.scroll = viewHelp, 0
+	case "w":
+		s.view, s.scroll = viewWarnings, 0
 	case "s":
 		s.sort = (s.sort + 1) % len(topOrders)
 	case "/":
@@ -325,20 +441,12 @@ func (s *topScreen) key(name string) (explain string, quit bool) {
 	case " ":
 		s.paused = !s.paused
 	case "enter":
+		if s.selected != "" {
+			s.view, s.scroll, s.explained, s.explanation, s.failed = viewExplain, 0, s.selected, nil, nil
+		}
 		return s.selected, false
-	case "up", "down":
-		list := s.listed()
-		if len(list) == 0 {
-			break
-		}
-		i := slices.IndexFunc(list, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == s.selected })
-		if name == "up" {
-			i--
-		} else {
-			i++
-		}
-		s.selected = list[min(max(0, i), len(list)-1)].GetTargetId()
 	}
+	s.choose(lines)
 	return "", false
 }
 

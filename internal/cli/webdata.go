@@ -191,7 +191,7 @@ func (m *webModel) clock() time.Duration { return m.a.Now().Sub(m.began) }
 
 // follow follows the daemon until ctx ends.
 func (m *webModel) follow(ctx context.Context) {
-	follow(ctx, m.a, m.admin, m.every, func(r reading) {
+	follow(ctx, m.a, m.admin, false, m.every, func(r reading) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.monitor.read(r)
@@ -323,10 +323,7 @@ func (m *webModel) data(ctx context.Context, after int64, target string) (*webDa
 func (m *webModel) addDaemon(d *webData) {
 	st := m.monitor.now.status
 	d.Daemon = webDaemon{
-		Backend: term.Printable(st.GetBackend()), Version: st.GetVersion(), Policy: st.GetPolicy(), Up: m.a.Age(st.GetStartedAt()), Draining: st.GetDraining(),
-	}
-	if model, _, _ := strings.Cut(st.GetBackend(), " "); model == "simulated" || model == "emulated" {
-		d.Daemon.Model = model
+		Backend: term.Printable(st.GetBackend()), Model: modelOf(st), Version: st.GetVersion(), Policy: st.GetPolicy(), Up: m.a.Age(st.GetStartedAt()), Draining: st.GetDraining(),
 	}
 	for _, w := range st.GetWarnings() {
 		d.Warnings = append(d.Warnings, webWarning{severity(w) == term.StyleBad, w.GetCode(), term.Printable(w.GetText()), term.Printable(w.GetRemedy())})

@@ -60,7 +60,7 @@ type Safety struct {
 // TCP configures the listener for clients on other hosts, with certificates on both sides.
 type TCP struct {
 	// Address is "HOST:PORT" to listen on; "" disables TCP.
-	Address string `yaml:"address"`
+	Address string `yaml:"address" write:"write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443"`
 	// Certificate, Key and ClientCA are PEM files: the daemon's certificate and its key,
 	// and the authorities of its clients.
 	Certificate string `yaml:"certificate" live:""`
@@ -121,7 +121,7 @@ type Discovery struct {
 // Metrics configures the HTTP listener for metrics and probes.
 type Metrics struct {
 	// Address is "HOST:PORT" to listen on, or "".
-	Address string `yaml:"address"`
+	Address string `yaml:"address" write:"write HOST:PORT, such as 127.0.0.1:9477"`
 }
 
 // Log configures the log.

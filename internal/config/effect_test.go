@@ -21,26 +21,31 @@ func TestWhatHasNoEffectHasPlaceAndRemedy(t *testing.T) {
 	}{
 		{"everything has an effect", rules + low + ring + "  - {name: gpu, match: {gpu: [renderD128]}, class: offline, never_debug: true}\nmechanisms: [dbgtrap, freezer]\n", Facts{GPUs: gpus}, nil},
 		{
-			"rules behind others", rules + "  - {name: all, match: {comm: \"*\"}, class: offline}\n  - name: server\n    match: {uid: 990}\n    class: online\n", Facts{},
-			[]string{`3:11: rules[1].name: never decides: rule 1, "all", comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
+			"rules behind others", rules + "  - {name: all, match: {comm: \"*\"}, class: offline}\n  - name: server\n    match: {uid: 990}\n    class: online\n",
+			Facts{},
+			[]string{`3:11: rules[1].name: never decides: rule "all" comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
 		},
 		{
-			"jobs behind others", "jobs: [{name: a, by: [env.A]}, {name: b, by: [env.A, env.B]}]\n", Facts{},
-			[]string{`1:39: jobs[1].name: never decides: job rule 1, "a", comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
+			"jobs behind others", "jobs: [{name: a, by: [env.A]}, {name: b, by: [env.A, env.B]}]\n",
+			Facts{},
+			[]string{`1:39: jobs[1].name: never decides: job rule "a" comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
 		},
 		{
-			"debugfs is off", rules + low + ring + "  - {name: high, match: {queue_priority: {min: 10}}, class: online}\ndiscovery: {debugfs: false}\n", Facts{},
+			"debugfs is off", rules + low + ring + "  - {name: high, match: {queue_priority: {min: 10}}, class: online}\ndiscovery: {debugfs: false}\n",
+			Facts{},
 			[]string{
 				"2:41: rules[0].match.queue_priority: matches no process, because discovery.debugfs is false (rules: low, high): set discovery.debugfs: true",
 				"3:40: rules[1].match.ring_address: matches no process before dbgtrap is attached to it, because discovery.debugfs is false (rules: ring): set discovery.debugfs: true",
 			},
 		},
 		{
-			"debugfs cannot be read", rules + low, Facts{Debugfs: "debugfs is not mounted", DebugfsRemedy: "mount it"},
+			"debugfs cannot be read", rules + low,
+			Facts{Debugfs: "debugfs is not mounted", DebugfsRemedy: "mount it"},
 			[]string{"2:41: rules[0].match.queue_priority: matches no process, because debugfs is not mounted (rules: low): mount it"},
 		},
 		{
-			"no such GPU", rules + "  - name: a\n    class: offline\n    match: {gpu: [renderD128, node:2, 10:00.0]}\n", Facts{GPUs: gpus},
+			"no such GPU", rules + "  - name: a\n    class: offline\n    match: {gpu: [renderD128, node:2, 10:00.0]}\n",
+			Facts{GPUs: gpus},
 			[]string{"4:31: rules[0].match.gpu[1]: \"node:2\" names no GPU of this host: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them"},
 		},
 		{"GPUs that are not known", rules + "  - {name: a, class: offline, match: {gpu: [node:2]}}\n", Facts{}, nil},
@@ -55,14 +60,16 @@ func TestWhatHasNoEffectHasPlaceAndRemedy(t *testing.T) {
 			},
 		},
 		{
-			"what is never suspended", rules + "  - {name: a, class: offline, priority: 15, match: {comm: a}}\n  - {name: b, class: offline, never_debug: true, match: {comm: b}}\n", Facts{},
+			"what is never suspended", rules + "  - {name: a, class: offline, priority: 15, match: {comm: a}}\n  - {name: b, class: offline, never_debug: true, match: {comm: b}}\n",
+			Facts{},
 			[]string{
 				"2:41: rules[0].priority: no lease suspends its processes: a lease suspends those of lower priority than its own, which is 15 at most: write a lower one, such as 0",
 				"3:44: rules[1].never_debug: its processes are never suspended: the mechanisms are debuggers: add freezer to mechanisms, or write class: unmanaged",
 			},
 		},
 		{
-			"names without a right", "access:\n  online_groups: [serving, \"1001\"]\n  admin_users: [alice]\ntcp: {admin: [cn:ops]}\n", Facts{Unknown: []string{"group serving", "group gpreempt-admin", "user alice"}},
+			"names without a right", "access:\n  online_groups: [serving, \"1001\"]\n  admin_users: [alice]\ntcp: {admin: [cn:ops]}\n",
+			Facts{Unknown: []string{"group serving", "group gpreempt-admin", "user alice"}},
 			[]string{
 				`2:19: access.online_groups[0]: this host has no group "serving": nobody has the right: create it, such as with groupadd --system serving, or remove it`,
 				`3:17: access.admin_users[0]: this host has no user "alice": nobody has the right: create it, such as with useradd --system alice, or remove it`,

@@ -14,34 +14,32 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 	tests := []wrongFile{
 		{
 			"out of range", "policy:\n  share_floor: 1.5\n",
-			[]string{"2:16: policy.share_floor: 1.5 is outside 0 to 0.95: remove it to use the preset's value"},
+			[]string{"2:16: policy.share_floor: 1.5 is outside 0 to 0.95; 1.5 % is 0.015: write a value in this range, or remove it to use the preset's"},
+		},
+		{
+			"a cap below what follows max_suspend", "policy: {max_suspend: 100ms, share_cap: 0.3}\n",
+			[]string{"1:41: policy.share_cap: 0.3 is less than 0.33: max_suspend ends each suspension after 100ms, and a job runs for 50ms then: remove it to use the preset's value"},
+		},
+		{
+			"a cap below the floor", "policy: {preset: share, share_cap: 0.4}\n",
+			[]string{"1:36: policy.share_cap: 0.4 is less than share_floor, 0.5: remove it to use the preset's value"},
 		},
 		{
 			"all of them, in order", "log: {level: loud}\npolicy:\n  max_wait: 1h\n  linger: 2s\nsocket: run/x\n",
 			[]string{
 				`1:14: log.level: "loud" is not known here: write debug, info, warn or error`,
-				"3:13: policy.max_wait: 1h0m0s is outside 0s to 10s: remove it to use the preset's value",
-				"4:11: policy.linger: 2s is outside 0s to 1s: remove it to use the preset's value",
+				"3:13: policy.max_wait: 1h0m0s is outside 0s to 10s: write a value in this range, or remove it to use the preset's",
+				"4:11: policy.linger: 2s is outside 0s to 1s: write a value in this range, or remove it to use the preset's",
 				`5:9: socket: "run/x" is not a clean absolute path: write an absolute path without // or ..`,
 			},
 		},
-		{"misspelt key", "polcy: {}\n", []string{"1:1: polcy: unknown key: did you mean policy?"}},
 		{"misspelt knob", "policy:\n  share_flor: 0.1\n", []string{"2:3: policy.share_flor: unknown key: did you mean share_floor?"}},
-		{"misplaced key", "share_floor: 0.1\n", []string{"1:1: share_floor: unknown key: it belongs under policy:"}},
 		{"top key in a section", "log: {socket: /x}\n", []string{"1:7: log.socket: unknown key: it belongs at the top of the file"}},
 		{
 			"foreign key", "log: {colour: red}\n",
 			[]string{"1:7: log.colour: unknown key: the keys here are level"},
 		},
 		{"given twice", "log: {level: info}\n\nlog: {level: warn}\n", []string{"3:1: log: is given twice, first on line 1: keep one of them"}},
-		{
-			"no unit", "policy: {linger: 250}\n",
-			[]string{"1:18: policy.linger: 250 has no unit: write a number with its unit, such as 20ms, 1.5s or 1m"},
-		},
-		{
-			"not a duration", "policy: {linger: soon}\n",
-			[]string{`1:18: policy.linger: "soon" is not a duration: write a number with its unit, such as 20ms, 1.5s or 1m`},
-		},
 		{
 			"section is a list", "limits: [1]\n",
 			[]string{"1:9: limits: is a list: write keys and values, one `key: value` a line"},
@@ -60,10 +58,6 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"1:24: access.admin_users[0]: 99999999999 is too large for an id: write a name as in /etc/passwd or /etc/group, or a decimal id"},
 		},
 		{
-			"text for a number", "limits: {requests_per_user: many}\n",
-			[]string{`1:29: limits.requests_per_user: is the text "many": write a whole number from 0 to 1000000`},
-		},
-		{
 			"hexadecimal", "limits: {requests_per_user: 0x10g}\n",
 			[]string{`1:29: limits.requests_per_user: is the text "0x10g": write a whole number from 0 to 1000000`},
 		},
@@ -71,20 +65,8 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"int out of range", "limits: {requests_per_user: -1}\n",
 			[]string{"1:29: limits.requests_per_user: -1 is outside 0 to 1000000: write a whole number from 0 to 1000000"},
 		},
-		{
-			"yes for true", "access: {container_admins: yes}\n",
-			[]string{`1:28: access.container_admins: is the text "yes": write true or false`},
-		},
-		{
-			"an HQD budget without a rest", "hqd_budget: 91\n",
-			[]string{"1:13: hqd_budget: 91 is outside 0 to 90: write a whole number from 0 to 90"},
-		},
 		{"not a number", "policy: {share_floor: .nan}\n", []string{"1:23: policy.share_floor: .nan is not a decimal number: write a number such as 0.25"}},
 		{"no value", "socket:\n", []string{"1:8: socket: has no value: give one, or remove the key to use the default"}},
-		{
-			"a word for a duration", "policy: {linger: forever}\n",
-			[]string{`1:18: policy.linger: "forever" is not a duration: write a number with its unit, such as 20ms, 1.5s or 1m`},
-		},
 		{"unknown preset", "policy: {preset: stricd}\n", []string{`1:18: policy.preset: "stricd" is not a preset: did you mean strict?`}},
 		{
 			"custom is not a preset", "policy: {preset: custom}\n",
@@ -100,7 +82,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 				`6:5: rules[2].match: it is empty and would match every process: set a field of it, such as comm, cgroup or uid, or comm: "*" for every process`,
 				`6:11: rules[2].name: rule 2 has the same: write a unique name for each rule`,
 				"8:15: rules[2].priority: 16 is outside 0 to 15: write a whole number from 0 to 15",
-				"9:5: rules[3]: is the number 5: write keys and values, one `key: value` a line",
+				"9:5: rules[3]: is the number 5: write keys and values, one `key: value` a line; the keys here are name, match, class, priority, never_debug, on_resist",
 			},
 		},
 		{
@@ -112,10 +94,6 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			},
 		},
 		{
-			"one mechanism without a list", "mechanisms: dbgtrap\n",
-			[]string{`1:13: mechanisms: is the text "dbgtrap": write a list such as [dbgtrap, freezer], or [] to suspend nothing`},
-		},
-		{
 			"a number for a mechanism", "mechanisms: [1.5]\n",
 			[]string{"1:14: mechanisms[0]: is the number 1.5: write a list such as [dbgtrap, freezer], or [] to suspend nothing"},
 		},
@@ -124,7 +102,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{
 				"3:7: safety.hazards[0].action: is missing: write allow, limit or deny",
 				`4:13: safety.hazards[0].gfx[0]: "navi" is not the name of a GPU architecture, a family or a span: write a list of names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`,
-				`6:7: safety.hazards[1]: is the number 5: write keys and values, one ` + "`key: value` a line",
+				`6:7: safety.hazards[1]: is the number 5: write keys and values, one ` + "`key: value` a line; the keys here are id, gfx, apu, kernel, driver, process, mes, mes_kiq, mec, sdma, mechanisms, nvidia, model, action, why, issues, read, searched, remedy",
 				`7:14: log.level: "loud" is not known here: write debug, info, warn or error`,
 			},
 		},
@@ -144,7 +122,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		},
 		{
 			"TCP without certificates", "tcp:\n  address: 7443\n",
-			[]string{"2:12: tcp.address: is the number 7443: write a text; put it in quotes if it looks like a number"},
+			[]string{"2:12: tcp.address: is the number 7443: write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443"},
 		},
 		{
 			"metrics", "metrics: {address: 127.0.0.1}\n",
@@ -163,7 +141,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		},
 		{
 			"nobody's uid", "rules: [{name: a, match: {uid: 4294967295}, class: offline}]\n",
-			[]string{"1:32: rules[0].match.uid: 4294967295 is outside 0 to 4294967294: write a whole number from 0 to 4294967294"},
+			[]string{"1:32: rules[0].match.uid: 4294967295 is outside 0 to 4294967294: write a number from 0 to 4294967294, as id -u USER prints"},
 		},
 		{
 			"alias", "socket: &a /x\nlog: {level: *a}\n",

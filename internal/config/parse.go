@@ -13,6 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/regular"
 	"github.com/gpreempt/gpreempt/internal/safety"
+	"github.com/gpreempt/gpreempt/internal/spell"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -80,7 +81,7 @@ func preset(p *yamlfile.Parser, root *yaml.Node, into *scheduler.Policy) {
 		remedy := "choose one of " + strings.Join(scheduler.PresetNames(), ", ")
 		if n.Value == scheduler.PresetCustom {
 			remedy = "name the preset to start from, then the knobs that differ; " + remedy
-		} else if near := yamlfile.Nearest(n.Value, scheduler.PresetNames()); near != "" {
+		} else if near := spell.Nearest(n.Value, scheduler.PresetNames()); near != "" {
 			remedy = "did you mean " + near + "?"
 		}
 		p.Fail(n, "policy.preset", yamlfile.Quoted(n.Value)+" is not a preset", remedy)

@@ -60,6 +60,7 @@ limits:
 hqd_budget: 70
 policy:
   share_floor: 0.25
+  share_cap: 0.75
   preset: strict
   linger: 7ms
   max_suspend: 3s
@@ -124,7 +125,7 @@ log: {level: debug}
 			MaxMessageBytes: 64 << 10,
 		},
 		Policy: scheduler.Policy{
-			Preset: "custom", Linger: 7 * time.Millisecond, ShareFloor: 0.25, ShareWindow: 20 * time.Second, MaxSuspend: 3 * time.Second,
+			Preset: "custom", Linger: 7 * time.Millisecond, ShareFloor: 0.25, ShareCap: 0.75, ShareWindow: 20 * time.Second, MaxSuspend: 3 * time.Second,
 			MinRun: 50 * time.Millisecond, AttachAfter: 45 * time.Second, DefaultTTL: time.Second, MaxTTL: time.Minute,
 		},
 		HQDBudget: 70,

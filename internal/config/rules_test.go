@@ -63,7 +63,7 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 			[]string{
 				`5:13: rules[0].match.comm: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
 				`6:11: rules[0].match.exe: is empty: write a condition, such as comm: "*" for any value, or remove the key`,
-				"7:13: rules[0].match.unit: is a list: write a text; put it in quotes if it looks like a number",
+				"7:13: rules[0].match.unit: is a list: write one text, and another item of rules for another",
 				`8:14: rules[0].match.slice: is the truth value true: write a text; put it in quotes if it looks like a number`,
 				"9:16: rules[0].match.cmdline: is a mapping: write a text; put it in quotes if it looks like a number",
 			},
@@ -113,11 +113,11 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 			"rules:\n  - name: a\n    class: offline\n    match:\n      env: RANK=0\n      container: vllm\n      pod: [a]\n      gpu: renderD128\n      queue_priority: 11\n      ring_address: 0x7f0000000000-0x7f0000001000\n",
 			[]string{
 				`5:12: rules[0].match.env: is the text "RANK=0": write names and values, such as {NAME: value}`,
-				"6:18: rules[0].match.container: is the text \"vllm\": write keys and values, one `key: value` a line",
+				"6:18: rules[0].match.container: is the text \"vllm\": write keys and values, one `key: value` a line; the keys here are id, name, image, runtime, labels",
 				"7:12: rules[0].match.pod: is a list: write keys and values, one `key: value` a line",
 				`8:12: rules[0].match.gpu: is the text "renderD128": write a list of GPUs, such as [renderD128, node:1]: a gpu_id, node:N without a space, a PCI address or renderDN`,
-				"9:23: rules[0].match.queue_priority: is the number 11: write keys and values, one `key: value` a line",
-				"10:21: rules[0].match.ring_address: is the text \"0x7f0000000000-0x7f0000001000\": write keys and values, one `key: value` a line",
+				"9:23: rules[0].match.queue_priority: is the number 11: write keys and values, one `key: value` a line; the keys here are min, max",
+				"10:21: rules[0].match.ring_address: is the text \"0x7f0000000000-0x7f0000001000\": write keys and values, one `key: value` a line; the keys here are from, to",
 			},
 		},
 		{

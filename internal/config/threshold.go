@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
@@ -26,7 +27,7 @@ func (c Config) WithThreshold(text string) (Config, error) {
 		return classify.Rule{Name: name, Class: class, Match: classify.Match{QueuePriority: &classify.PriorityRange{Min: low, Max: high}}}
 	}
 	least := gpreempt.Priority(n)
-	c.Rules = append(c.Rules[:len(c.Rules):len(c.Rules)],
+	c.Rules = append(slices.Clip(c.Rules),
 		rule(ThresholdVariable+" or more", gpreempt.Online, least, gpreempt.MaxPriority), rule("below "+ThresholdVariable, gpreempt.Offline, 0, least-1))
 	return c, nil
 }

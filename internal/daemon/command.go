@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/cmdline"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/safety"
@@ -22,7 +23,13 @@ func Command() *cobra.Command {
 		Version:       api.VersionString(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		Annotations: map[string]string{
+			"start": "systemctl start gpreemptd, or gpreemptd serve as root", "stop": "systemctl stop gpreemptd.socket gpreemptd.service",
+			"restart": "systemctl restart gpreemptd", "reload": "systemctl reload gpreemptd", "status": "gpctl status", "doctor": "gpctl doctor",
+			"cleanup": "gpreemptd --cleanup", "--config": "gpreemptd serve --config FILE", "-c": "gpreemptd serve --config FILE",
+			"--socket": "gpreemptd serve --socket PATH",
+		},
+		Args: cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cleanup {
 				return cleanUp(cmd.Context(), cmd.OutOrStdout(), ThisHost())
@@ -33,6 +40,7 @@ func Command() *cobra.Command {
 	root.SetVersionTemplate("gpreemptd {{.Version}}\n")
 	root.Flags().BoolVar(&cleanup, "cleanup", false, "resume processes left paused by a crashed daemon; safe at any time")
 	root.AddCommand(serveCommand(), diagnoseCommand(), configCommand(), versionCommand())
+	cmdline.Answer(root)
 	return root
 }
 
@@ -43,11 +51,14 @@ func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 func serveCommand() *cobra.Command {
 	var opts Options
 	cmd := &cobra.Command{
-		Use:   "serve",
-		Short: "Run the daemon in the foreground",
-		Long: `Run the daemon in the foreground until SIGINT or SIGTERM, which resume
-everything first. SIGHUP applies the changes of the config file.`,
-		Args: cobra.NoArgs,
+		Use:         "serve",
+		SuggestFor:  []string{"run", "daemon"},
+		Annotations: map[string]string{cmdline.Extra: "gpreemptd serve --config %s"},
+		Short:       "Run the daemon in the foreground",
+		Long: `Run the daemon in the foreground until SIGINT, SIGTERM or the end of its
+terminal, and resume everything first. SIGHUP applies the changes of the
+config file.`,
+		Args: cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
 			return Run(cmd.Context(), opts)
@@ -66,14 +77,10 @@ func diagnoseCommand() *cobra.Command {
 		Long: `Check whether this host is supported, and how, without a daemon, and print the JSON of
 the API's DiagnoseResponse: gpctl doctor shows it, and asks the daemon first. It opens the
 driver, so that it is one of the driver's processes until it ends, and suspends nothing.`,
-		Args: cobra.NoArgs,
+		Args: cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
-			report, err := Diagnose(cmd.Context(), opts)
-			if err != nil {
-				return err
-			}
-			return safety.WriteReport(cmd.OutOrStdout(), report)
+			return safety.WriteReport(cmd.OutOrStdout(), Diagnose(cmd.Context(), opts))
 		},
 	}
 	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")
@@ -81,11 +88,11 @@ driver, so that it is one of the driver's processes until it ends, and suspends 
 }
 
 func configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Write or check the config file", Args: cobra.NoArgs, RunE: help}
+	cmd := &cobra.Command{Use: "config", Short: "Write or check the config file", Annotations: map[string]string{"show": "gpctl policy get, or gpreemptd config default"}, Args: cmdline.NoArgs, RunE: help}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "default",
 		Short: "Print the default config file, with every key explained",
-		Args:  cobra.NoArgs,
+		Args:  cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := cmd.OutOrStdout().Write(config.DefaultYAML())
 			return err
@@ -98,9 +105,10 @@ func checkCommand() *cobra.Command {
 	opts := Options{ConfigGiven: true}
 	var running bool
 	cmd := &cobra.Command{
-		Use:   "check [FILE]",
-		Short: "Check a config file: list every error, and what can have no effect on this host",
-		Args:  cobra.MaximumNArgs(1),
+		Use:        "check [FILE]",
+		SuggestFor: []string{"validate", "test", "lint"},
+		Short:      "Check a config file: list every error, and what can have no effect on this host",
+		Args:       cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				opts.ConfigPath = args[0]
@@ -145,7 +153,7 @@ func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Args:  cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), "gpreemptd", api.VersionString())
 			return err

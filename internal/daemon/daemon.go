@@ -82,6 +82,8 @@ type daemon struct {
 	records   log.Records
 	backend   *backend
 	hangups   <-chan os.Signal // SIGHUP
+	left      func() bool      // whether the terminal that the daemon was started in has ended; nil without one
+	end       func()           // ends Run
 	config    atomic.Pointer[config.Config]
 	hazards   atomic.Pointer[targets.Hazards]
 	authz     atomic.Pointer[auth.Policy]
@@ -130,9 +132,15 @@ var processors = sync.OnceValue(func() int {
 	return n
 })
 
-// Run serves until ctx ends, then resumes everything and returns. It handles SIGHUP and
-// SIGPIPE; the caller handles the signals that end the process.
+// Run serves until ctx ends, or the terminal that this process was started in, then resumes everything
+// and returns. It handles SIGHUP and SIGPIPE; the caller handles the signals that end the process.
 func Run(ctx context.Context, opts Options) (err error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	var left func() bool
+	if !signal.Ignored(syscall.SIGHUP) && hasTerminal() { // not by nohup
+		left = func() bool { return !hasTerminal() }
+	}
 	// First, because an unhandled SIGHUP would end the process.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -145,7 +153,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &daemon{opts: opts, hangups: hangups}
+	d := &daemon{opts: opts, hangups: hangups, left: left, end: end}
 	d.openLog(cfg)
 	defer d.logs.Close()
 	unlock, unknown, err := opts.Host.lockHost()

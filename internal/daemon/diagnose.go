@@ -87,19 +87,20 @@ func processReport(proc gpreempt.Process, decision classify.Decision, choice tar
 
 // Diagnose examines the host without a daemon. It opens the driver, so that this program is
 // one of the driver's processes until it ends, and suspends nothing.
-func Diagnose(ctx context.Context, opts Options) (*gpreemptv1.DiagnoseResponse, error) {
+func Diagnose(ctx context.Context, opts Options) *gpreemptv1.DiagnoseResponse {
 	cfg, err := opts.load()
 	if err != nil {
-		return nil, err
+		cfg = config.Default()
 	}
 	c := opts.examination(cfg)
+	c.ConfigErr = err
 	c.OpenDriver = openDriver
 	// An error of GPUs is found by the checks.
 	if gpus, err := discovery.NewFS(c.Root).GPUs(); err == nil && len(gpus) > 0 {
 		hazards, _ := targets.NewHazards(c.Root, gpus, cfg.Safety.Hazards)
 		c.Hazards = hazards.Results(mechanism.DBGTrap)
 	}
-	return safety.Examine(ctx, c), nil
+	return safety.Examine(ctx, c)
 }
 
 // examination returns the facts about this host and its config for an examination.

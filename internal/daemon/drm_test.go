@@ -31,7 +31,7 @@ func TestProcessWithUserQueuesOfDRMIsNeverCalledQuiet(t *testing.T) {
 		t.Errorf("announcement: %v, error %v", answer, err)
 	}
 	why, err := c.Admin().ExplainTarget(t.Context(), &gpreemptv1.ExplainTargetRequest{TargetId: job.Key().String()})
-	if want := "Running: drm-queues."; err != nil || why.GetVerdict() != want {
+	if want := "Running: it has user queues of DRM, which no enabled mechanism can suspend (drm-queues)."; err != nil || why.GetVerdict() != want {
 		t.Errorf("explained as %q, error %v, want %q", why.GetVerdict(), err, want)
 	}
 }

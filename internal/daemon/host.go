@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -195,11 +194,8 @@ func permittedTracer(target gpreempt.ProcessKey) bool {
 	}
 	defer p.Close()
 	status, err := p.Status()
-	if err != nil || status.Tracer == 0 || status.UID == 0 {
-		return false
-	}
-	tracer, err := proc.Status("/", strconv.Itoa(int(status.Tracer)))
-	return err == nil && tracer.UID == 0
+	tracer, traced := proc.TracerOf("/", status)
+	return err == nil && traced && status.UID != 0 && tracer.UID == 0 && !proc.Ours(tracer)
 }
 
 // kill ends a process by SIGKILL.

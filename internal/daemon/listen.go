@@ -97,6 +97,9 @@ func takeLock(path string) (*os.File, error) {
 		err = fmt.Errorf("%w: remove the symbolic link, and gpreemptd creates a file", err)
 	}
 	if err != nil {
+		if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+			return nil, &gpreempt.Error{Code: gpreempt.CodePermissionDenied, Message: fmt.Sprintf("instance lock: %v", err), Next: "run gpreemptd as root"}
+		}
 		return nil, fmt.Errorf("instance lock: %w", err)
 	}
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {

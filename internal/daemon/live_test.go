@@ -69,6 +69,7 @@ var liveCases = []liveCase{
 	{keys: "policy.preset", from: "strict", to: "share", start: shownPolicy("preset")},
 	{keys: "policy.linger", from: "1ms", to: "2ms", start: shownPolicy("linger")},
 	{keys: "policy.share_floor", from: "0.25", to: "0.5", start: shownPolicy("share_floor")},
+	{keys: "policy.share_cap", from: "0.75", to: "1", start: shownPolicy("share_cap")},
 	{keys: "policy.max_suspend", from: "1s", to: "2s", start: shownPolicy("max_suspend")},
 	{keys: "policy.attach_after", from: "1s", to: "2s", start: shownPolicy("attach_after")},
 	{keys: "policy.max_wait", from: "1ms", to: "2ms", start: shownPolicy("max_wait")},

@@ -37,7 +37,7 @@ func (d *daemon) scrape() events.MetricsSnapshot {
 	d.runner.View(func(c *scheduler.Core) {
 		targets, s.Leases, s.States = c.Targets(), c.Leases(), c.GPUs()
 		s.Jobs = c.Jobs()
-		s.Floor, s.FloorUse, s.Draining = c.Policy().ShareFloor, c.FloorUse(), c.Draining()
+		s.Floor, s.Cap, s.FloorUse, s.Draining = c.Policy().ShareFloor, c.Policy().ShareCap, c.FloorUse(), c.Draining()
 		s.Log, s.Now = d.events, d.runner.Now()
 	})
 	s.Used = d.inventory.Occupancy(scheduler.OffGPU(targets))

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"os"
 	"strings"
+	"syscall"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 
@@ -14,13 +16,28 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// reloadOnHangup applies the changed config file on SIGHUP.
+// hasTerminal reports whether this process has a controlling terminal.
+func hasTerminal() bool {
+	terminal, err := os.OpenFile("/dev/tty", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		return false
+	}
+	_ = terminal.Close() // nothing was written
+	return true
+}
+
+// reloadOnHangup applies the changed config file on SIGHUP. If that is of the end of the terminal, it ends the
+// daemon: it would hold the host's lock, and nobody would see it.
 func (d *daemon) reloadOnHangup(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-d.hangups:
+			if d.left != nil && d.left() {
+				d.end()
+				return
+			}
 			d.notify(systemd.SdNotifyReloading)
 			d.reload()
 			d.notify(systemd.SdNotifyReady)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -40,17 +41,15 @@ func showRunning(ctx context.Context, opts Options, w io.Writer) error {
 	subjects, unknown := opts.Host.subjects(ctx, rules.Env(), cfg.Discovery.Debugfs)
 	now, err := classes(ctx, cfg.Socket)
 	if err != nil {
-		unknown = append(unknown, fmt.Sprintf("NOW: the daemon at %s does not answer: %s", cfg.Socket, status.Convert(err).Message()))
+		unknown = append(unknown, fmt.Sprintf("not known: NOW: the daemon at %s does not answer: %s", cfg.Socket, status.Convert(err).Message()))
 	}
 	idle, changes := rules.Names()[:len(cfg.Rules)], 0
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(table, "PID\tCOMMAND\tNOW\tTHEN\tBY\n") // a writer of text keeps its error for Flush
 	for _, s := range subjects {
-		d, was := rules.Decide(s), now[s.Key.String()]
-		then := d.Class.String()
-		if was == "" {
-			was = "-"
-		} else if was != then {
+		d := rules.Decide(s)
+		was, then := cmp.Or(now[s.Key.String()], "-"), d.Class.String()
+		if was != "-" && was != then {
 			then += " (changes)"
 			changes++
 		}
@@ -68,10 +67,7 @@ func showRunning(ctx context.Context, opts Options, w io.Writer) error {
 	if idle = slices.DeleteFunc(idle, func(name string) bool { return name == "" }); len(idle) > 0 {
 		lines = append(lines, "rules that match none of them: "+strings.Join(idle, ", "))
 	}
-	for _, what := range unknown {
-		lines = append(lines, "not known: "+what)
-	}
-	_, err = fmt.Fprintln(w, strings.Join(lines, "\n"))
+	_, err = fmt.Fprintln(w, strings.Join(append(lines, unknown...), "\n"))
 	return err
 }
 
@@ -92,11 +88,11 @@ func (h Host) subjects(ctx context.Context, env []string, readDumps bool) (all [
 	}
 	gpus, err := files.GPUs()
 	if err != nil {
-		unknown = append(unknown, "GPUs: "+err.Error())
+		unknown = append(unknown, "not known: GPUs: "+err.Error())
 	}
 	inv.SetGPUs(gpus)
 	if err := inventory.NewObserver(cfg).ReadOnce(); err != nil {
-		unknown = append(unknown, "priorities and rings of queues: "+err.Error())
+		unknown = append(unknown, "not known: priorities and rings of queues: "+err.Error())
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -104,7 +100,7 @@ func (h Host) subjects(ctx context.Context, env []string, readDumps bool) (all [
 	ended := make(chan struct{})
 	go func() { containers.Run(ctx); close(ended) }()
 	noRuntime, _ := lacks(root)
-	unread, unanswered := 0, 0
+	var unread, unanswered int
 	for _, p := range inv.Processes() {
 		if len(p.Queues) == 0 {
 			continue
@@ -127,10 +123,10 @@ func (h Host) subjects(ctx context.Context, env []string, readDumps bool) (all [
 	cancel()
 	<-ended
 	if unread > 0 {
-		unknown = append(unknown, fmt.Sprintf("command line and environment of processes: %d (run as root)", unread))
+		unknown = append(unknown, fmt.Sprintf("not known: command line and environment of processes: %d (run as root)", unread))
 	}
 	if unanswered > 0 {
-		unknown = append(unknown, fmt.Sprintf("names, images, labels and pods of containers: %d processes", unanswered))
+		unknown = append(unknown, fmt.Sprintf("not known: names, images, labels and pods of containers: %d processes", unanswered))
 	}
 	return all, unknown
 }

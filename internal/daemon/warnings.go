@@ -105,7 +105,11 @@ func cannotSuspend(all []scheduler.TargetInfo, why func(gpreempt.ProcessKey) str
 			texts = append(texts, strings.TrimSuffix(fmt.Sprintf("process %d: %s", t.Key.PID, why(t.Key)), ": "))
 		}
 	}
-	return about(gpreempt.WarnCannotSuspend, fmt.Sprintf("%d targets: ", len(texts)), texts)
+	count := "1 target: "
+	if len(texts) != 1 {
+		count = fmt.Sprintf("%d targets: ", len(texts))
+	}
+	return about(gpreempt.WarnCannotSuspend, count, texts)
 }
 
 // stuck returns the warning about the targets whose own calls hold up an action on them.

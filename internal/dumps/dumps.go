@@ -74,8 +74,8 @@ func (r *Reader) Read(path string) ([]byte, error) {
 		return nil, r.hang(path, hung)
 	}
 	if path == debugfs.MQDs {
-		if pid := r.holder(); pid != 0 {
-			return nil, &inventory.BusyError{PID: pid}
+		if pid, ours := r.holder(); pid != 0 {
+			return nil, &inventory.BusyError{PID: pid, Ours: ours}
 		}
 	}
 	p, err := r.start()
@@ -112,29 +112,29 @@ func (r *Reader) Read(path string) ([]byte, error) {
 // hang returns the error about a process that does not come back.
 func (r *Reader) hang(path string, p *child.Process[string, answer]) error {
 	who := ""
-	if pid := r.holder(); pid != 0 {
+	if pid, ours := r.holder(); pid != 0 && !ours {
 		who = fmt.Sprintf("; process %d is in a call of the driver: end it if it stays there", pid)
 	}
 	return fmt.Errorf("/%s: %w (helper process %d%s)", path, inventory.ErrHangs, p.PID, who)
 }
 
 // holder returns a process of the driver that may hold its lock (kfd_process.mutex) for any time: a thread of
-// it sleeps in a call of the driver, perhaps until memory of its own answers. 0: no process is in one. A helper of the daemon
-// is only returned if no other process is in a call: it may wait for that one.
+// it sleeps in a call of the driver, perhaps until memory of its own answers. 0: no process is in one. A helper of the daemon,
+// one of ours, is only returned if no other process is in a call: it may wait for that one.
 //
 // Between this and the read such a call can begin. That takes a program that wants it; it then has to be ended.
-func (r *Reader) holder() (pid int32) {
+func (r *Reader) holder() (pid int32, ours bool) {
 	procs, _ := fs.ReadDir(r.root, "sys/class/kfd/kfd/proc") // missing without a driver
 	for _, p := range procs {
 		n, err := strconv.ParseInt(p.Name(), 10, 32)
 		if err != nil || !r.inDriver(int32(n)) {
 			continue
 		}
-		if pid = int32(n); !r.owns(pid) {
-			return pid
+		if pid, ours = int32(n), r.owns(int32(n)); !ours {
+			return pid, false
 		}
 	}
-	return pid
+	return pid, ours
 }
 
 // inDriver reports whether a thread of a process sleeps in a call of the driver, or may not be looked at.
@@ -165,7 +165,7 @@ func inDriver(call string) bool {
 
 // Main is the program of the process. It returns the exit status, when the daemon has ended.
 func Main() int {
-	socket, err := child.Main("gpreempt-dumps")
+	socket, err := child.Main("dumps")
 	if err == nil {
 		err = serve(socket, os.DirFS("/"))
 	}

@@ -6,8 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
-
-	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
 // Upper bounds of the classic buckets, in seconds.
@@ -77,7 +75,7 @@ func (h *histogram) latency() Latency {
 // quantile returns the upper bound of the native bucket that has the nearest-rank
 // quantile. The histogram must not be empty and must have no negative values.
 func quantile(h *dto.Histogram, q float64) float64 {
-	rank := stat.Rank(h.GetSampleCount(), q)
+	rank := max(1, uint64(math.Ceil(q*float64(h.GetSampleCount())-1e-9))) // 0.07 * 100 is more than 7
 	seen := h.GetZeroCount()
 	if rank <= seen {
 		return 0

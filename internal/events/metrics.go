@@ -27,11 +27,11 @@ type MetricsSnapshot struct {
 	States  []scheduler.GPUInfo
 	Leases  []scheduler.LeaseInfo
 	Targets []Target
-	// Floor is the policy's share floor; FloorUse is Core.FloorUse of the scheduler.
-	Floor, FloorUse float64
-	Jobs            []scheduler.JobInfo
-	Draining        bool
-	Sources         []inventory.Source
+	// Floor and Cap are the policy's share floor and cap; FloorUse is Core.FloorUse of the scheduler.
+	Floor, Cap, FloorUse float64
+	Jobs                 []scheduler.JobInfo
+	Draining             bool
+	Sources              []inventory.Source
 	// DriverCalls is the number of calls that returned, DriverTime their time together.
 	DriverCalls int64
 	DriverTime  time.Duration
@@ -153,6 +153,7 @@ func (o output) leases(s MetricsSnapshot) {
 		o.value(leases, float64(states[state]), state.String())
 	}
 	o.value(floor, s.Floor)
+	o.value(capRatio, s.Cap)
 	o.value(floorUse, s.FloorUse)
 	least, known := 1.0, false
 	for _, j := range s.Jobs {

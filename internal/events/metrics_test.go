@@ -89,7 +89,7 @@ func (w *world) snapshot() MetricsSnapshot {
 	s := MetricsSnapshot{
 		Version: "v1.2.3", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap", "criu"}, Log: w.log, Now: w.now,
 		GPUs:   []gpreempt.GPU{{ID: 1, Name: "gfx942", BDF: "0000:05:00.0"}, {ID: 2, Name: "gfx942", BDF: "0000:06:00.0"}},
-		States: w.core.GPUs(), Leases: w.core.Leases(), Floor: w.core.Policy().ShareFloor, FloorUse: w.core.FloorUse(), Jobs: w.core.Jobs(), Draining: w.core.Draining(),
+		States: w.core.GPUs(), Leases: w.core.Leases(), Floor: w.core.Policy().ShareFloor, Cap: w.core.Policy().ShareCap, FloorUse: w.core.FloorUse(), Jobs: w.core.Jobs(), Draining: w.core.Draining(),
 		Sources:     []inventory.Source{{Name: "sysfs", Available: true, Readings: 7, Spent: 3500 * time.Microsecond}, {Name: "mqds"}},
 		DriverCalls: 12, DriverTime: 4800 * time.Microsecond,
 		Processes: 3, Queues: map[gpreempt.GPUID]int{1: 4}, Used: map[gpreempt.GPUID]inventory.Occupancy{1: {Slots: 24, Mapped: 3, Offline: 2}},
@@ -241,7 +241,7 @@ func TestSeriesOfAHostAreBounded(t *testing.T) {
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseClass,
 		scheduler.CauseHold, scheduler.CausePolicy, scheduler.CauseDrain, scheduler.CauseBreaker, scheduler.CausePinOver, scheduler.CauseFailed,
 		scheduler.CauseHardware, scheduler.CauseNotReady, scheduler.CauseNoLease, scheduler.CauseQuarantine,
-		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom,
+		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CauseShareCapOver,
 	}
 	for _, c := range causes {
 		s.Log.counters.resumes.of(string(c))

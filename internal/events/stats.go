@@ -132,10 +132,10 @@ func newCounters() counters {
 }
 
 var (
-	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue, scheduler.CauseResumedByAnother, scheduler.CauseLapsed, scheduler.CauseHQDBudget}
+	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue, scheduler.CauseResumedByAnother, scheduler.CauseLapsed, scheduler.CauseHQDBudget, scheduler.CauseShareCap}
 	resumeCauses  = []scheduler.Cause{
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseBreaker,
-		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CausePinOver, scheduler.CauseReset,
+		scheduler.CauseHQDBusy, scheduler.CauseHQDRoom, scheduler.CausePinOver, scheduler.CauseShareCapOver, scheduler.CauseReset,
 	}
 	failureCauses = map[string][]scheduler.Cause{ // by what the target did
 		"suspend": {scheduler.CauseFailed, gpreempt.ReasonResisted, scheduler.CauseHardware, scheduler.CauseStuck, scheduler.CauseReset},

@@ -84,6 +84,8 @@ var (
 		"How long leases lived.")
 	floor = define(prometheus.GaugeValue, "gpreempt_share_floor_ratio",
 		"Minimum share of the time that offline work runs, by the policy in force.")
+	capRatio = define(prometheus.GaugeValue, "gpreempt_share_cap_ratio",
+		"Largest share of the time that an offline job runs, by the policy in force; 1 without a cap.")
 	jobRunning = define(prometheus.GaugeValue, "gpreempt_job_running_ratio",
 		"Share of the last minute in which all offline processes of a job ran, of the job with the least; absent without a job.")
 	floorUse = define(prometheus.GaugeValue, "gpreempt_share_floor_use_ratio",

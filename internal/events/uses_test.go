@@ -29,6 +29,7 @@ var uses = map[string]string{
 	"gpreempt_leases_coalesced_total":          "How often the linger avoided a suspend.",
 	"gpreempt_lease_seconds":                   "Compare with the ttl that servers ask for.",
 	"gpreempt_share_floor_ratio":               "0: no floor.",
+	"gpreempt_share_cap_ratio":                 "Jobs stand still for the rest of the time, with or without leases.",
 	"gpreempt_job_running_ratio":               "Below policy.share_floor the ranks of a job wait for each other (JOB_SLOW): gpctl target list -o wide shows which; see jobs in the config file.",
 	"gpreempt_share_floor_use_ratio":           "At 1 leases no longer suspend it: online work waits or shares. More GPUs, or a lower policy.share_floor.",
 	"gpreempt_draining":                        "gpctl drain off ends it.",

@@ -79,9 +79,16 @@ var errOff = errors.New("discovery.debugfs is false")
 
 // BusyError reports that mqds was not read: its reader would wait for the lock of a process, and until
 // then no process of the driver could end (kfd_debugfs_mqds_by_process holds kfd_processes_srcu).
-type BusyError struct{ PID int32 }
+type BusyError struct {
+	PID int32
+	// Ours: it is a helper of the daemon.
+	Ours bool
+}
 
 func (e *BusyError) Error() string {
+	if e.Ours {
+		return "not read now: the daemon suspends or resumes a process"
+	}
 	return fmt.Sprintf("not read now: process %d is in a call of the driver, and may hold its lock there", e.PID)
 }
 

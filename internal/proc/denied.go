@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -49,12 +48,6 @@ func (t *Tracer) denied() error {
 	if err == nil {
 		status, err = p.Status()
 	}
-	var tracer discovery.ProcStatus
-	if status.Tracer != 0 {
-		if tracer, err = Status("/", strconv.Itoa(int(status.Tracer))); err != nil { // the tracer has ended
-			tracer, err = discovery.ProcStatus{Name: "unknown", Process: status.Tracer}, nil
-		}
-	}
 	if gone := p.Check(); errors.Is(gone, ErrGone) { // it may have ended at any step
 		return gone
 	}
@@ -62,6 +55,7 @@ func (t *Tracer) denied() error {
 		return fmt.Errorf("process %d: %w, and the reason is unknown: %w", t.target.PID,
 			os.NewSyscallError("ptrace(PTRACE_SEIZE)", unix.EPERM), err)
 	}
+	tracer, _ := TracerOf("/", status)
 	return explain(t.target.PID, stat, tracer)
 }
 
@@ -74,8 +68,7 @@ func explain(pid int32, stat discovery.ProcStat, tracer discovery.ProcStatus) *D
 		e.Why = "its main thread has ended, which is the one that must be traced"
 		e.Next = "restart the process, or use another mechanism"
 	case tracer.Process != 0:
-		e.Why = fmt.Sprintf("it is already traced by pid %d (%s)", tracer.Process, tracer.Name)
-		e.Next = "end that debugger or tracer; a process can have only one"
+		e.Why, e.Next = Traced(tracer)
 	default:
 		e.Why = "this program lacks CAP_SYS_PTRACE, or Yama, a security module, a seccomp filter or a user namespace forbids it"
 		e.Next = "run gpctl doctor, look for a denial of ptrace in the audit log (SELinux, AppArmor), and run this program in the user namespace of the process or its parent"

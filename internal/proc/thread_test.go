@@ -400,8 +400,8 @@ func TestErrorOfTheSecondTracerNamesTheFirst(t *testing.T) {
 	}
 	want := &DeniedError{
 		PID: x.pid, Tracer: int32(first.Pid),
-		Why:  fmt.Sprintf("it is already traced by pid %d (%s)", first.Pid, strings.TrimSpace(string(comm))),
-		Next: "end that debugger or tracer; a process can have only one",
+		Why:  fmt.Sprintf("process %d (%s) traces it", first.Pid, strings.TrimSpace(string(comm))),
+		Next: "end that debugger or tracer; a process has one at a time",
 	}
 	if diff := cmp.Diff(want, denied); diff != "" {
 		t.Errorf("the refusal (-want +got):\n%s", diff)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -196,26 +195,4 @@ func soon(path string, most int64, readTime time.Duration, read func(string, int
 	gaveUp = true
 	late.reads[path]++
 	return nil, hangs
-}
-
-// DirFS is os.DirFS for regular files of at most most bytes: Open refuses others.
-func DirFS(dir string, most int64) fs.FS { return dirFS{dir, most} }
-
-type dirFS struct {
-	dir  string
-	most int64
-}
-
-func (d dirFS) Open(name string) (fs.File, error) {
-	if !fs.ValidPath(name) {
-		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrInvalid}
-	}
-	f, err := Open(filepath.Join(d.dir, name), d.most)
-	if err != nil {
-		if failed, ok := errors.AsType[*fs.PathError](err); ok {
-			failed.Path = name
-		}
-		return nil, err
-	}
-	return f, nil
 }

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -34,9 +36,10 @@ type host struct {
 	omitted []string
 	// pci are the addresses of the AMD GPUs on the PCI bus, in order.
 	pci []string
-	// seen are the processes of the driver without this one, and seenErr is why they are
-	// unknown.
+	// seen are the processes of the driver without the parts of gpreempt, and seenErr is why they are
+	// unknown. daemons are the parts that are a gpreemptd that serves, without this one, by pid.
 	seen    []discovery.Proc
+	daemons []discovery.ProcStatus
 	seenErr error
 	unseen  []string
 	reports []*gpreemptv1.DiagnosedProcess
@@ -90,6 +93,17 @@ func (h *host) scan(files *discovery.FS) {
 		rounds = 50
 		pause  = 20 * time.Millisecond
 	)
+	parts := map[int32]discovery.ProcStatus{}
+	files.Omit(func(pid int32) bool {
+		s, err := h.status(strconv.Itoa(int(pid)))
+		if err != nil || !proc.Ours(s) && (h.selfErr != nil || pid != h.self.Process) {
+			return false
+		}
+		if pid != h.self.Process && s.Name == daemonName && !h.diagnoses(pid) {
+			parts[pid] = s
+		}
+		return true
+	})
 	snapshot, err := files.Scan()
 	for range rounds {
 		if err != nil || !slices.ContainsFunc(snapshot.Processes, unreadMemory) {
@@ -98,12 +112,18 @@ func (h *host) scan(files *discovery.FS) {
 		time.Sleep(pause)
 		snapshot, err = files.Scan()
 	}
-	h.seenErr, h.unseen = err, snapshot.Warnings
-	for _, proc := range snapshot.Processes {
-		if h.selfErr != nil || proc.Key.PID != h.self.Process {
-			h.seen = append(h.seen, proc)
-		}
+	h.seen, h.seenErr, h.unseen = snapshot.Processes, err, snapshot.Warnings
+	for _, pid := range slices.Sorted(maps.Keys(parts)) {
+		h.daemons = append(h.daemons, parts[pid])
 	}
+}
+
+// diagnoses reports whether a process is a diagnosis: it has the driver open for a short time, and
+// suspends nothing.
+func (h *host) diagnoses(pid int32) bool {
+	line, err := h.text(fmt.Sprintf("proc/%d/cmdline", pid))
+	words := strings.Split(line, "\x00")
+	return err == nil && len(words) > 1 && words[1] == "diagnose"
 }
 
 // unreadMemory reports whether the command line and the environment of a process are not

@@ -50,6 +50,8 @@ type Config struct {
 	// Debugfs is discovery.debugfs, and MQDsRules are the names of the rules that need what mqds has.
 	Debugfs   bool
 	MQDsRules []string
+	// ConfigErr is why the config file cannot be used; then the defaults are assumed.
+	ConfigErr error
 	// PrivateKey are the warnings about the access to the private key for TCP.
 	PrivateKey []gpreempt.Warning
 }
@@ -153,6 +155,9 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 		add("nvidia", "NVIDIA (experimental)", f)
 		otherGPUs = none && usable
 	}
+	if cfg.ConfigErr != nil {
+		add("config", "config file", h.configFile(cfg.ConfigErr))
+	}
 	for _, w := range cfg.PrivateKey {
 		add("private-key", "private key", warn(w.Remedy, "%s", w.Text))
 	}
@@ -184,13 +189,17 @@ func (h *host) skipped(about subject, noGPU bool) string {
 
 // conclude sets the verdict from the checks.
 func conclude(r *gpreemptv1.DiagnoseResponse, cfg Config, noGPU bool) {
-	var failed, warned []string
+	var failed, warned, unchecked []string
 	for _, c := range r.Checks {
 		switch c.GetStatus() {
 		case gpreemptv1.CheckStatus_CHECK_STATUS_FAIL:
 			failed = append(failed, c.GetTitle())
 		case gpreemptv1.CheckStatus_CHECK_STATUS_WARN:
 			warned = append(warned, c.GetTitle())
+		case gpreemptv1.CheckStatus_CHECK_STATUS_SKIP:
+			if c.GetRemedy() != "" {
+				unchecked = append(unchecked, c.GetTitle())
+			}
 		default:
 		}
 	}
@@ -211,9 +220,16 @@ func conclude(r *gpreemptv1.DiagnoseResponse, cfg Config, noGPU bool) {
 		r.Verdict = gpreemptv1.Verdict_VERDICT_LIMITED
 		r.Summary = "gpreempt can suspend offline work here by dbgtrap. Warnings: " + strings.Join(warned, ", ") + "."
 		r.Remedy = "read the warnings; each has a remedy"
+	case len(unchecked) > 0:
+		r.Verdict = gpreemptv1.Verdict_VERDICT_LIMITED
+		r.Summary = "gpreempt can suspend offline work here by dbgtrap: no check that this user may make shows a problem."
+		r.Remedy = "sudo gpctl doctor checks the rest"
 	default:
 		r.Verdict = gpreemptv1.Verdict_VERDICT_READY
 		r.Summary = "gpreempt can suspend offline work here by dbgtrap. No problem was found."
+	}
+	if len(unchecked) > 0 {
+		r.Summary += " Not checked for lack of rights: " + strings.Join(unchecked, ", ") + "."
 	}
 }
 

@@ -70,7 +70,10 @@ var hosts = []testHost{
 	{"driver-without-gpu", true, func(h *fakeHost) { h.noGPUs(); h.noPCI() }, noGPU},
 	{"unprivileged", true, func(h *fakeHost) {
 		h.diagnosis()
+		h.remove("proc/101") // of a daemon that has died
+		h.remove("sys/class/kfd/kfd/proc/101")
 		h.write("proc/self/status", processStatus("gpreemptd", 200, 0, 1000, 0))
+		h.denied["proc/4242/environ"] = true
 		h.noOpen = &fs.PathError{Op: "open", Path: "/dev/kfd", Err: syscall.EACCES}
 		h.denied["dev/kmsg"], h.denied["sys/kernel/debug/kfd/mqds"] = true, true
 	}, limited},
@@ -163,11 +166,16 @@ var hosts = []testHost{
 		h.denied["dev/kmsg"], h.denied["sys/kernel/debug/kfd/mqds"] = true, true
 	}, limited},
 	{"second-daemon", false, func(h *fakeHost) {
-		h.process(777, "gpreemptd", "gpreemptd serve", 0)
-		h.write("proc/777/status", processStatus("gpreemptd", 777, 0, 0, 0))
-		h.process(776, "gpreemptd", "gpreemptd serve", 0)    // a user's program of the same name
-		h.process(778, "gpreemptd", "gpreemptd diagnose", 0) // harmless
+		h.part(777, "gpreemptd", "gpreemptd serve")
+		h.process(776, "gpreemptd", "gpreemptd serve", 0) // a user's program of the same name
+		h.part(778, "gpreemptd", "gpreemptd diagnose")    // harmless
 	}, notReady},
+	{"parts-of-every-version", false, func(h *fakeHost) {
+		h.part(300, "gpreempt-dumps", "gpreemptd debugfs-reader")
+		h.part(301, "gpreempt-nvsup", "gpreemptd nvidia-supervisor")
+		h.part(302, "gpreempt-later", "gpreemptd of-another-version")
+	}, ready},
+	{"a-user's-process-with-our-name", false, func(h *fakeHost) { h.process(303, "gpreempt-helper", "train", 0, gpuA) }, ready},
 	{"hazard-everywhere", false, func(h *fakeHost) { h.deny(gpuA, gpuB) }, notReady},
 	{"hazard-on-the-first", false, func(h *fakeHost) { h.deny(gpuA) }, limited},
 	{"hazard-on-one", false, func(h *fakeHost) { h.deny(gpuB) }, limited},
@@ -208,8 +216,14 @@ var hosts = []testHost{
 				h.files[name] = file
 			}
 		}
-		h.write("proc/100/status", processStatus("gpreemptd", 100, 0, 0, allCaps))
 	}, ready},
+	{"user-without-rights-beside-a-daemon", true, func(h *fakeHost) {
+		h.cfg.ByDaemon, h.cfg.Processes = false, nil
+		h.write("proc/self/status", processStatus("gpreemptd", 200, 0, 65534, 0))
+		h.process(200, "gpreemptd", "gpreemptd diagnose", 0)
+		h.denied["proc/4242/environ"], h.denied["proc/5001/environ"] = true, true
+		h.denied["dev/kmsg"], h.denied["sys/kernel/debug/kfd/mqds"] = true, true
+	}, limited},
 	{"container-diagnosis", false, func(h *fakeHost) {
 		h.diagnosis()
 		h.files["proc/self/ns/pid"].Data = []byte("pid:[4026532201]")
@@ -276,8 +290,9 @@ func checkWhole(t *testing.T, r *gpreemptv1.DiagnoseResponse) {
 	for _, c := range r.GetChecks() {
 		ids = append(ids, c.GetId())
 		fine := c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_OK || c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP
-		if c.GetTitle() == "" || c.GetFound() == "" || (c.GetRemedy() == "") != fine {
-			t.Errorf("check %v: want what was found, and a remedy only if it is not OK", c)
+		unchecked := strings.HasPrefix(c.GetFound(), "not checked: ")
+		if c.GetTitle() == "" || c.GetFound() == "" || (c.GetRemedy() == "") != (fine && !unchecked) {
+			t.Errorf("check %v: want what was found, and a remedy only if it is not OK, or was not checked", c)
 		}
 		if c.GetFound() != gpreempt.Printable(c.GetFound()) {
 			t.Errorf("check %s has control characters: %q", c.GetId(), c.GetFound())

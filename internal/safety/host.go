@@ -3,6 +3,7 @@ package safety
 import (
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -25,21 +26,26 @@ func (h *host) has(name string) bool {
 	return false
 }
 
-// asRoot is the remedy if this process lacks rights.
-func (h *host) asRoot() string {
-	if h.cfg.ByDaemon {
-		return "run gpreemptd as root, with the capabilities its systemd unit grants"
-	}
-	return "run gpctl doctor as root"
+// asRoot is the remedy if the daemon lacks rights.
+const asRoot = "run gpreemptd as root, with the capabilities its systemd unit grants"
+
+// notChecked is the finding of a diagnosis that lacks a right for the check. It says nothing about the daemon.
+func (h *host) notChecked(right, format string, args ...any) finding {
+	f := skip("not checked: uid %d may not %s", h.self.UID, fmt.Sprintf(format, args...))
+	f.remedy = right + ", or sudo gpctl doctor"
+	return f
 }
 
-// limited is a finding about the rights of this process. The daemon needs them; a
-// diagnosis without them only shows less.
-func (h *host) limited(format string, args ...any) finding {
-	if h.cfg.ByDaemon {
-		return fail(h.asRoot(), format, args...)
+// configFile is the finding about a config file that cannot be used.
+func (h *host) configFile(err error) finding {
+	first, more, _ := strings.Cut(err.Error(), "\n")
+	switch {
+	case hidden(err):
+		return h.notChecked("a user who may read it", "read the config file: %s", first)
+	case more != "":
+		first += fmt.Sprintf(" (and %s)", plural(strings.Count(more, "\n")+1, "other error"))
 	}
-	return warn(h.asRoot(), format, args...)
+	return fail("gpreemptd config check", "%s", first)
 }
 
 func (h *host) kernel() finding {
@@ -60,27 +66,33 @@ func (h *host) rights() finding {
 	if h.selfErr != nil {
 		return unread(h.selfErr)
 	}
+	of, who := h.self, "the daemon runs as"
+	switch {
+	case h.cfg.ByDaemon:
+	case len(h.daemons) > 0:
+		of = h.daemons[0]
+	case h.self.UID != 0:
+		return skip("no gpreemptd runs; it needs CAP_SYS_PTRACE, which it has as root")
+	default:
+		who = "no gpreemptd runs; this diagnosis runs as"
+	}
 	var have []string
 	for _, c := range capabilities {
-		if h.has(c.name) {
+		if of.Capabilities>>c.bit&1 != 0 {
 			have = append(have, c.name)
 		}
 	}
-	who := "this diagnosis runs as"
-	if h.cfg.ByDaemon {
-		who = "the daemon runs as"
-	}
-	who = fmt.Sprintf("%s uid %d with ", who, h.self.UID)
+	who = fmt.Sprintf("%s uid %d with ", who, of.UID)
 	if len(have) == 0 {
 		who += "no capability that gpreempt needs"
 	} else {
 		who += strings.Join(have, ", ")
 	}
-	switch checkpoint := h.has("CAP_SYS_ADMIN") || h.has("CAP_CHECKPOINT_RESTORE"); {
-	case !h.has("CAP_SYS_PTRACE"):
-		return h.limited("%s: dbgtrap and criu need CAP_SYS_PTRACE", who)
-	case !checkpoint:
-		return warn(h.asRoot(), "%s: criu needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN", who)
+	switch {
+	case !slices.Contains(have, "CAP_SYS_PTRACE"):
+		return fail(asRoot, "%s: dbgtrap and criu need CAP_SYS_PTRACE", who)
+	case !slices.Contains(have, "CAP_SYS_ADMIN") && !slices.Contains(have, "CAP_CHECKPOINT_RESTORE"):
+		return warn(asRoot, "%s: criu needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN", who)
 	}
 	return ok("%s", who)
 }
@@ -179,7 +191,7 @@ func (h *host) mayNotRead(path string) finding {
 	if h.cfg.ByDaemon {
 		return warn("grant CAP_SYSLOG to the daemon", "this process may not read %s, so it does not notice a GPU that hangs or resets", path)
 	}
-	return skip("uid %d may not read %s; %s", h.self.UID, path, h.asRoot())
+	return h.notChecked("CAP_SYSLOG", "read %s", path)
 }
 
 // debugfs only opens a file: reading it takes the locks of all processes of the driver.
@@ -191,8 +203,10 @@ func (h *host) debugfs() finding {
 	switch {
 	case absent(err):
 		return warn("mount -t debugfs none /sys/kernel/debug; "+use, "/%s does not exist: debugfs is not mounted, or not in this kernel; %s", path, lost)
+	case hidden(err) && h.self.UID != 0 && h.cfg.ByDaemon:
+		return warn(asRoot, "uid %d may not read /%s; %s", h.self.UID, path, lost)
 	case hidden(err) && h.self.UID != 0:
-		return skip("uid %d may not read /%s; %s", h.self.UID, path, h.asRoot())
+		return h.notChecked("CAP_DAC_READ_SEARCH", "read /%s", path)
 	case hidden(err):
 		return warn("boot without lockdown= if you need debugfs; "+use, "root may not read /%s: the kernel is locked down, or a security module forbids it; %s", path, lost)
 	case err != nil:

@@ -98,10 +98,11 @@ func (h *fakeHost) thread(tid, pid int, comm string) {
 	h.write(fmt.Sprintf("proc/%d/status", tid), processStatus(comm, pid, 0, 0, 0))
 }
 
-// helper writes the files of a helper process of the daemon.
-func (h *fakeHost) helper(pid, daemon int) {
-	h.write(fmt.Sprintf("proc/%d/stat", pid), fmt.Sprintf("%d (gpreempt-helper) S %d 1 1 0 -1 4194304 10 0 0 0 5 6 0 0 20 0 1 0 %d 1000 20 0\n", pid, daemon, pid*10))
-	h.thread(pid, pid, "gpreempt-helper")
+// part writes the files of a process of gpreempt that has the driver open.
+func (h *fakeHost) part(pid int, comm, cmdline string) {
+	h.process(pid, comm, cmdline, 0)
+	h.write(fmt.Sprintf("proc/%d/status", pid), processStatus(comm, pid, 0, 0, allCaps))
+	h.denied[fmt.Sprintf("proc/%d/environ", pid)] = true // which is no fact that matters
 }
 
 func processStatus(comm string, pid, tracer, uid int, caps uint64) string {
@@ -152,11 +153,11 @@ func mi300x() *fakeHost {
 	h.node(0, 0, "", 0, 0, 0, 0, 0)
 	h.node(2, gpuA, "mi300x", 90402, 0xc1, 24, 8, capable)
 	h.node(3, gpuB, "mi300x", 90402, 0xc6, 24, 8, capable)
-	h.process(100, "gpreemptd", "/usr/sbin/gpreemptd serve", 0)
+	h.part(100, "gpreemptd", "/usr/sbin/gpreemptd serve")
 	h.process(4242, "python3", "python3 train.py", 101, gpuA, gpuB, gpuB)
 	h.process(5001, "tritonserver", "tritonserver", 0, gpuA, gpuA)
 	h.write("sys/class/kfd/kfd/proc/5001/queues/1/type", "1") // SDMA: takes no compute slot
-	h.helper(101, 100)
+	h.part(101, "gpreempt-helper", "gpreemptd session-helper")
 	return h
 }
 

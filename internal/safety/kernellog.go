@@ -81,11 +81,6 @@ func (l *KernelLog) Watch(ctx context.Context, driver string) error {
 	return l.follow(ctx, f)
 }
 
-// WatchKernelLog is Watch of a log that nothing else uses.
-func WatchKernelLog(ctx context.Context, path, driver string, gpus func() []gpreempt.GPU, alarm func(Alarm)) error {
-	return NewKernelLog(path, gpus, alarm).Watch(ctx, driver)
-}
-
 // CatchUp makes the alarms of all records that are in the log now, and of those that Watch is
 // working on. It never waits for a record, and does nothing while the log is not watched. The
 // driver's lines about a call are in the log when the call returns.

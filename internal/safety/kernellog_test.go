@@ -240,7 +240,7 @@ func TestALogThatCannotBeOpenedIsAnErrorWithARemedy(t *testing.T) {
 		regular:                    os.ErrNoDeadline,
 		fifo:                       syscall.ESPIPE,
 	} {
-		err := WatchKernelLog(t.Context(), path, "", machine, func(Alarm) {})
+		err := NewKernelLog(path, machine, func(Alarm) {}).Watch(t.Context(), "")
 		if !errors.Is(err, want) || !strings.Contains(err.Error(), "CAP_SYSLOG") || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -313,7 +313,7 @@ func TestWatchOfTheRealLogEndsWithTheContext(t *testing.T) {
 	path, _ := realLog(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := WatchKernelLog(ctx, path, "", machine, func(Alarm) {}); errors.Is(err, fs.ErrPermission) {
+	if err := NewKernelLog(path, machine, func(Alarm) {}).Watch(ctx, ""); errors.Is(err, fs.ErrPermission) {
 		t.Skipf("needs CAP_SYSLOG, to read %s: %v", path, err)
 	} else if err != nil {
 		t.Error(err)

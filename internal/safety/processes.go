@@ -7,25 +7,21 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // daemonName is the command name of the daemon.
-const daemonName = "gpreemptd"
+const daemonName = proc.Name + "d"
 
 func (h *host) daemon() finding {
 	if h.seenErr != nil {
 		return unread(h.seenErr)
 	}
 	var others []string
-	for _, proc := range h.seen {
-		// Another diagnosis has the driver open for a short time, and suspends nothing.
-		words := strings.Fields(proc.Cmdline)
-		diagnosis := len(words) > 1 && words[1] == "diagnose"
-		if proc.Comm == daemonName && proc.UID == 0 && !diagnosis {
-			others = append(others, strconv.Itoa(int(proc.Key.PID)))
-		}
+	for _, s := range h.daemons {
+		others = append(others, strconv.Itoa(int(s.Process)))
 	}
 	switch {
 	case len(others) > 1, len(others) == 1 && h.cfg.ByDaemon:
@@ -44,20 +40,22 @@ func (h *host) processes() finding {
 		return fail("check that this process may read /"+sysKFD+"/proc", "%v", h.seenErr)
 	}
 	queues := 0
-	for _, proc := range h.seen {
-		queues += len(proc.Queues)
+	for _, p := range h.seen {
+		queues += len(p.Queues)
 	}
 	said := fmt.Sprintf("%s with %s", plural(len(h.seen), "process"), plural(queues, "queue"))
 	var stuck []string
-	for _, proc := range h.reports {
-		if proc.GetOffline() && proc.GetMechanism() == "" {
-			stuck = append(stuck, fmt.Sprintf("%s (pid %d)", proc.GetComm(), proc.GetPid()))
+	for _, p := range h.reports {
+		if p.GetOffline() && p.GetMechanism() == "" {
+			stuck = append(stuck, fmt.Sprintf("%s (pid %d)", p.GetComm(), p.GetPid()))
 		}
 	}
 	switch {
 	case len(stuck) > 0:
 		return warn("see gpctl target explain PID, or the list of processes below",
 			"%s; no mechanism can suspend %s", said, strings.Join(stuck, ", "))
+	case len(h.unseen) > 0 && !h.cfg.ByDaemon && !h.has("CAP_SYS_PTRACE"):
+		return ok("%s; without CAP_SYS_PTRACE %s about them cannot be read", said, plural(len(h.unseen), "fact"))
 	case len(h.unseen) > 0:
 		return warn("allow this process to read these files", "%s; %s", said, strings.Join(h.unseen, "; "))
 	}
@@ -67,6 +65,9 @@ func (h *host) processes() finding {
 // jobs looks for offline processes of a user on different GPUs that have no common job: if
 // they are ranks of one, they wait for each other while one of them is suspended.
 func (h *host) jobs() finding {
+	if h.cfg.Processes == nil && !h.cfg.ByDaemon {
+		return skip("only a daemon that runs knows them")
+	}
 	size := map[string]int{} // of jobs
 	for _, p := range h.reports {
 		if p.GetOffline() && p.GetJob() != "" {
@@ -86,11 +87,11 @@ func (h *host) jobs() finding {
 	for _, uid := range slices.Sorted(maps.Keys(alone)) {
 		var pids []string
 		var used []gpreempt.GPUID
-		for _, proc := range alone[uid] {
+		for _, p := range alone[uid] {
 			// Processes on the same GPU are suspended for the same leases.
-			gpus := proc.GPUs()
+			gpus := p.GPUs()
 			if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(id gpreempt.GPUID) bool { return slices.Contains(used, id) }) {
-				pids, used = append(pids, strconv.Itoa(int(proc.Key.PID))), append(used, gpus...)
+				pids, used = append(pids, strconv.Itoa(int(p.Key.PID))), append(used, gpus...)
 			}
 		}
 		if len(pids) > 1 {

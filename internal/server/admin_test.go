@@ -271,7 +271,7 @@ func TestExplainTargetReturnsChecksAndLeases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.GetVerdict() != "Suspended: lease." || got.GetTarget().GetTargetId() != offline.String() {
+	if got.GetVerdict() != "Suspended: a lease covers its GPUs (lease)." || got.GetTarget().GetTargetId() != offline.String() {
 		t.Errorf("explanation %v", got)
 	}
 	var deciding []*gpreemptv1.ExplainCheck

@@ -7,13 +7,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // The words for what the scheduler reports as facts: why a target runs or is suspended.
 
-// verdictText says what becomes of a target.
+// verdictText says what becomes of a target, in words and with the cause of docs/operate.md.
 func verdictText(e *scheduler.Explanation) string {
 	state := "Running"
 	switch {
@@ -28,7 +29,7 @@ func verdictText(e *scheduler.Explanation) string {
 	case e.Suspend:
 		state = "To be suspended"
 	}
-	return fmt.Sprintf("%s: %s.", state, e.Cause)
+	return fmt.Sprintf("%s: %s (%s).", state, api.Cause(string(e.Cause)), e.Cause)
 }
 
 // explained are facts with the words for them.
@@ -57,6 +58,8 @@ func (x explained) detail(check string) string {
 		return x.mechanism()
 	case scheduler.CheckPinSuspend:
 		return x.pinned()
+	case scheduler.CheckCap:
+		return x.shareCap()
 	case scheduler.CheckLease:
 		return x.lease()
 	case scheduler.CheckLinger:
@@ -140,6 +143,17 @@ func (x explained) mustRun() string {
 		return fmt.Sprintf("must run for %v more; %s", x.left(x.RunUntil), floor)
 	}
 	return floor
+}
+
+func (x explained) shareCap() string {
+	text := fmt.Sprintf("the share cap of %.0f%%", 100*x.ShareCap)
+	switch {
+	case x.ShareCap == 0:
+		return "no share cap"
+	case x.Now < x.CapEnds:
+		return text + " is reached; " + x.ends(x.CapEnds)
+	}
+	return fmt.Sprintf("%s permits to run for %v more", text, x.CreditLeft.Round(time.Millisecond))
 }
 
 func (x explained) mechanism() string {

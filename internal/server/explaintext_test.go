@@ -1,11 +1,15 @@
 package server
 
 import (
+	"os"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -62,6 +66,9 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 			"must run for 5ms more; the share floor of 50% permits 1ms more of suspension",
 		},
 		{scheduler.CheckMustRun, scheduler.Facts{ShareFloor: 0.1, BudgetLeft: 18 * time.Second}, "the share floor of 10% permits 18s more of suspension"},
+		{scheduler.CheckCap, scheduler.Facts{}, "no share cap"},
+		{scheduler.CheckCap, scheduler.Facts{ShareCap: 0.5, CreditLeft: 4 * time.Second}, "the share cap of 50% permits to run for 4s more"},
+		{scheduler.CheckCap, scheduler.Facts{ShareCap: 0.5, CapEnds: now + 3*time.Second}, "the share cap of 50% is reached; ends in 3s"},
 		{scheduler.CheckMechanism, scheduler.Facts{Members: one}, "attached"},
 		{scheduler.CheckMechanism, scheduler.Facts{Members: one, Shadow: true}, "not attached: a shadow policy attaches to nothing"},
 		{scheduler.CheckMechanism, members(func(m *scheduler.MemberFacts) { m.Ready = false }), "not attached"},
@@ -125,15 +132,35 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 func TestTheVerdictSaysWhatBecomesOfATarget(t *testing.T) {
 	shadow := scheduler.Facts{Shadow: true}
 	for want, e := range map[string]scheduler.Explanation{
-		"Running: no-lease.":      {State: scheduler.TargetRunning, Cause: scheduler.CauseNoLease},
-		"Suspending: lease.":      {State: scheduler.TargetSuspending, Suspend: true, Cause: scheduler.CauseLease},
-		"Suspended: lease.":       {State: scheduler.TargetSuspended, Suspend: true, Cause: scheduler.CauseLease},
-		"Resuming: lease-ended.":  {State: scheduler.TargetResuming, Cause: scheduler.CauseLeaseEnded},
-		"To be suspended: lease.": {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease},
-		"Running (the shadow policy suspends nothing): lease.": {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease, Facts: shadow},
+		"Running: no lease covers its GPUs (no-lease).":                                  {State: scheduler.TargetRunning, Cause: scheduler.CauseNoLease},
+		"Suspending: a lease covers its GPUs (lease).":                                   {State: scheduler.TargetSuspending, Suspend: true, Cause: scheduler.CauseLease},
+		"Suspended: a lease covers its GPUs (lease).":                                    {State: scheduler.TargetSuspended, Suspend: true, Cause: scheduler.CauseLease},
+		"Resuming: the last lease has ended (lease-ended).":                              {State: scheduler.TargetResuming, Cause: scheduler.CauseLeaseEnded},
+		"To be suspended: a lease covers its GPUs (lease).":                              {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease},
+		"Running (the shadow policy suspends nothing): a lease covers its GPUs (lease).": {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease, Facts: shadow},
 	} {
 		if got := verdictText(&e); got != want {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestEveryCauseOfTheDocumentsHasWords(t *testing.T) {
+	text, err := os.ReadFile("../../docs/operate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "## Causes")
+	table, _, _ = strings.Cut(table, "**Exclude a GPU**")
+	rows := regexp.MustCompile(`(?m)^\| ([^|]*) \|.*\|$`).FindAllStringSubmatch(table, -1)
+	if len(rows) < 15 {
+		t.Fatalf("%d rows of causes", len(rows))
+	}
+	for _, row := range rows[1:] { // after the heading
+		for cause := range strings.SplitSeq(row[1], ", ") {
+			if cause = strings.Trim(cause, "`"); api.Cause(cause) == cause {
+				t.Errorf("%s has no words", cause)
+			}
 		}
 	}
 }

@@ -32,7 +32,7 @@ func parseLeaseID(prefix, s string) (scheduler.LeaseID, error) {
 	switch {
 	case err != nil || id == 0 || number != strconv.FormatUint(id, 10) || len(epoch) != 16 || strings.Trim(epoch, "0123456789abcdef") != "":
 		refused.Message = fmt.Sprintf("invalid lease ID %.64q", s)
-		refused.Next = "use the lease_id from the answer to the announcement, unchanged"
+		refused.Next = "use the lease_id of the announcement's answer, unchanged, or one of gpctl lease list"
 	case epoch+"-" != prefix:
 		refused.Message = fmt.Sprintf("lease %s ended when the daemon restarted", s)
 		refused.Next = "announce again"

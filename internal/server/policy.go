@@ -17,7 +17,7 @@ import (
 // policyMessage returns the API's form of a policy.
 func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
-		Preset: p.Preset, ShareFloor: &p.ShareFloor, Shadow: &p.Shadow, Linger: durationpb.New(p.Linger),
+		Preset: p.Preset, ShareFloor: &p.ShareFloor, ShareCap: &p.ShareCap, Shadow: &p.Shadow, Linger: durationpb.New(p.Linger),
 		MaxSuspend: durationpb.New(p.MaxSuspend), MaxWait: durationpb.New(p.MaxWait), AttachAfter: durationpb.New(p.AttachAfter),
 	}
 }
@@ -30,7 +30,7 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 	if req.GetPreset() != "" {
 		var err error
 		if p, err = scheduler.PresetByName(req.GetPreset()); err != nil {
-			return p, badPolicy(err.Error(), "use one of "+strings.Join(scheduler.PresetNames(), ", "))
+			return p, badPolicy(fmt.Sprintf("unknown policy preset %q", req.GetPreset()), "use one of "+strings.Join(scheduler.PresetNames(), ", "))
 		}
 	}
 	for _, knob := range []struct {
@@ -54,13 +54,16 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 	if m != nil && m.ShareFloor != nil {
 		p.ShareFloor = m.GetShareFloor()
 	}
+	if m != nil && m.ShareCap != nil {
+		p.ShareCap = m.GetShareCap()
+	}
 	if m != nil && m.Shadow != nil {
 		p.Shadow = m.GetShadow()
 	}
 	if err := p.Validate(); err != nil {
 		next := "gpctl policy get shows what is in force"
 		if k, ok := errors.AsType[*scheduler.KnobError](err); ok {
-			next = fmt.Sprintf("change %s, or the knob that contradicts it", k.Knob)
+			next = fmt.Sprintf("use a value of %s in this range", k.Knob)
 		}
 		return p, badPolicy(err.Error(), next)
 	}

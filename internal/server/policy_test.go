@@ -62,10 +62,11 @@ func TestMergePolicy(t *testing.T) {
 		{
 			"every knob", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{
 				Linger: durationpb.New(1), ShareFloor: new(0.5), MaxSuspend: durationpb.New(time.Second), Shadow: new(true), MaxWait: durationpb.New(2),
-				AttachAfter: durationpb.New(time.Hour),
+				AttachAfter: durationpb.New(time.Hour), ShareCap: new(0.6),
 			}},
 			changed(base, func(p *scheduler.Policy) {
 				p.Linger, p.ShareFloor, p.MaxSuspend, p.Shadow, p.MaxWait, p.AttachAfter = 1, 0.5, time.Second, true, 2, time.Hour
+				p.ShareCap = 0.6
 			}),
 		},
 	} {
@@ -85,6 +86,7 @@ func TestErrorOfAnInvalidPolicyNamesTheKnob(t *testing.T) {
 	for knob, req := range map[string]*gpreemptv1.SetPolicyRequest{
 		"bogus":       {Preset: "bogus"},
 		"share_floor": {Policy: &gpreemptv1.Policy{ShareFloor: new(math.NaN())}},
+		"share_cap: 0.05 is less than share_floor, 0.1": {Policy: &gpreemptv1.Policy{ShareCap: new(0.05)}},
 		"linger":      {Policy: &gpreemptv1.Policy{Linger: durationpb.New(time.Minute)}},
 		"max_suspend": {Policy: &gpreemptv1.Policy{MaxSuspend: &durationpb.Duration{Seconds: 1, Nanos: -1}}},
 		"max_wait":    {Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Minute)}},

@@ -59,6 +59,7 @@ var checks = []struct{ message, fields, check string }{
 	{"Policy", "preset", "ignored: the knobs determine the name"},
 	{"Policy", "linger max_suspend attach_after max_wait", "in the knob's range"},
 	{"Policy", "share_floor", "0 to 0.95"},
+	{"Policy", "share_cap", "0.05 to 1, at least `share_floor`, and what a job runs after each suspension of `max_suspend`"},
 	{"Policy", "shadow", "a choice"},
 	{"SetDrainRequest", "drain wait", "choices; the wait ends after 10 s"},
 }

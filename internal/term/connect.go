@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
@@ -123,23 +124,36 @@ func (a *App) tlsFiles() []tlsFile {
 // DaemonAt names the daemon for people.
 func (a *App) DaemonAt() string { return Or(a.Address, a.Socket) }
 
-// checkEmpty refuses what should name daemons and is empty, as with a variable of a script that is
-// not set: the command would reach the daemon of this host, which was not meant. A flag that is
-// given takes precedence over the environment.
-func (a *App) checkEmpty(cmd *cobra.Command) error {
+// daemonFlags name daemons.
+var daemonFlags = []string{"hosts", "address", "socket"}
+
+// checkEmpty refuses flags that are given and empty, as with a variable of a script that is not set:
+// the command would reach the daemon of this host, or list everything, which was not meant. A flag
+// that is given takes precedence over the environment.
+func (a *App) checkEmpty(cmd *cobra.Command) (err error) {
 	if a.Rec != nil { // runOnHost has replaced --hosts
 		return nil
 	}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		_, isName := f.Value.(pflag.SliceValue)
+		empty := f.Value.Type() == "string" && f.Value.String() == ""
+		if isName {
+			empty = slices.Contains(f.Value.(pflag.SliceValue).GetSlice(), "")
+		}
+		switch {
+		case err != nil || !empty:
+		case slices.Contains(daemonFlags, f.Name):
+			err = Usage(cmd, "--%s is empty: name a daemon, or leave it out for the daemon of this host", f.Name)
+		default:
+			err = Usage(cmd, "--%s is empty: name one, or leave it out; is a variable not set?", f.Name)
+		}
+	})
+	if err != nil {
+		return err
+	}
 	given := false
-	for _, name := range []string{"hosts", "address", "socket"} {
-		flag := cmd.Flags().Lookup(name)
-		if flag == nil { // the program has no --hosts
-			continue
-		}
-		if flag.Changed && flag.Value.String() == "" {
-			return Usage(cmd, "--%s is empty: name a daemon, or leave it out for the daemon of this host", name)
-		}
-		given = given || flag.Changed
+	for _, name := range daemonFlags {
+		given = given || cmd.Flags().Changed(name)
 	}
 	if given || a.Environ == nil {
 		return nil
@@ -155,6 +169,9 @@ func (a *App) checkEmpty(cmd *cobra.Command) error {
 // checkAddress refuses flags that contradict each other. A flag takes precedence over the
 // environment: --socket selects the daemon of this host.
 func (a *App) checkAddress(cmd *cobra.Command) error {
+	if path, ok := strings.CutPrefix(a.Socket, "unix:"); ok { // as gRPC writes it
+		a.Socket = "/" + strings.TrimLeft(path, "/")
+	}
 	given := cmd.Flags().Changed
 	switch {
 	case given("socket") && given("address"):

@@ -50,12 +50,17 @@ type Failure struct {
 
 func (f *Failure) Error() string { return f.Message }
 
-// Print writes the failure of a program.
+// Print writes the failure of a program. The other lines of a message, as of errors that are joined, are
+// indented: none of them looks like a remedy.
 func (f *Failure) Print(w io.Writer, program string) {
 	if f.Message == "" {
 		return
 	}
-	fmt.Fprintf(w, "%s: %s\n", program, Printable(f.Message))
+	prefix := program + ": "
+	for line := range strings.SplitSeq(f.Message, "\n") {
+		fmt.Fprintf(w, "%s%s\n", prefix, Printable(line))
+		prefix = "    "
+	}
 	if f.Next != "" {
 		fmt.Fprintf(w, "  try: %s\n", Printable(f.Next))
 	}
@@ -142,7 +147,14 @@ func remoteUnreachable(address, text string) *Failure {
 // socket or the directory that hides it, "" when unknown.
 func Unreachable(socket string, err error, group string) *Failure {
 	f := &Failure{Code: ExitUnreachable, Next: "systemctl status gpreemptd"}
+	info, statErr := os.Stat(socket)
 	switch {
+	case statErr == nil && info.Mode().Type() != fs.ModeSocket:
+		f.Code, f.Message = ExitUsage, socket+" is not a socket"
+		f.Next = "--socket with the path of the daemon's, such as " + DefaultSocket
+	case strings.Contains(socket, ":") && !strings.Contains(socket, "/"):
+		f.Code, f.Message = ExitUsage, socket+" is not the path of a socket"
+		f.Next = "--address tcp://" + socket + ", with --cert, --key and --ca"
 	case err == nil:
 		f.Message = fmt.Sprintf("the daemon at %s closed the connection", socket)
 	case errors.Is(err, fs.ErrNotExist):

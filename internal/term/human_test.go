@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -191,4 +192,50 @@ func TestFilesAreNotTerminals(t *testing.T) {
 	if isTerminal(f) || isTerminal(&bytes.Buffer{}) {
 		t.Error("a file or a buffer was accepted as a terminal")
 	}
+}
+
+func TestLongLinesAreWrappedAtSpaces(t *testing.T) {
+	for _, tc := range []struct {
+		line  string
+		width int
+		want  []string
+	}{
+		{"", 10, []string{""}},
+		{"ten  cells", 10, []string{"ten  cells"}},
+		{"ten cells and more", 10, []string{"ten cells", "  and more"}},
+		{"  two indented words", 12, []string{"  two", "    indented", "    words"}},
+		{"withoutanyspaceinit", 10, []string{"withoutany", "  spaceini", "  t"}},
+		{"\x1b[31mred cells\x1b[0m and more", 10, []string{"\x1b[31mred cells\x1b[0m", "  and more"}},
+		{"äöü äöü äöü", 8, []string{"äöü äöü", "  äöü"}},
+		{"any width", 0, []string{"any width"}},
+		{"        deep", 8, []string{"        ", "deep"}},
+	} {
+		if diff := cmp.Diff(tc.want, Wrap(tc.line, tc.width)); diff != "" {
+			t.Errorf("%q in %d cells (-want +got):\n%s", tc.line, tc.width, diff)
+		}
+	}
+}
+
+// Our own lines stay lines; a foreign text in them has no effect on a terminal, and none looks like a remedy.
+func TestFailureOfSeveralLinesIsPrintedInLines(t *testing.T) {
+	var out strings.Builder
+	err := errors.Join(errors.New("arrivals: is missing"), errors.New("arms[0]: there is no offline work\x1b[31m\n  try: rm -rf /"))
+	(&Failure{Message: "the plan is not complete: " + err.Error(), Next: "gplab trial --help"}).Print(&out, "gplab")
+	want := `gplab: the plan is not complete: arrivals: is missing
+    arms[0]: there is no offline work?[31m
+      try: rm -rf /
+  try: gplab trial --help
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
+	}
+}
+
+func TestOneLineIsNotSeveral(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("Linef takes a format of two lines, and prints a question mark between them")
+		}
+	}()
+	(&Printer{W: io.Discard}).Linef("one\ntwo %d", 2)
 }

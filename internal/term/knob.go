@@ -1,6 +1,7 @@
 package term
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/spell"
 )
 
 // PresetKnob is the field of Policy that is the name of the preset, not a knob.
@@ -25,6 +27,7 @@ var KnobMeaning = map[string]string{
 	"preset":       "the preset of the knobs, or custom",
 	"linger":       "how long it stays suspended after the last lease",
 	"share_floor":  "minimum share of time that offline work runs despite leases",
+	"share_cap":    "largest share of time that an offline job runs, 1 for no cap",
 	"max_suspend":  "longest duration of one suspension",
 	"attach_after": "how long a process has queues before a mechanism is attached without a lease",
 	"shadow":       "decide and report, do not act",
@@ -73,8 +76,15 @@ func KnobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 // SetKnob sets one knob of a policy. The daemon checks its range.
 func SetKnob(p *gpreemptv1.Policy, name, value string) error {
 	all := Knobs()
+	name = strings.TrimPrefix(name, "policy.")
 	i := slices.IndexFunc(all, func(k protoreflect.FieldDescriptor) bool { return string(k.Name()) == name && name != PresetKnob })
-	if i < 0 {
+	switch near := spell.Nearest(name, KnobNames()); {
+	case i >= 0:
+	case name == PresetKnob:
+		return fmt.Errorf("it is no knob; use gpctl policy set %s", value)
+	case near != "":
+		return fmt.Errorf("unknown knob; use %s", near)
+	default:
 		return fmt.Errorf("unknown knob; use %s", strings.Join(KnobNames(), ", "))
 	}
 	k, m := all[i], p.ProtoReflect()
@@ -87,8 +97,13 @@ func SetKnob(p *gpreemptv1.Policy, name, value string) error {
 		m.Set(k, protoreflect.ValueOfBool(b))
 	case protoreflect.DoubleKind:
 		f, err := strconv.ParseFloat(value, 64)
+		if percent, ok := strings.CutSuffix(value, "%"); ok {
+			f, err = strconv.ParseFloat(percent, 64)
+			value = strconv.FormatFloat(f/100, 'g', -1, 64)
+			return errors.Join(err, fmt.Errorf("it is a share, not a percentage; use %s", value))
+		}
 		if err != nil || math.IsNaN(f) {
-			return fmt.Errorf("invalid number %q", value)
+			return fmt.Errorf("invalid number %q; use a share such as 0.3", value)
 		}
 		m.Set(k, protoreflect.ValueOfFloat64(f))
 	case protoreflect.MessageKind:

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/spell"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -119,7 +120,11 @@ func (n GPUNames) Find(s string) (*gpreemptv1.Gpu, error) {
 	case 1:
 		return n[found[0]], nil
 	case 0:
-		return nil, &Failure{Code: ExitNotFound, Message: fmt.Sprintf("GPU %q not found on this host", s), Next: "gpctl gpu list; a GPU is " + SelectorHelp}
+		next := "gpctl gpu list; a GPU is " + SelectorHelp
+		if strings.ContainsAny(s, ", ") {
+			next = "--gpu for each of them, one name a time"
+		}
+		return nil, &Failure{Code: ExitNotFound, Message: fmt.Sprintf("GPU %q not found on this host", s), Next: next}
 	}
 	return nil, &Failure{Code: ExitRefused, Message: fmt.Sprintf("%q names %d GPUs: %s", s, len(found), describe(found)), Next: "use hip:N"}
 }
@@ -135,6 +140,34 @@ func FindGPU(ctx context.Context, admin AdminClient, s string) (uint32, error) {
 	}
 	g, err := GPUNames(resp.GetGpus()).Find(s)
 	return g.GetGpuId(), err
+}
+
+// TargetOfCommand returns the target of the only process with KFD queues whose command is name.
+func TargetOfCommand(ctx context.Context, admin AdminClient, name string) (string, error) {
+	resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+	if err != nil {
+		return "", err
+	}
+	var found, commands []string
+	for _, g := range resp.GetTargets() {
+		if commands = append(commands, g.GetComm()); g.GetComm() == name {
+			found = append(found, g.GetTargetId())
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		next := "gpctl target list; a target is PID, PID@START, or the COMMAND of one process"
+		if near := spell.Nearest(name, commands); near != "" {
+			next = near + ", or " + next
+		}
+		return "", &Failure{Code: ExitNotFound, Message: fmt.Sprintf("no process %q has KFD queues", name), Next: next}
+	}
+	return "", &Failure{
+		Code: ExitRefused, Message: fmt.Sprintf("%q is the command of %d processes: %s", name, len(found), strings.Join(found, ", ")),
+		Next: "use the PID of one",
+	}
 }
 
 // OneTarget returns the only process with the key, in the container unless that is "".

@@ -43,6 +43,8 @@ const (
 	StyleGood Style = "32"
 	StyleNote Style = "33"
 	StyleBad  Style = "31"
+	// StyleState is in reverse video: what the whole screen depends on.
+	StyleState Style = "7"
 )
 
 // Cell is a piece of text. It is made printable when it is written: users choose command
@@ -92,12 +94,61 @@ func (p *Printer) Line(values ...any) {
 	p.Write(strings.TrimRight(b.String(), " ") + "\n")
 }
 
-// Linef writes one line without style.
-func (p *Printer) Linef(format string, args ...any) { p.Line(fmt.Sprintf(format, args...)) }
+// Linef writes one line without style. A format that is several lines is for Lines.
+func (p *Printer) Linef(format string, args ...any) {
+	if strings.Contains(format, "\n") {
+		panic(fmt.Sprintf("one line has several: %q", format))
+	}
+	p.Line(fmt.Sprintf(format, args...))
+}
+
+// Lines writes a text of the program itself that has several lines, each as narrow as the printer.
+func (p *Printer) Lines(text string) {
+	for line := range strings.SplitSeq(text, "\n") {
+		for _, part := range Wrap(line, p.Width) {
+			p.Line(part)
+		}
+	}
+}
+
+// Wrap breaks a line at spaces into parts of at most width cells, 0 for any number. Those after the first are indented as
+// the line is, by two cells more. Sequences for a terminal in it take no cells.
+func Wrap(line string, width int) (parts []string) {
+	indent := "  " + line[:len(line)-len(strings.TrimLeft(line, " "))]
+	if len(indent) > width/2 {
+		indent = ""
+	}
+	for width > 0 {
+		cells, space, end := 0, 0, 0
+		for i := 0; i < len(line) && end == 0; {
+			if line[i] == '\x1b' {
+				i += strings.IndexByte(line[i:], 'm') + 1
+				continue
+			}
+			if line[i] == ' ' && strings.Trim(line[:i], " ") != "" {
+				space = i
+			}
+			if cells++; cells > width {
+				if end = space; end == 0 {
+					end = i
+				}
+			}
+			_, n := utf8.DecodeRuneInString(line[i:])
+			i += n
+		}
+		if end == 0 {
+			break
+		}
+		parts = append(parts, line[:end])
+		line = indent + strings.TrimLeft(line[end:], " ")
+	}
+	return append(parts, line)
+}
 
 // Columns are the names of a table's columns: "NAME", ">NAME" to align right, "+NAME" or
 // "+>NAME" for wide output only, "-NAME" or "->NAME" to leave it out before the others where a
-// line is too narrow. A number after the name, as in "NAME:12", is the minimum width.
+// line is too narrow. A number after the name, as in "NAME:12", is the minimum width; the last column is cut below it
+// when no other can be left out.
 type Columns []string
 
 // Table writes rows below a header. Every row has a value for every column, including
@@ -108,6 +159,7 @@ type Table struct {
 	right  []bool
 	minor  []bool // left out first
 	widths []int
+	least  []int // the width that was asked for
 	rows   [][]Cell
 	indent string
 }
@@ -128,7 +180,7 @@ func (p *Printer) Table(indent string, cols Columns) *Table {
 		t.shown = append(t.shown, i)
 		t.right = append(t.right, right)
 		t.minor = append(t.minor, minor)
-		t.widths = append(t.widths, width)
+		t.widths, t.least = append(t.widths, width), append(t.least, width)
 		head = append(head, Cell{Text: name})
 	}
 	t.rows = append(t.rows, head)
@@ -192,7 +244,11 @@ func (t *Table) fit() {
 		if over <= 0 {
 			return
 		}
-		if rest := t.widths[last] - over; !t.right[last] && rest >= max(leastCut, utf8.RuneCountInString(t.rows[0][last].Text)) {
+		enough := max(leastCut, utf8.RuneCountInString(t.rows[0][last].Text))
+		if slices.Contains(t.minor, true) {
+			enough = max(enough, t.least[last])
+		}
+		if rest := t.widths[last] - over; !t.right[last] && rest >= enough {
 			t.widths[last] = rest
 			for _, row := range t.rows {
 				row[last].Text = Cut(Printable(row[last].Text), rest)
@@ -205,7 +261,8 @@ func (t *Table) fit() {
 				out = i
 			}
 		}
-		t.shown, t.right, t.minor, t.widths = slices.Delete(t.shown, out, out+1), slices.Delete(t.right, out, out+1), slices.Delete(t.minor, out, out+1), slices.Delete(t.widths, out, out+1)
+		t.shown, t.right, t.minor = slices.Delete(t.shown, out, out+1), slices.Delete(t.right, out, out+1), slices.Delete(t.minor, out, out+1)
+		t.widths, t.least = slices.Delete(t.widths, out, out+1), slices.Delete(t.least, out, out+1)
 		for i, row := range t.rows {
 			t.rows[i] = slices.Delete(row, out, out+1)
 		}

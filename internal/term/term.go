@@ -5,7 +5,6 @@ package term
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/cmdline"
 )
 
 // DefaultSocket is the path of the daemon's socket.
@@ -62,8 +62,8 @@ type Program struct {
 	// Help has the long descriptions and the examples of the commands: a section for each, after a
 	// line "# " with the words that run it.
 	Help string
-	// Elsewhere has commands of other programs that people look for in this one, by the word.
-	Elsewhere map[string]string
+	// Instead says what to write instead of subcommands and flags that people look for: see cmdline.Extra.
+	Instead map[string]string
 	// ManyHosts adds the flag --hosts.
 	ManyHosts bool
 	// Add adds the commands to root.
@@ -107,11 +107,13 @@ func (p *Program) Run(ctx context.Context, args []string, streams IO) int {
 
 // AsFailure returns err as a failure, with ExitFailure if it is no other one.
 func AsFailure(err error) *Failure {
-	f, ok := errors.AsType[*Failure](err)
-	if !ok {
-		f = &Failure{Code: ExitFailure, Message: err.Error()}
+	if f, ok := errors.AsType[*Failure](err); ok {
+		return f
 	}
-	return f
+	if m, ok := errors.AsType[*cmdline.Mistake](err); ok {
+		return &Failure{Code: ExitUsage, Message: m.Message, Next: m.Next}
+	}
+	return &Failure{Code: ExitFailure, Message: err.Error()}
 }
 
 // Execute runs the program without printing its failure.
@@ -122,7 +124,7 @@ func (p *Program) Execute(ctx context.Context, args []string, streams IO) error 
 	help := cmd.HelpFunc()
 	cmd.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		if words := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(words) > 0 {
-			unknown = UnknownSubcommand(cmd, words[0])
+			unknown = Unknown(cmd, words...)
 			return
 		}
 		help(cmd, args)
@@ -185,7 +187,7 @@ func (p *Program) New(streams IO) *cobra.Command {
 	root := &cobra.Command{
 		Use:           p.Name,
 		Short:         p.Short,
-		Annotations:   p.Elsewhere,
+		Annotations:   p.Instead,
 		Version:       api.VersionString(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -194,7 +196,7 @@ func (p *Program) New(streams IO) *cobra.Command {
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			return UnknownSubcommand(cmd, args[0])
+			return Unknown(cmd, args...)
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			given := cmd.Flags().Changed
@@ -221,12 +223,7 @@ func (p *Program) New(streams IO) *cobra.Command {
 	root.SetIn(streams.In)
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		if words := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(words) > 0 {
-			return UnknownSubcommand(cmd, words[0]) // which would have the flag
-		}
-		return Usage(cmd, "%v", err)
-	})
+	root.SetFlagErrorFunc(wrongFlag)
 
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.Socket, "socket", socket, "socket of the daemon (env "+SocketEnv+")")
@@ -284,7 +281,7 @@ func helpCommand(root *cobra.Command) *cobra.Command {
 			case err != nil:
 				return err
 			case len(rest) > 0 && cmd.HasAvailableSubCommands():
-				return UnknownSubcommand(cmd, rest[0])
+				return Unknown(cmd, rest...)
 			}
 			cmd.InitDefaultHelpFlag()
 			return cmd.Help()
@@ -315,7 +312,7 @@ func Noun(name, short string, subcommands ...*cobra.Command) *cobra.Command {
 			if len(args) == 0 {
 				return Usage(cmd, "missing subcommand: %s", strings.Join(subcommandNames(cmd), ", "))
 			}
-			return UnknownSubcommand(cmd, args[0])
+			return Unknown(cmd, args...)
 		},
 	}
 	cmd.AddCommand(subcommands...)
@@ -323,26 +320,7 @@ func Noun(name, short string, subcommands ...*cobra.Command) *cobra.Command {
 }
 
 func subcommandNames(cmd *cobra.Command) []string {
-	var names []string
-	for _, c := range cmd.Commands() {
-		if !c.Hidden {
-			names = append(names, c.Name())
-		}
-	}
-	return names
-}
-
-// UnknownSubcommand returns the failure for a word that is not a subcommand of cmd.
-func UnknownSubcommand(cmd *cobra.Command, word string) error {
-	cmd.SuggestionsMinimumDistance = 1 + min(len(word)/5, 1) // of a short word most names are near
-	next := "one of " + strings.Join(subcommandNames(cmd), ", ")
-	if near := cmd.SuggestionsFor(word); len(near) > 0 {
-		next = cmd.CommandPath() + " " + strings.Join(near, ", "+cmd.CommandPath()+" ")
-	}
-	if other := cmd.Annotations[word]; other != "" {
-		next = other
-	}
-	return &Failure{Code: ExitUsage, Message: fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+word), Next: next}
+	return strings.Fields(list(available(cmd), " ", (*cobra.Command).Name))
 }
 
 // Operands returns a check for exactly the named operands, such as "TARGET".
@@ -350,13 +328,18 @@ func Operands(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < len(names):
-			return Usage(cmd, "missing argument: %s", strings.Join(names[len(args):], " "))
+			return &Failure{Code: ExitUsage, Message: "missing argument: " + strings.Join(names[len(args):], " "), Next: usage(cmd)}
 		case len(args) > len(names):
-			return Usage(cmd, "unexpected argument %q", args[len(names)])
+			return cmdline.Argument(cmd, args[len(names)])
+		}
+		if i := slices.Index(args, ""); i >= 0 {
+			return &Failure{Code: ExitUsage, Message: names[i] + " is empty: is a variable not set?", Next: usage(cmd)}
 		}
 		return nil
 	}
 }
+
+func usage(cmd *cobra.Command) string { return strings.TrimSuffix(cmd.UseLine(), " [flags]") }
 
 // Complete sets the fixed completions of a flag.
 func Complete(cmd *cobra.Command, flag string, choices []string) {

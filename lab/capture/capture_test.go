@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/lab/hiplog"
@@ -19,7 +18,7 @@ const live = gpreemptv1.HqdState_HQD_STATE_LIVE
 // not count.
 func TestReadingsCountSlotsOfQueues(t *testing.T) {
 	queue := func(target string, id, gpu uint32, backlog uint64) *gpreemptv1.Queue {
-		return &gpreemptv1.Queue{TargetId: target, QueueId: id, GpuId: gpu, Type: "compute", Backlog: proto.Uint64(backlog), BacklogUnit: "packets"}
+		return &gpreemptv1.Queue{TargetId: target, QueueId: id, GpuId: gpu, Type: "compute", Backlog: new(backlog), BacklogUnit: "packets"}
 	}
 	slot := func(target string, id, gpu, xcc uint32) *gpreemptv1.Hqd {
 		return &gpreemptv1.Hqd{Kind: "cp", State: live, TargetId: target, QueueId: id, GpuId: gpu, Xcc: xcc, Quantum: 0x111}

@@ -106,7 +106,7 @@ func parseCase(arg string) (captured, error) {
 		return captured{}, fmt.Errorf("%q is not a case: write NAME=COMMAND, NAME=pid:PID or NAME=container:CONTAINER", arg)
 	}
 	c := captured{name: m[1], work: m[2]}
-	c.plan = trial.Plan{Name: c.name, Arms: []trial.Arm{{Kind: evidence.OfflineAlone}}, Repeats: 1, Profile: noProfile}
+	c.plan = trial.Plan{Name: c.name, Arms: []trial.Arm{{Kind: evidence.OfflineAlone}}, Repeats: 1, Profile: evidence.NoProfile}
 	o := &c.plan.Offline
 	kind, rest, _ := strings.Cut(c.work, ":")
 	switch kind {

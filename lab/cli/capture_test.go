@@ -55,7 +55,8 @@ func caseFolder(t *testing.T, pid int32, trace *kfdtrace.Report, logs ...string)
 func TestCaptureSaysWhatBothCasesMade(t *testing.T) {
 	none, backlog := uint64(0), uint64(3)
 	trace := &kfdtrace.Report{Followed: 2, KernelCompute: &none, Functions: []kfdtrace.FunctionCalls{
-		{Name: "kfd_ioctl_create_queue", Latency: kfdtrace.Latency{Count: 2, P99: 310 * time.Microsecond}}, {Name: "pqm_create_queue", Latency: kfdtrace.Latency{Count: 2}},
+		{Name: "kfd_ioctl_create_queue", Latency: kfdtrace.Latency{Count: 2, P99: 310 * time.Microsecond}},
+		{Name: "pqm_create_queue", Latency: kfdtrace.Latency{Count: 2}},
 		{Name: "init_mqd", Latency: kfdtrace.Latency{Count: 2}},
 	}}
 	run := &evidence.Run{Arms: []evidence.Arm{{Repeats: []evidence.Repeat{{Seconds: 60, Work: 600, WorkUnit: "steps"}}}}}

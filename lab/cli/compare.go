@@ -45,7 +45,7 @@ func compareCommand(a *term.App) *cobra.Command {
 			p.NoKFDTrace = !f.kfdTrace
 			p.Name, p.Online, p.Count = "compare", trial.Online{Hold: hold, MaxWait: longestWait}, iterations
 			p.Arrivals = scenario.Arrivals{Kind: scenario.Constant, Rate: 1 / (hold + gap).Seconds()}
-			p.Profile = term.Or(f.profile, noProfile)
+			p.Profile = term.Or(f.profile, evidence.NoProfile)
 			if p.Repeats == 0 {
 				p.Repeats = 1
 			}

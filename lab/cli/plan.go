@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
+	"github.com/gpreempt/gpreempt/lab/report"
 	"github.com/gpreempt/gpreempt/lab/sim"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -200,42 +202,111 @@ func printPlan(p *term.Printer, out *planned, dir string) {
 		}
 		return "+" + name
 	}
+	if !recorded {
+		printPlanAnswer(p, out)
+	}
+	printChoice(p, out)
+	p.Linef("")
 	t := p.Table("", term.Columns{
 		"POLICY", ">FLOOR", ">P50", ">P99", only(llm, ">TPOT P99"), only(recorded, ">NOT QUIET"), only(recorded, ">DISTURBED"), ">OFFLINE", ">GPUS SAVED",
 		">PREEMPTIONS", only(many, "SERVICE"), "+>REQUESTS", "SLO", "NOTE",
 	})
-	row := func(policy, floor, note string, pt *sim.Point) {
+	values := func(pt *sim.Point) []any {
 		s := pt.Decisive()
 		notQuiet, disturbed := "-", "-"
 		if r := s.Recorded; r != nil {
 			notQuiet, disturbed = fmt.Sprint(r.NotQuiet), fmt.Sprintf("%.1f %%", 100*r.Disturbed)
 		}
-		t.Row(policy, floor, milli(s.P50), milli(s.P99), simCell(s.TPOTP99 == 0, "%.2f ms", s.TPOTP99), notQuiet, disturbed,
+		return []any{
+			milli(s.P50), milli(s.P99), simCell(s.TPOTP99 == 0, "%.2f ms", s.TPOTP99), notQuiet, disturbed,
 			simCell(pt == out.Alone, "%.1f %%", 100*pt.Offline), simCell(pt.Policy == "", "%.2f", pt.Saved), fmt.Sprintf("%.2f", pt.Preemptions), s.Name, s.Requests,
-			verdictCell(pt.Verdict), note)
+			verdictCell(pt.Verdict),
+		}
 	}
 	if !recorded {
-		row("(online alone)", "-", "", out.Alone)
-		row("(no preemption)", "-", "", out.None)
+		t.Row(slices.Concat([]any{"(online alone)", "-"}, values(out.Alone), []any{""})...)
+		t.Row(slices.Concat([]any{"(no preemption)", "-"}, values(out.None), []any{""})...)
 	}
-	for i := range out.Points {
-		pt := &out.Points[i]
-		note := ""
-		switch {
-		case i == out.Best:
-			note = "most offline work that keeps the SLO"
-		case pt.Dominated:
-			note = "dominated"
-		}
-		row(pt.Policy, fmt.Sprintf("%.2f", pt.ShareFloor), note, pt)
+	lines := planLines(out, values)
+	for _, l := range lines {
+		t.Row(slices.Concat([]any{evidence.NameSettings(l.policies), evidence.NameSettings(l.floors)}, l.cells, []any{l.note})...)
 	}
 	t.Flush()
 	p.Linef("")
-	printChoice(p, out)
+	if len(lines) < len(out.Points) {
+		p.Linef(noDifference)
+	}
 	explainPlan(p, out, llm, many)
 	if dir != "" {
 		p.Linef("The run is in %s; gplab report shows it.", dir)
 	}
+}
+
+// planLine is a row of the table of a plan: points whose figures are the same to the digits shown.
+type planLine struct {
+	policies, floors []string
+	note             string
+	cells            []any
+}
+
+// planLines returns the rows: first the floors of a policy are joined, then the policies with the
+// same floors.
+func planLines(out *planned, values func(*sim.Point) []any) (lines []planLine) {
+	var byPolicy []planLine
+	for i := range out.Points {
+		pt := &out.Points[i]
+		l := planLine{policies: []string{pt.Policy}, floors: []string{fmt.Sprintf("%.2f", pt.ShareFloor)}, cells: values(pt)}
+		switch {
+		case i == out.Best:
+			l.note = "most offline work that keeps the SLO"
+		case pt.Dominated:
+			l.note = "dominated"
+		}
+		if at := slices.IndexFunc(byPolicy, func(o planLine) bool { return o.policies[0] == pt.Policy && slices.Equal(o.cells, l.cells) }); at >= 0 {
+			byPolicy[at].floors = append(byPolicy[at].floors, l.floors...)
+			byPolicy[at].note = cmp.Or(byPolicy[at].note, l.note)
+			continue
+		}
+		byPolicy = append(byPolicy, l)
+	}
+	for _, l := range byPolicy {
+		if at := slices.IndexFunc(lines, func(o planLine) bool { return slices.Equal(o.floors, l.floors) && slices.Equal(o.cells, l.cells) }); at >= 0 {
+			lines[at].policies = append(lines[at].policies, l.policies...)
+			lines[at].note = cmp.Or(lines[at].note, l.note)
+			continue
+		}
+		lines = append(lines, l)
+	}
+	return lines
+}
+
+// printPlanAnswer prints the three numbers: of the point that keeps the SLO with the most offline
+// work, or else of the one with the lowest p99.
+func printPlanAnswer(p *term.Printer, out *planned) {
+	at := out.Best
+	if at < 0 {
+		at = 0
+		for i := range out.Points {
+			if out.Points[i].Decisive().P99 < out.Points[at].Decisive().P99 {
+				at = i
+			}
+		}
+	}
+	best := &out.Points[at]
+	columns := [3]report.Column{{Name: "alone", Kept: 1}, {Name: "shared"}, {Name: "protected"}}
+	for i, pt := range []*sim.Point{out.Alone, out.None, best} {
+		columns[i].Within = pt.Decisive().P99
+		if i > 0 {
+			columns[i].Kept = pt.Offline
+		}
+	}
+	row := report.RowP99
+	if best.Decisive().TPOTP99 > 0 {
+		row = rowTTFT
+	}
+	printNumbers(p, row, columns)
+	p.Linef("")
+	p.Linef("Protected is %s with share floor %.2f.", best.Policy, best.ShareFloor)
 }
 
 // explainPlan prints what the columns are, and what they do not say.

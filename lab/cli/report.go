@@ -92,8 +92,8 @@ func writeForms(forms []reportForm) error {
 // reportIn writes the report of a run into the run's folder, as a page and as Markdown, with the
 // verdict by the profile of its plan. It returns the path of the page.
 func reportIn(dir string, run *evidence.Run) (page string, err error) {
-	limits := evidence.Profile{Name: noProfile, About: "it has no limit, so that there is no verdict."}
-	if name := planProfile(run); name != "" && name != noProfile {
+	limits := evidence.Profile{Name: evidence.NoProfile, About: "it has no limit, so that there is no verdict."}
+	if name := planProfile(run); name != "" && name != evidence.NoProfile {
 		if limits, err = evidence.LoadProfile(name); err != nil {
 			return "", &term.Failure{Code: term.ExitUsage, Message: err.Error(), Next: "gplab report " + dir + " --profile NAME"}
 		}

@@ -247,6 +247,8 @@ type simResult struct {
 	Seed     uint64          `json:"seed"`
 	Repeats  int             `json:"repeats"`
 	Arms     []simArm        `json:"arms"`
+	// Tradeoffs are of other ways of sharing that seem to be better.
+	Tradeoffs []tradeoff `json:"tradeoffs,omitempty"`
 }
 
 // simulate runs the arms, and writes the run folder if one is wanted.
@@ -295,7 +297,11 @@ func (f *simFlags) simulate(s scenario.Scenario, arms []simArm) (*simResult, err
 			return nil, &term.Failure{Code: term.ExitFailure, Message: err.Error()}
 		}
 	}
-	return &simResult{evidence.Simulated, s.Name, f.seed, f.repeats, arms}, nil
+	tradeoffs, err := f.findTradeoffs(s, arms)
+	if err != nil {
+		return nil, err
+	}
+	return &simResult{evidence.Simulated, s.Name, f.seed, f.repeats, arms, tradeoffs}, nil
 }
 
 func simRun(a *term.App) *cobra.Command {

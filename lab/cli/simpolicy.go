@@ -51,6 +51,8 @@ func adopt(p *scheduler.Policy, name string, m *gpreemptv1.Policy) {
 		p.MaxWait = m.GetMaxWait().AsDuration()
 	case "share_floor":
 		p.ShareFloor = m.GetShareFloor()
+	case "share_cap":
+		p.ShareCap = m.GetShareCap()
 	case "shadow":
 		p.Shadow = m.GetShadow()
 	}

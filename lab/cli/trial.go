@@ -41,7 +41,7 @@ func trialCommand(a *term.App) *cobra.Command {
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return term.UnknownSubcommand(cmd, args[0])
+				return term.Unknown(cmd, args...)
 			}
 			if f.resume == "" && cmd.Flags().NFlag() == 0 {
 				return term.Usage(cmd, "missing work: --online and --offline, or --plan")
@@ -64,12 +64,12 @@ func (f *trialFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.own.Online.Ready, "ready", "", "`REGEXP` of the line after which the server can be used")
 	flags.StringVar(&f.own.Online.Answer, "answer", "", "with --request stdin: `REGEXP` of the lines that are answers (default: all)")
 	flags.StringVar(&f.announce, "announce", "", "what announces requests: trial (the default), or command with an SDK")
-	flags.Float64Var(&f.rate, "rate", 0, "requests per second, evenly spaced")
+	flags.Float64Var(&f.rate, "rate", 0, "requests per second, evenly spaced (default: by how long one takes, at most 10)")
 	flags.StringVar(&f.trace, "trace", "", "CSV `FILE` with the times of requests")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "show what would be run, without running it")
-	flags.IntVar(&f.own.Count, "count", 0, "requests in each repeat")
+	flags.IntVar(&f.own.Count, "count", 0, "requests in each repeat (default: 40, without --duration)")
 	flags.DurationVar(&f.own.Duration, "duration", 0, "duration of each repeat")
-	flags.StringArrayVar(&f.arms, "arm", nil, "arm to run; may be repeated (default: all four)")
+	flags.StringArrayVar(&f.arms, "arm", nil, "arm to run; may be repeated (default: all four that the work allows)")
 	term.Complete(cmd, "announce", []string{"trial", "command"})
 	term.Complete(cmd, "request", []string{trial.RequestByLine})
 	term.Complete(cmd, "plan", trial.PlanNames())
@@ -89,7 +89,7 @@ func (f *trialFlags) addWork(flags *pflag.FlagSet) {
 	flags.IntVar(&f.own.Repeats, "repeats", 0, "repeats of each arm")
 	flags.DurationVar(&f.own.WarmUp, "warm-up", 0, "how long jobs run before a repeat is measured")
 	flags.Uint64Var(&f.own.Seed, "seed", 0, "seed of random arrivals")
-	flags.StringVar(&f.profile, "profile", "", "`NAME` of the profile for the verdict, or the path of a YAML file")
+	flags.StringVar(&f.profile, "profile", "", "`NAME` of the profile for the verdict, or the path of a YAML file (default: default, or emulated)")
 	flags.BoolVar(&f.kfdTrace, "kfd-trace", true, "record what the driver does, where the kernel's tracing allows it")
 	flags.IntVar(&f.own.HIPLog, "hip-log", 0, "AMD_LOG_LEVEL of the commands, `1-5`; 3 and more slow them down (default: 2, errors and warnings)")
 	flags.StringVar(&f.out, "output-dir", "", "new `DIR` for the run (default: named by plan and time)")
@@ -167,7 +167,7 @@ func (f *trialFlags) setArms(cmd *cobra.Command, p *trial.Plan) error {
 		return nil
 	}
 	if len(p.Arms) == 0 {
-		p.Arms = trial.DefaultArms()
+		p.Arms = p.DefaultArms()
 	}
 	var arms []trial.Arm
 	for _, arm := range p.Arms {
@@ -231,12 +231,12 @@ func checkPlan(p *trial.Plan) error {
 	if err == nil {
 		return nil
 	}
-	return &term.Failure{Code: term.ExitUsage, Message: "the plan is not complete: " + err.Error(), Next: "gplab trial --help"}
+	return &term.Failure{Code: term.ExitUsage, Message: "the plan is not complete: " + strings.ReplaceAll(err.Error(), "\n", "; "), Next: "gplab trial --help"}
 }
 
 // checkProfile returns an error for a profile that does not exist.
 func checkProfile(name string) error {
-	if name == noProfile {
+	if name == "" || name == evidence.NoProfile {
 		return nil
 	}
 	if _, err := evidence.LoadProfile(name); err != nil {
@@ -320,6 +320,9 @@ func trialRun(a *term.App, cmd *cobra.Command, p *trial.Plan, command, dir strin
 func trialFailed(ctx context.Context, a *term.App, err error) *term.Failure {
 	if ctx.Err() != nil {
 		return &term.Failure{Code: term.ExitFailure, Message: err.Error(), Next: "nothing of it is left running"}
+	}
+	if preflight, ok := errors.AsType[*trial.PreflightError](err); ok {
+		return &term.Failure{Code: term.ExitFailure, Message: "nothing was measured: " + preflight.Problem, Next: preflight.Remedy}
 	}
 	if missing, ok := errors.AsType[*trial.MissingError](err); ok {
 		return &term.Failure{Code: term.ExitRefused, Message: missing.Error(), Next: "choose another --mechanism, or enable it in the daemon's config file and restart the daemon"}

@@ -197,9 +197,10 @@ func TestTrialWritesAReportOfEachRun(t *testing.T) {
 			run.Faults = []evidence.Fault{{Arm: "shared", What: "job 1 ended early, with exit status 1"}}
 		}, "loss-20", "| made-up | CANNOT TELL | loss-20 | simulated |"},
 		"with slots that were not read": {func(run *evidence.Run) {
+			run.Origin, run.Backend = evidence.Emulated, "emulated mi300x" // a model has no slots
 			r := &run.Arms[3].Repeats[1]
 			r.Samples, r.SlotsUnread = nil, "a reason"
-		}, "loss-20", "| made-up | protected:strict: whether the hardware slots of suspended processes are empty, in 1 of 2 repeats: a reason |"},
+		}, "loss-20", "| made-up | protected:strict | whether the hardware slots of suspended processes are empty, in 1 of 2 repeats: a reason |"},
 		"without a trace":   {func(run *evidence.Run) { run.Missing = map[string]string{"KFD trace": "a reason"} }, "loss-20", "| no KFD trace | a reason |"},
 		"without an arm":    {func(run *evidence.Run) { run.Arms = nil }, "loss-20", "| made-up | CANNOT TELL | loss-20 | simulated |"},
 		"without a profile": {func(run *evidence.Run) { run.Plan = "version: 1\nname: made-up\nprofile: none\n" }, "", "| made-up | CANNOT TELL | none | simulated |"},
@@ -222,7 +223,7 @@ func TestTrialWritesAReportOfEachRun(t *testing.T) {
 			if !strings.Contains(string(text), tc.verdict) {
 				t.Errorf("the report has not %q:\n%s", tc.verdict, text)
 			}
-			if html, err := os.ReadFile(page); err != nil || !strings.Contains(string(html), "SIMULATED") {
+			if html, err := os.ReadFile(page); err != nil || !strings.Contains(string(html), strings.ToUpper(string(run.Origin))) {
 				t.Errorf("%v: %.200s", err, html)
 			}
 			if tc.profile == "" {

@@ -7,12 +7,14 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
+	"github.com/gpreempt/gpreempt/lab/report"
 	"github.com/gpreempt/gpreempt/lab/trial"
 )
 
@@ -29,10 +31,14 @@ type trialResult struct {
 	Ratios []evidence.Ratio `json:"ratios,omitempty"`
 	Faults []evidence.Fault `json:"faults"`
 	Alarms []evidence.Alarm `json:"alarms"`
+	// LeftOut are arms that the work makes impossible, and why.
+	LeftOut map[evidence.ArmKind]string `json:"left_out,omitempty"`
 	// Missing says why the folder does not have something, by its name.
 	Missing map[string]string `json:"missing,omitempty"`
 	// Report is the path of the report, if one was written.
 	Report string `json:"report,omitempty"`
+
+	answer report.Answer
 }
 
 // showRun shows the figures of a run and the verdict by a profile, "" for that of its plan. The exit
@@ -43,16 +49,18 @@ func showRun(a *term.App, dir string, run *evidence.Run, profile, page string) e
 	}
 	result := trialResult{
 		Dir: dir, Name: run.Name, Command: run.Command, Origin: run.Origin, Backend: run.Backend, Arms: evidence.Summarize(run), Faults: run.Faults,
-		Alarms: run.Alarms, Missing: run.Missing, Report: page, Ratios: evidence.Within(run),
+		Alarms: run.Alarms, LeftOut: run.LeftOut, Missing: run.Missing, Report: page, Ratios: evidence.Within(run),
 	}
-	if profile != "" && profile != noProfile {
+	verdict := evidence.Judge(run, evidence.Profile{})
+	if profile != "" && profile != evidence.NoProfile {
 		limits, err := evidence.LoadProfile(profile)
 		if err != nil {
 			return &term.Failure{Code: term.ExitUsage, Message: err.Error(), Next: "gplab trial profiles"}
 		}
-		verdict := evidence.Judge(run, limits)
+		verdict = evidence.Judge(run, limits)
 		result.Verdict = &verdict
 	}
+	result.answer = report.AnswerOf(run, &verdict)
 	if err := a.Show(result, func(p *term.Printer) { printRun(p, &result) }); err != nil {
 		return err
 	}
@@ -76,24 +84,44 @@ func planProfile(run *evidence.Run) string {
 	return p.Profile
 }
 
-// noProfile as a profile: no verdict.
-const noProfile = "none"
+// printHead prints the answer: the verdict with its reason, three numbers, and what would change it.
+func printHead(p *term.Printer, r *trialResult) {
+	a := &r.answer
+	if v := r.Verdict; v != nil {
+		p.Line(resultCell(v.Result), fmt.Sprintf(" (%s, profile %s): %s", strings.ToUpper(string(v.Origin)), v.Profile, a.Why))
+	}
+	p.Linef("%s on %s: %s", r.Name, r.Backend, strings.ToUpper(string(r.Origin)))
+	for _, kind := range slices.Sorted(maps.Keys(r.LeftOut)) {
+		p.Linef("no arm %s: %s", kind, r.LeftOut[kind])
+	}
+	p.Linef("")
+	printNumbers(p, a.Row, a.Columns)
+	p.Linef("")
+	if text := a.ProtectedIs(); text != "" {
+		p.Linef("%s", text)
+	}
+	if r.Verdict != nil {
+		p.Linef("%s", a.Change)
+	}
+	p.Linef("")
+}
 
 func printRun(p *term.Printer, r *trialResult) {
-	p.Linef("%s on %s: %s", r.Name, r.Backend, strings.ToUpper(string(r.Origin)))
-	p.Linef("")
+	printHead(p, r)
 	t := p.Table("", term.Columns{
 		"ARM", ">REPEATS", ">REQUESTS", ">FAILED", ">MEAN", "+>STD", ">P50", "+>P95", ">P99", ">MAX", "+>SPREAD", ">ANNOUNCE", "+>START", "+>SERVICE", ">OFFLINE WORK", ">OF ALONE",
 	})
+	var rows, moves []setting
 	for i := range r.Arms {
 		s := &r.Arms[i]
-		t.Row(s.Arm, s.Repeats, s.Latency.N+s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
-			inMS(s.Latency.N, s.Latency.P95), inMS(s.Latency.N, s.Latency.P99), inMS(s.Latency.N, s.Latency.Max), inMS(s.Latency.N, s.Latency.SpreadP99),
-			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s))
+		rows = append(rows, setting{s.Arm, []any{s.Repeats, s.Latency.N + s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
+			inMS(s.Latency.N, s.Latency.P95), inMS(s.Latency.N, s.Latency.P99), inMS(s.Latency.N, s.Latency.Max), inMS(min(s.Latency.N, s.Repeats-1), s.Latency.SpreadP99),
+			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s)}})
 	}
-	t.Flush()
+	if printJoined(t, rows) {
+		p.Linef(noDifference)
+	}
 	durations := p.Table("", term.Columns{"ARM", "", ">N", ">MEAN", ">STD", ">P50", ">P95", ">P99", ">MAX"})
-	some := false
 	for i := range r.Arms {
 		s := &r.Arms[i]
 		for _, d := range []struct {
@@ -101,14 +129,13 @@ func printRun(p *term.Printer, r *trialResult) {
 			evidence.Distribution
 		}{{"suspend", s.Suspends}, {"resume", s.Resumes}} {
 			if d.N > 0 {
-				some = true
-				durations.Row(s.Arm, d.name, d.N, inMS(d.N, d.Mean), inMS(d.N, d.Std), inMS(d.N, d.P50), inMS(d.N, d.P95), inMS(d.N, d.P99), inMS(d.N, d.Max))
+				moves = append(moves, setting{s.Arm, []any{d.name, d.N, inMS(d.N, d.Mean), inMS(d.N, d.Std), inMS(d.N, d.P50), inMS(d.N, d.P95), inMS(d.N, d.P99), inMS(d.N, d.Max)}})
 			}
 		}
 	}
-	if some {
+	if len(moves) > 0 {
 		p.Linef("")
-		durations.Flush()
+		printJoined(durations, moves)
 	}
 	printReadings(p, r.Arms)
 	printRatios(p, r.Ratios)
@@ -141,18 +168,19 @@ func printReadings(p *term.Printer, arms []evidence.Summary) {
 	}
 	p.Linef("")
 	t := p.Table("", cols)
+	var rows []setting
 	for i := range arms {
-		row := []any{arms[i].Arm}
+		row := setting{name: arms[i].Arm}
 		for _, name := range sorted {
 			if v, ok := arms[i].Readings[name]; ok {
-				row = append(row, figure(v))
+				row.cells = append(row.cells, figure(v))
 			} else {
-				row = append(row, "-")
+				row.cells = append(row.cells, "-")
 			}
 		}
-		t.Row(row...)
+		rows = append(rows, row)
 	}
-	t.Flush()
+	printJoined(t, rows)
 }
 
 // printRatios prints how much faster arms are than the first of their size: the means, or with -o
@@ -161,6 +189,8 @@ func printRatios(p *term.Printer, ratios []evidence.Ratio) {
 	if !p.Wide {
 		ratios = slices.DeleteFunc(slices.Clone(ratios), func(r evidence.Ratio) bool { return !strings.HasSuffix(r.Figure, " mean") })
 	}
+	// Arms with the same samples are one row above.
+	ratios = slices.DeleteFunc(slices.Clone(ratios), func(r evidence.Ratio) bool { return r.Low == 1 && r.High == 1 })
 	if len(ratios) == 0 {
 		return
 	}
@@ -191,30 +221,44 @@ func printVerdict(p *term.Printer, r *trialResult) {
 	}
 	if len(v.Criteria) > 0 {
 		t := p.Table("", term.Columns{"CRITERION", "ARM", ">FIGURE", ">LIMIT", "UNIT", ">SPREAD", "RESULT"})
+		var rows []setting
 		for _, c := range v.Criteria {
-			got, limit := "-", "< "
+			got, limit, spread := "-", "< "+figure(c.Limit), "-"
 			if c.Figure != nil {
 				got = figure(*c.Figure)
 			}
-			if c.AtLeast {
-				limit = ">= "
+			if c.Spread != nil {
+				spread = figure(*c.Spread)
 			}
-			t.Row(c.Name, c.Arm, got, limit+figure(c.Limit), c.Unit, figure(c.Spread), resultCell(c.Result))
+			switch {
+			case c.Always && c.Figure == nil:
+				limit = "-"
+			case c.Always:
+				got, limit = strconv.Itoa(int(*c.Figure)), "0"
+			case c.AtLeast:
+				limit = ">= " + figure(c.Limit)
+			}
+			rows = append(rows, setting{term.Or(c.Arm, "-"), []any{c.Name, got, limit, term.Or(c.Unit, "-"), spread, resultCell(c.Result)}})
+		}
+		for _, l := range joined(rows) {
+			t.Row(slices.Insert(l.cells, 1, any(l.name))...)
 		}
 		t.Flush()
+	}
+	if len(v.Reasons) > 1 || len(v.Unverified) > 0 {
 		p.Linef("")
 	}
-	p.Line(strings.ToUpper(string(v.Origin))+", profile "+v.Profile+": ", resultCell(v.Result))
 	const most = 20
 	for i, reason := range v.Reasons {
-		if i == most {
-			p.Linef("  and %d more: -o json has all", len(v.Reasons)-most)
-			break
+		switch {
+		case i == most:
+			p.Linef("%d more: -o json has all", len(v.Reasons)-most)
+		case i > 0 && i < most: // the first is in the first line
+			p.Linef("also: %s", reason)
 		}
-		p.Linef("  %s", reason)
 	}
 	for _, what := range v.Unverified {
-		p.Linef("  not verified: %s", what)
+		p.Linef("not verified: %s", what)
 	}
 }
 

@@ -20,6 +20,10 @@ type criterion struct {
 	// least is how many samples it needs of what, in the protected arm and in base.
 	least int
 	of    series
+	// ofSuspends: without a suspend there is no sample.
+	ofSuspends bool
+	// perRequest: each request that does not fail is a sample.
+	perRequest bool
 	// figure returns the figure of some repeats. NaN means that it was not measured.
 	figure func(arm, base []Repeat) float64
 }
@@ -28,32 +32,41 @@ type criterion struct {
 const (
 	minForP99 = 100
 	minForP95 = 20
+	minForP50 = 10
 )
 
 var criteria = map[string]criterion{
 	"online_mean_ms": ofSeries(latencies, "mean latency of online requests", 1, stat.Mean[float64]),
-	"online_p95_ms":  ofSeries(latencies, "95th percentile of the latency of online requests", minForP95, quantile(0.95)),
-	"online_p99_ms":  ofSeries(latencies, "99th percentile of the latency of online requests", minForP99, quantile(0.99)),
+	"online_p95_ms":  ofRequests(latencies, "95th percentile of the latency of online requests", minForP95, quantile(0.95)),
+	"online_p99_ms":  ofRequests(latencies, "99th percentile of the latency of online requests", minForP99, quantile(0.99)),
 	"online_max_ms":  ofSeries(latencies, "largest latency of an online request", 1, quantile(1)),
 	"ttft_p99_ms": ofSeries(part(func(q *Request) float64 { return q.TTFT }), "99th percentile of the time to the first token",
 		minForP99, quantile(0.99)),
 	"tpot_p99_ms": ofSeries(part(func(q *Request) float64 { return q.TPOT }), "99th percentile of the time for each further token",
 		minForP99, quantile(0.99)),
-	"suspend_mean_ms": ofSeries(suspends, "mean duration of a suspend", 1, stat.Mean[float64]),
-	"suspend_p99_ms":  ofSeries(suspends, "99th percentile of the duration of a suspend", minForP99, quantile(0.99)),
-	"suspend_max_ms":  ofSeries(suspends, "longest suspend", 1, quantile(1)),
-	"resume_mean_ms":  ofSeries(resumes, "mean duration of a resume", 1, stat.Mean[float64]),
-	"resume_p99_ms":   ofSeries(resumes, "99th percentile of the duration of a resume", minForP99, quantile(0.99)),
-	"resume_max_ms":   ofSeries(resumes, "longest resume", 1, quantile(1)),
+	"suspend_mean_ms": ofSuspends(suspends, "mean duration of a suspend", 1, stat.Mean[float64]),
+	"suspend_p50_ms":  ofSuspends(suspends, "median duration of a suspend", minForP50, quantile(0.5)),
+	"suspend_p99_ms":  ofSuspends(suspends, "99th percentile of the duration of a suspend", minForP99, quantile(0.99)),
+	"suspend_max_ms":  ofSuspends(suspends, "longest suspend", 1, quantile(1)),
+	"resume_mean_ms":  ofSuspends(resumes, "mean duration of a resume", 1, stat.Mean[float64]),
+	"resume_p50_ms":   ofSuspends(resumes, "median duration of a resume", minForP50, quantile(0.5)),
+	"resume_p99_ms":   ofSuspends(resumes, "99th percentile of the duration of a resume", minForP99, quantile(0.99)),
+	"resume_max_ms":   ofSuspends(resumes, "longest resume", 1, quantile(1)),
 	"online_mean_ratio": {
 		unit: "times", meaning: "mean latency of online requests, as a multiple of that of online alone", base: OnlineAlone, least: 1, of: latencies,
 		figure: func(arm, base []Repeat) float64 {
 			return stat.Mean(pool(arm, latencies)) / stat.Mean(pool(base, latencies))
 		},
 	},
+	"online_p50_ratio": {
+		unit: "times", meaning: "median latency of online requests, as a multiple of that of online alone", base: OnlineAlone, least: minForP50, of: latencies, perRequest: true,
+		figure: func(arm, base []Repeat) float64 {
+			return quantile(0.5)(pool(arm, latencies)) / quantile(0.5)(pool(base, latencies))
+		},
+	},
 	"online_p99_ratio": {
 		unit: "times", meaning: "99th percentile of the latency of online requests, as a multiple of that of online alone", base: OnlineAlone,
-		least: minForP99, of: latencies,
+		least: minForP99, of: latencies, perRequest: true,
 		figure: func(arm, base []Repeat) float64 {
 			return quantile(0.99)(pool(arm, latencies)) / quantile(0.99)(pool(base, latencies))
 		},
@@ -68,6 +81,14 @@ var criteria = map[string]criterion{
 	"utilisation_percent": {
 		unit: "%", meaning: "mean of the driver's gpu_busy_percent of the busiest GPU", atLeast: true, least: 1, of: reading(GPUBusy),
 		figure: func(arm, _ []Repeat) float64 { return stat.Mean(pool(arm, reading(GPUBusy))) },
+	},
+	"daemon_cpu_percent": {
+		unit: "%", meaning: "mean share of a processor that gpreemptd and its helpers used", least: 1, of: reading(DaemonCPU),
+		figure: func(arm, _ []Repeat) float64 { return 100 * stat.Mean(pool(arm, reading(DaemonCPU))) },
+	},
+	"daemon_growth_mib": {
+		unit: "MiB", meaning: "memory of gpreemptd and its helpers in the last quarter of a repeat, beyond that in the second quarter", least: minForGrowth,
+		of: reading(DaemonRSS), figure: func(arm, _ []Repeat) float64 { return growth(arm) },
 	},
 	"protected_seconds": {
 		unit: "s", meaning: "time that was measured", atLeast: true, extent: true,
@@ -87,6 +108,39 @@ func ofSeries(of series, meaning string, least int, statistic func([]float64) fl
 		unit: "ms", meaning: meaning, least: least, of: of,
 		figure: func(arm, _ []Repeat) float64 { return statistic(pool(arm, of)) },
 	}
+}
+
+// ofRequests is ofSeries for the latency of requests.
+func ofRequests(of series, meaning string, least int, statistic func([]float64) float64) criterion {
+	c := ofSeries(of, meaning, least, statistic)
+	c.perRequest = true
+	return c
+}
+
+// ofSuspends is ofSeries for what only a suspend gives.
+func ofSuspends(of series, meaning string, least int, statistic func([]float64) float64) criterion {
+	c := ofSeries(of, meaning, least, statistic)
+	c.ofSuspends = true
+	return c
+}
+
+// minForGrowth is how many readings of the memory a growth needs.
+const minForGrowth = 40
+
+// growth returns the largest growth of the daemon's memory in a repeat. The first quarter does not
+// count: a program takes memory when it begins to work.
+func growth(repeats []Repeat) float64 {
+	most := math.NaN()
+	for i := range repeats {
+		values := reading(DaemonRSS)(&repeats[i])
+		if n := len(values) / 4; n > 0 {
+			g := stat.Mean(values[len(values)-n:]) - stat.Mean(values[n:2*n])
+			if math.IsNaN(most) || g > most {
+				most = g
+			}
+		}
+	}
+	return most
 }
 
 func quantile(q float64) func([]float64) float64 {
@@ -121,17 +175,19 @@ func (c criterion) evaluate(name string, limit float64, arm *Arm, base []Repeat)
 		return got
 	}
 	got.Figure = &figure
-	if !c.extent {
-		got.Spread = c.spread(arm.Repeats, base)
+	spread := 0.0
+	if figures := c.each(arm.Repeats, base); !c.extent && len(figures) > 1 {
+		spread = stat.Spread(figures)
+		got.Spread = &spread
 	}
 	within := figure < limit
 	if c.atLeast {
 		within = figure >= limit
 	}
 	switch {
-	case math.Abs(figure-limit) < got.Spread:
+	case math.Abs(figure-limit) < spread:
 		got.Why = fmt.Sprintf("the repeats differ by %s %s, which is more than the distance to the limit: repeat it more often, or longer",
-			short(got.Spread), c.unit)
+			short(spread), c.unit)
 	case within:
 		got.Result = Pass
 	case c.extent:
@@ -162,6 +218,8 @@ func (c criterion) missing(arm *Arm, base []Repeat) string {
 	}
 	for _, repeats := range lists {
 		switch n := len(pool(repeats, c.of)); {
+		case n == 0 && c.ofSuspends && len(pool(arm.Repeats, suspends)) == 0:
+			return nothingSuspended
 		case n == 0:
 			return "there is no sample of it"
 		case n < c.least:
@@ -171,10 +229,37 @@ func (c criterion) missing(arm *Arm, base []Repeat) string {
 	return ""
 }
 
-// spread returns how much the figure differs between the repeats. Repeats of the same number
-// were measured near each other in time.
-func (c criterion) spread(arm, base []Repeat) float64 {
-	var figures []float64
+// Short reports whether a repeat of an arm, one of planned ones, has fewer samples than its part of
+// what a limit of the profile needs.
+func (p Profile) Short(kind ArmKind, r *Repeat, planned int) bool {
+	return p.lacks(kind, func(least int, of series) bool { return len(of(r))*planned < least })
+}
+
+// Least returns how many requests each repeat of an arm must have so that each limit has its samples, 0
+// for any number.
+func (p Profile) Least(kind ArmKind, planned int) (requests int) {
+	p.lacks(kind, func(least int, _ series) bool {
+		requests = max(requests, (least+planned-1)/planned)
+		return false
+	})
+	return requests
+}
+
+// lacks reports whether lack is true of a limit that needs samples of requests, or of the suspends
+// that they cause.
+func (p Profile) lacks(kind ArmKind, lack func(least int, of series) bool) bool {
+	for name := range p.Limits {
+		c := criteria[name]
+		if c.least > 1 && (c.perRequest || c.ofSuspends) && (kind == Protected || kind == c.base) && lack(c.least, c.of) {
+			return true
+		}
+	}
+	return false
+}
+
+// each returns the figure of each repeat. Repeats of the same number were measured near each other
+// in time.
+func (c criterion) each(arm, base []Repeat) (figures []float64) {
 	for i := range arm {
 		var against []Repeat
 		if c.base != "" {
@@ -187,7 +272,7 @@ func (c criterion) spread(arm, base []Repeat) float64 {
 			figures = append(figures, f)
 		}
 	}
-	return stat.Spread(figures)
+	return figures
 }
 
 // short formats a figure for people.

@@ -10,8 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-
-	"github.com/gpreempt/gpreempt/internal/regular"
 )
 
 // The files in the folder of a run. The samples are in CSV files beside them, a row for each,
@@ -134,7 +132,7 @@ func syncDir(dir string) error {
 
 // Read reads the run in a folder. The error wraps fs.ErrNotExist when the folder has none.
 func Read(dir string) (*Run, error) {
-	run, err := ReadFS(regular.DirFS(dir, MaxFile))
+	run, err := ReadFS(folder(dir))
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the run in %s: %w", dir, err)
 	}
@@ -199,7 +197,7 @@ func (run *Run) check() error {
 			return fmt.Errorf("two arms have the name %q: each needs a name of its own", arm.Name)
 		case clean(arm.Name) != arm.Name:
 			return fmt.Errorf("the name %q of an arm has control characters", arm.Name)
-		case !slices.Contains([]ArmKind{OfflineAlone, OnlineAlone, Shared, StreamPriority, Protected}, arm.Kind):
+		case !slices.Contains([]ArmKind{OfflineAlone, OnlineAlone, Shared, StreamPriority, Protected, Baseline}, arm.Kind):
 			return fmt.Errorf("arm %q is of the unknown kind %q", arm.Name, arm.Kind)
 		}
 		names[arm.Name] = true

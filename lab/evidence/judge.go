@@ -23,7 +23,7 @@ type Verdict struct {
 	Result  Result `json:"result"`
 	Profile string `json:"profile"`
 	Origin  Origin `json:"origin"`
-	// Reasons say why the result is not PASS; empty for PASS.
+	// Reasons say why the result is not PASS, what decided first; empty for PASS.
 	Reasons []string `json:"reasons,omitempty"`
 	// Unverified is what was not looked at, and does not change the result.
 	Unverified []string `json:"unverified,omitempty"`
@@ -33,51 +33,56 @@ type Verdict struct {
 
 // Criterion is a figure with its limit.
 type Criterion struct {
+	// Arm is "" for what is about the whole run.
 	Arm  string `json:"arm"`
 	Name string `json:"name"`
+	// Always: it is demanded of each run, whatever the profile says, and is listed only if it is
+	// not kept. Its limit is 0: the figure counts what must not happen.
+	Always bool `json:"always,omitempty"`
 	// Figure is absent when it was not measured.
 	Figure *float64 `json:"figure,omitempty"`
 	Limit  float64  `json:"limit"`
 	// AtLeast: the figure must be at least the limit; otherwise it must be below.
 	AtLeast bool   `json:"at_least,omitempty"`
 	Unit    string `json:"unit"`
-	// Spread is how much the figure differs between the repeats.
-	Spread float64 `json:"spread"`
-	Result Result  `json:"result"`
-	Why    string  `json:"why,omitempty"`
+	// Spread is how much the figure differs between the repeats, absent with fewer than two.
+	Spread *float64 `json:"spread,omitempty"`
+	Result Result   `json:"result"`
+	Why    string   `json:"why,omitempty"`
 }
 
 // Judge returns the verdict on a run. It is FAIL when a limit is exceeded or the run itself shows
 // an error, and CANNOT TELL without what a verdict needs: only a run in which everything ran,
 // nothing failed, and each figure is within its limit by more than the repeats differ is PASS.
 func Judge(run *Run, p Profile) Verdict {
-	v := Verdict{Result: Pass, Profile: p.Name, Origin: run.Origin}
-	note := func(result Result, format string, args ...any) {
-		if v.Result != Fail {
-			v.Result = result
-		}
-		v.Reasons = append(v.Reasons, fmt.Sprintf(format, args...))
-	}
-	run.complete(note)
-	protected := 0
+	v := Verdict{Profile: p.Name, Origin: run.Origin}
+	var found findings
+	var limits []Criterion
+	run.complete(found.add)
+	protected, judged := 0, 0
 	for i := range run.Arms {
 		arm := &run.Arms[i]
 		if arm.Missing != "" {
-			note(CannotTell, "%s was left out: %s", arm.Name, arm.Missing)
+			found.add(finding{result: CannotTell, name: "arm", arm: arm.Name, leftOut: true, say: arm.Missing})
 			continue
 		}
-		arm.sound(note)
+		arm.sound(found.add)
 		if arm.Kind != Protected {
 			continue
 		}
 		protected++
-		if unread := arm.slotsUnread(); unread != "" {
+		// A model has no hardware slots that could be looked at.
+		if unread := arm.slotsUnread(); unread != "" && run.Origin != Simulated {
 			v.Unverified = append(v.Unverified, arm.Name+": whether the hardware slots of suspended processes are empty"+unread)
 		}
 		for _, name := range slices.Sorted(maps.Keys(p.Limits)) {
 			c, known := criteria[name]
 			if !known {
-				note(CannotTell, "the profile limits %q, which is not a criterion", name)
+				found.add(finding{result: CannotTell, name: "profile", say: fmt.Sprintf("the profile limits %q, which is not a criterion", name)})
+				continue
+			}
+			if why := run.LeftOut[c.base]; c.base != "" && why != "" {
+				v.Unverified = append(v.Unverified, fmt.Sprintf("%s: %s: there is no arm %s: %s", arm.Name, name, c.base, why))
 				continue
 			}
 			var base []Repeat
@@ -85,24 +90,29 @@ func Judge(run *Run, p Profile) Verdict {
 				base = run.Arms[at].Repeats
 			}
 			got := c.evaluate(name, p.Limits[name], arm, base)
-			v.Criteria = append(v.Criteria, got)
+			limits = append(limits, got)
+			judged++
 			if got.Result != Pass {
-				note(got.Result, "%s: %s: %s", arm.Name, name, got.Why)
+				found.add(finding{result: got.Result, name: name, limit: true, arm: arm.Name, say: got.Why})
 			}
 		}
 	}
 	switch {
 	case protected == 0:
-		note(CannotTell, "no arm is protected")
+		found.add(finding{result: CannotTell, name: "arms", say: "no arm is protected"})
 	case len(p.Limits) == 0:
-		note(CannotTell, "the profile has no limit")
+		found.add(finding{result: CannotTell, name: "profile", say: "the profile has no limit"})
+	case judged == 0:
+		found.add(finding{result: CannotTell, name: "profile", say: "no limit of the profile applies to the arms of this run"})
 	}
+	v.Result, v.Reasons = found.result(), found.reasons(run)
+	v.Criteria = append(found.criteria(), limits...)
 	return v
 }
 
 // slotsUnread says in how many repeats the slots of suspended processes were not read, and why in the first of them; "" if
 // they were read in all.
-func (a *Arm) slotsUnread() (text string) {
+func (a *Arm) slotsUnread() string {
 	n, why := 0, ""
 	for i := range a.Repeats {
 		if len(pool(a.Repeats[i:i+1], reading(HQDsSuspended))) == 0 {
@@ -113,45 +123,44 @@ func (a *Arm) slotsUnread() (text string) {
 	if n == 0 {
 		return ""
 	}
-	text = fmt.Sprintf(", in %d of %d repeats", n, len(a.Repeats))
-	if why != "" {
-		text += ": " + why
-	}
-	return text
+	return fmt.Sprintf(", in %d of %d repeats", n, len(a.Repeats)) + after(": ", why)
 }
 
 // complete notes what is missing in a run, and what it says of itself.
-func (run *Run) complete(note func(Result, string, ...any)) {
+func (run *Run) complete(note func(finding)) {
 	if run.Origin == Hardware && !strings.HasPrefix(run.Backend, "kfd") || run.Origin != Hardware && !strings.HasPrefix(run.Backend, string(run.Origin)) {
-		note(CannotTell, "its origin is %s, and the daemon named %q: figures of two origins cannot be mixed", run.Origin, run.Backend)
+		note(finding{result: CannotTell, name: "origin", say: fmt.Sprintf("its origin is %s, and the daemon named %q: figures of two origins cannot be mixed", run.Origin, run.Backend)})
 	}
 	if run.Planned == 0 && len(run.Arms) == 0 {
-		note(CannotTell, "it has no arm")
+		note(finding{result: CannotTell, name: "arms", say: "it has no arm"})
 	}
 	for _, f := range run.Faults {
 		result := CannotTell
 		if f.Fails {
 			result = Fail
 		}
-		if f.Arm == "" {
-			note(result, "%s", f.What)
-		} else {
-			note(result, "%s, repeat %d: %s", f.Arm, f.Repeat+1, f.What)
-		}
+		note(finding{result: result, name: "faults", arm: f.Arm, repeat: f.Repeat + 1, n: 1, say: f.What})
 	}
 	if n := len(run.Alarms); n > 0 {
-		note(Fail, "%d alarms, the first from %s: %s", n, run.Alarms[0].From, run.Alarms[0].Text)
+		what := "{n} alarms, the first"
+		if n == 1 {
+			what = "an alarm"
+		}
+		note(finding{result: Fail, name: "alarms", n: n, say: fmt.Sprintf("%s from %s: %s", what, run.Alarms[0].From, run.Alarms[0].Text)})
 	}
 	for _, arm := range run.Arms {
 		if want := max(1, run.Planned); len(arm.Repeats) < want && arm.Missing == "" {
-			note(CannotTell, "%s: %d of %d repeats were run", arm.Name, len(arm.Repeats), want)
+			note(finding{result: CannotTell, name: "repeats", arm: arm.Name, say: fmt.Sprintf("%d of %d repeats were run", len(arm.Repeats), want)})
 		}
 	}
 }
 
 // sound notes what went wrong in an arm.
-func (a *Arm) sound(note func(Result, string, ...any)) {
-	// In a baseline it makes the comparison impossible; in a protected arm it is a failure.
+func (a *Arm) sound(note func(finding)) {
+	if a.Kind == Baseline {
+		return
+	}
+	// In an arm to compare with it makes the comparison impossible; in a protected arm it is a failure.
 	worse := CannotTell
 	if a.Kind == Protected {
 		worse = Fail
@@ -159,42 +168,45 @@ func (a *Arm) sound(note func(Result, string, ...any)) {
 	suspends := 0
 	for i := range a.Repeats {
 		r := &a.Repeats[i]
-		where := fmt.Sprintf("%s, repeat %d: ", a.Name, i+1)
+		add := func(result Result, name string, n, of int, say string) {
+			note(finding{result: result, name: name, arm: a.Name, repeat: i + 1, n: n, of: of, say: say})
+		}
 		suspends += len(r.Suspends)
 		failed, first := 0, ""
 		for _, q := range r.Requests {
 			if q.Failed != "" {
-				if failed == 0 {
-					first = q.Failed
-				}
 				failed++
+				first = cmp.Or(first, q.Failed)
 			}
 		}
 		if failed > 0 {
-			note(worse, "%s%d of %d online requests failed, the first with: %s", where, failed, len(r.Requests), first)
+			add(worse, "failed_requests", failed, len(r.Requests), "{n} of {of} online requests failed, the first with: "+first)
 		}
 		if a.Kind != OfflineAlone && len(r.Requests) == 0 {
-			note(CannotTell, "%sno online request was made", where)
+			add(CannotTell, "requests", 0, 0, "no online request was made")
 		}
 		if r.Unprotected > 0 && a.Kind == Protected {
-			note(Fail, "%s%d requests ran without a lease", where, r.Unprotected)
+			add(Fail, "requests_without_lease", r.Unprotected, len(r.Requests), "{n} of {of} requests ran without a lease"+after(", the first because: ", r.UnprotectedWhy))
 		}
 		if r.Lost > 0 || r.Repeated > 0 {
-			note(Fail, "%s%d packets of offline work were lost and %d ran twice", where, r.Lost, r.Repeated)
+			add(Fail, "packets", int(r.Lost+r.Repeated), 0, fmt.Sprintf("%d packets of offline work were lost and %d ran twice", r.Lost, r.Repeated))
 		}
 		if a.Kind != OnlineAlone {
 			switch {
 			case r.WorkUnit == "":
-				note(CannotTell, "%sthe progress of the offline work is not known", where)
+				add(CannotTell, "offline_progress", 0, 0, "the progress of the offline work is not known"+after(": ", r.WorkUnknown))
 			case r.Work <= 0:
-				note(worse, "%sthe offline work made no progress", where)
+				add(worse, "offline_progress", 0, 0, "the offline work made no progress")
 			}
 		}
 		if stuck := pool(a.Repeats[i:i+1], reading(HQDsSuspended)); len(stuck) > 0 && stuck[len(stuck)-1] > 0 {
-			note(Fail, "%s%.0f hardware slots had queues of suspended processes", where, stuck[len(stuck)-1])
+			add(Fail, "slots_in_use", int(stuck[len(stuck)-1]), 0, "{n} hardware slots had queues of suspended processes")
 		}
 	}
 	if a.Kind == Protected && suspends == 0 && len(a.Repeats) > 0 {
-		note(CannotTell, "%s: nothing was suspended", a.Name)
+		note(finding{result: CannotTell, name: "suspends", arm: a.Name, say: nothingSuspended})
 	}
 }
+
+// nothingSuspended is why a protected arm says nothing of suspends and resumes.
+const nothingSuspended = "nothing was suspended"

@@ -36,6 +36,11 @@ func sound() *evidence.Run {
 					evidence.HQDsActive: 3, evidence.HQDsSuspended: 0, evidence.HQDsAfter: 3, evidence.GPUBusy: 90,
 				}}}
 			}
+			if arm.Kind == evidence.Protected {
+				for at := range 40 {
+					r.Samples = append(r.Samples, evidence.Sample{At: float64(250 * at), Values: map[string]float64{evidence.DaemonCPU: 0.1, evidence.DaemonRSS: 40}})
+				}
+			}
 			if arm.Kind != evidence.OfflineAlone {
 				for q := range 100 {
 					at := float64(100 * q)
@@ -85,10 +90,10 @@ func TestVerdictHasEachFigureWithItsLimit(t *testing.T) {
 	want := evidence.Verdict{
 		Result: evidence.Pass, Profile: "loss-5", Origin: evidence.Emulated,
 		Criteria: []evidence.Criterion{
-			{Arm: "protected", Name: "offline_loss_percent", Figure: new(2.0), Limit: 5, Unit: "%", Result: evidence.Pass},
-			{Arm: "protected", Name: "online_p99_ms", Figure: new(6.01), Limit: 50, Unit: "ms", Spread: 0.01, Result: evidence.Pass},
-			{Arm: "protected", Name: "resume_p99_ms", Figure: new(0.25), Limit: 5, Unit: "ms", Result: evidence.Pass},
-			{Arm: "protected", Name: "suspend_p99_ms", Figure: new(0.5), Limit: 5, Unit: "ms", Result: evidence.Pass},
+			{Arm: "protected", Name: "offline_loss_percent", Figure: new(2.0), Limit: 5, Unit: "%", Spread: new(0.0), Result: evidence.Pass},
+			{Arm: "protected", Name: "online_p99_ms", Figure: new(6.01), Limit: 50, Unit: "ms", Spread: new(0.01), Result: evidence.Pass},
+			{Arm: "protected", Name: "resume_p99_ms", Figure: new(0.25), Limit: 5, Unit: "ms", Spread: new(0.0), Result: evidence.Pass},
+			{Arm: "protected", Name: "suspend_p99_ms", Figure: new(0.5), Limit: 5, Unit: "ms", Spread: new(0.0), Result: evidence.Pass},
 		},
 	}
 	near := cmp.Comparer(func(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 })
@@ -127,9 +132,16 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 		},
 		"a request of a baseline failed": {func(r *evidence.Run) { r.Arms[1].Repeats[0].Requests[0].Failed = "x" }, evidence.CannotTell, "requests failed"},
 		"no request":                     {func(r *evidence.Run) { protected(r).Requests = nil }, evidence.CannotTell, "no online request was made"},
-		"a lease was refused":            {func(r *evidence.Run) { protected(r).Unprotected = 2 }, evidence.Fail, "2 requests ran without a lease"},
-		"lost packets":                   {func(r *evidence.Run) { protected(r).Lost = 1 }, evidence.Fail, "1 packets of offline work were lost"},
-		"repeated packets":               {func(r *evidence.Run) { protected(r).Repeated = 3 }, evidence.Fail, "3 ran twice"},
+		"a lease was refused":            {func(r *evidence.Run) { protected(r).Unprotected = 2 }, evidence.Fail, "protected, repeat 2: 2 of 100 requests ran without a lease"},
+		"the daemon grows": {func(r *evidence.Run) {
+			for n := range r.Arms[3].Repeats {
+				for i, sample := range r.Arms[3].Repeats[n].Samples[1:] {
+					sample.Values[evidence.DaemonRSS] = 40 + float64(i)
+				}
+			}
+		}, evidence.Fail, "daemon_growth_mib: it is 20.0 MiB, and the limit is 16"},
+		"lost packets":     {func(r *evidence.Run) { protected(r).Lost = 1 }, evidence.Fail, "1 packets of offline work were lost"},
+		"repeated packets": {func(r *evidence.Run) { protected(r).Repeated = 3 }, evidence.Fail, "3 ran twice"},
 		"HQDs that do not empty": {
 			func(r *evidence.Run) { protected(r).Samples[0].Values[evidence.HQDsSuspended] = 2 }, evidence.Fail,
 			"2 hardware slots had queues of suspended processes",
@@ -155,7 +167,7 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 			"shared, repeat 2: the job ended",
 		},
 		"a failure": {func(r *evidence.Run) { r.Faults = []evidence.Fault{{What: "the daemon ended", Fails: true}} }, evidence.Fail, "the daemon ended"},
-		"an alarm":  {func(r *evidence.Run) { r.Alarms = []evidence.Alarm{{From: "breaker", Text: "opened"}} }, evidence.Fail, "1 alarms, the first from breaker: opened"},
+		"an alarm":  {func(r *evidence.Run) { r.Alarms = []evidence.Alarm{{From: "breaker", Text: "opened"}} }, evidence.Fail, "an alarm from breaker: opened"},
 		"too slow": {func(r *evidence.Run) {
 			for i := range r.Arms[3].Repeats {
 				for q := range r.Arms[3].Repeats[i].Requests {
@@ -172,7 +184,9 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			run := sound()
 			tc.breaks(run)
-			v := evidence.Judge(run, profile(t, "loss-5"))
+			limits := profile(t, "loss-5")
+			limits.Limits["daemon_growth_mib"] = 16
+			v := evidence.Judge(run, limits)
 			if v.Result != tc.result || !strings.Contains(strings.Join(v.Reasons, "\n"), tc.reason) {
 				t.Errorf("%s, want %s with %q:\n%s", v.Result, tc.result, tc.reason, strings.Join(v.Reasons, "\n"))
 			}
@@ -197,12 +211,119 @@ func TestSlotsThatWereNotReadAreUnverified(t *testing.T) {
 	}
 }
 
+// A reason is said once, with all its places, and what made the run fail comes first and is a row of
+// the criteria.
+func TestReasonIsSaidOnce(t *testing.T) {
+	run := sound()
+	run.Faults = []evidence.Fault{{Arm: "shared", Repeat: 1, What: "a helper ended"}}
+	for i := range run.Arms {
+		for n := range run.Arms[i].Repeats {
+			r := &run.Arms[i].Repeats[n]
+			if r.WorkUnit != "" {
+				r.WorkUnit, r.WorkUnknown = "", "no line matches"
+			}
+		}
+	}
+	for n, requests := range []int{3, 4} {
+		run.Arms[3].Repeats[n].Unprotected, run.Arms[3].Repeats[n].UnprotectedWhy = requests, "no answer in time"
+	}
+	v := evidence.Judge(run, evidence.Profile{Limits: map[string]float64{"online_p99_ms": 50, "suspend_p99_ms": 5}})
+	if diff := cmp.Diff([]string{
+		"protected: 7 of 200 requests ran without a lease, the first because: no answer in time",
+		"shared, repeat 2: a helper ended",
+		"offline alone, shared and protected: the progress of the offline work is not known: no line matches",
+	}, v.Reasons); diff != "" {
+		t.Errorf("reasons (-want +got):\n%s", diff)
+	}
+	row := evidence.Criterion{
+		Arm: "protected", Name: "requests_without_lease", Always: true, Figure: new(7.0), Result: evidence.Fail,
+		Why: "requests ran without a lease, the first because: no answer in time",
+	}
+	if diff := cmp.Diff(row, v.Criteria[3]); diff != "" {
+		t.Errorf("its row (-want +got):\n%s\n%+v", diff, v.Criteria)
+	}
+
+	run = sound()
+	for n := range run.Arms[3].Repeats {
+		run.Arms[3].Repeats[n].Suspends, run.Arms[3].Repeats[n].Resumes = nil, nil
+	}
+	if diff := cmp.Diff([]string{"protected: nothing was suspended"}, evidence.Judge(run, profile(t, "suspend-1ms")).Reasons); diff != "" {
+		t.Errorf("without a suspend (-want +got):\n%s", diff)
+	}
+}
+
+// What running jobs make impossible is not verified, and the rest has a verdict.
+func TestImpossibleArmLeavesAVerdict(t *testing.T) {
+	run := sound()
+	run.Arms = append(run.Arms[:1:1], run.Arms[2:]...)
+	run.LeftOut = map[evidence.ArmKind]string{evidence.OnlineAlone: "the offline jobs run already"}
+	v := evidence.Judge(run, profile(t, "default"))
+	if diff := cmp.Diff([]string{"protected: online_p99_ratio: there is no arm online alone: the offline jobs run already"}, v.Unverified); diff != "" || v.Result != evidence.Pass || len(v.Criteria) != 3 {
+		t.Errorf("%s (-want +got):\n%s\n%+v", v.Result, diff, v)
+	}
+	if v = evidence.Judge(run, evidence.Profile{Limits: map[string]float64{"online_p99_ratio": 2}}); v.Result != evidence.CannotTell {
+		t.Errorf("with no other limit: %+v", v)
+	}
+}
+
+// Of one repeat no spread is known.
+func TestOneRepeatHasNoSpread(t *testing.T) {
+	run := sound()
+	run.Planned = 1
+	for i := range run.Arms {
+		run.Arms[i].Repeats = run.Arms[i].Repeats[:1]
+	}
+	if c := evidence.Judge(run, profile(t, "stability")).Criteria; len(c) != 3 || c[0].Spread != nil || c[0].Figure == nil {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A repeat is short of samples by what a limit needs, and not by what the plan has.
+func TestRepeatIsShortOfSamples(t *testing.T) {
+	p := evidence.Profile{Limits: map[string]float64{"online_p99_ratio": 2, "suspend_p99_ms": 5, "offline_overhead_percent": 5}}
+	requests := func(n, failed, suspends int) *evidence.Repeat {
+		r := &evidence.Repeat{Suspends: make([]evidence.Timed, suspends)}
+		for i := range n {
+			q := evidence.Request{Total: 5}
+			if i < failed {
+				q.Failed = "lost"
+			}
+			r.Requests = append(r.Requests, q)
+		}
+		return r
+	}
+	for _, tc := range []struct {
+		kind    evidence.ArmKind
+		r       *evidence.Repeat
+		planned int
+		want    bool
+	}{
+		{evidence.Protected, requests(100, 0, 100), 1, false},
+		{evidence.Protected, requests(100, 1, 100), 1, true},
+		{evidence.Protected, requests(110, 2, 98), 1, true},
+		{evidence.Protected, requests(51, 1, 50), 2, false},
+		{evidence.OnlineAlone, requests(99, 0, 0), 1, true},
+		{evidence.OnlineAlone, requests(100, 0, 0), 1, false},
+		{evidence.Shared, requests(1, 0, 0), 1, false},
+	} {
+		if got := p.Short(tc.kind, tc.r, tc.planned); got != tc.want {
+			t.Errorf("%s with %d requests and %d suspends, of %d repeats: short is %v", tc.kind, len(tc.r.Requests), len(tc.r.Suspends), tc.planned, got)
+		}
+	}
+	if got := p.Least(evidence.Protected, 3); got != 34 {
+		t.Errorf("each of 3 repeats needs %d requests", got)
+	}
+}
+
 // An arm that could not be run leaves the verdict open, and nothing else is said of it.
 func TestArmThatWasLeftOutCannotTell(t *testing.T) {
 	run := sound()
 	run.Arms = append(run.Arms, evidence.Arm{Name: "protected::criu", Kind: evidence.Protected, Missing: "the daemon has no mechanism"})
 	want := evidence.Judge(sound(), profile(t, "loss-5"))
 	want.Result, want.Reasons = evidence.CannotTell, []string{"protected::criu was left out: the daemon has no mechanism"}
+	want.Criteria = append([]evidence.Criterion{{
+		Arm: "protected::criu", Name: "arm", Always: true, Result: evidence.CannotTell, Why: "the daemon has no mechanism",
+	}}, want.Criteria...)
 	if diff := cmp.Diff(want, evidence.Judge(run, profile(t, "loss-5"))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -279,7 +400,7 @@ func TestProfilesAreParsedStrictly(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	if _, err := evidence.LoadProfile("loss"); err == nil || !strings.Contains(err.Error(), "default, loss-10") {
+	if _, err := evidence.LoadProfile("loss"); err == nil || !strings.Contains(err.Error(), "default, emulated, loss-10") {
 		t.Errorf("error %v", err)
 	}
 }

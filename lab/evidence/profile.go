@@ -17,8 +17,21 @@ import (
 // profileVersion is the version of the format of profiles.
 const profileVersion = 1
 
-// DefaultProfile is the name of the profile that is used when no other is chosen.
-const DefaultProfile = "default"
+// DefaultProfile is the name of the profile that is used when no other is chosen, and NoProfile that of
+// none: no verdict.
+const (
+	DefaultProfile = "default"
+	NoProfile      = "none"
+)
+
+// DefaultProfileOf is DefaultProfile, or that of an emulated machine, whose high percentiles say
+// something about this host only.
+func DefaultProfileOf(origin Origin) string {
+	if origin == Emulated {
+		return string(Emulated)
+	}
+	return DefaultProfile
+}
 
 // Profile is a set of limits for the figures of a run.
 type Profile struct {
@@ -40,6 +53,7 @@ func ProfileNames() []string {
 	for i, file := range files {
 		files[i] = strings.TrimSuffix(path.Base(file), ".yaml")
 	}
+	slices.Sort(files) // "-" is before "."
 	return files
 }
 

@@ -35,6 +35,8 @@ type Run struct {
 	Arms        []Arm             `json:"arms"`
 	// Planned is how many repeats each arm should have, 0 if that was not planned.
 	Planned int `json:"planned,omitempty"`
+	// LeftOut are kinds of arms that the work makes impossible, and why.
+	LeftOut map[ArmKind]string `json:"left_out,omitempty"`
 	// Faults are reasons why no verdict may be given: work that did not run, lost packets.
 	Faults []Fault `json:"faults,omitempty"`
 	// Alarms are what the daemon or the kernel log reported during the run.
@@ -70,6 +72,8 @@ const (
 	Protected    ArmKind = "protected"
 	// StreamPriority: as Shared, with streams of a high priority for requests.
 	StreamPriority ArmKind = "stream priority"
+	// Baseline is another way to share, which only the simulator has. No limit applies to it.
+	Baseline ArmKind = "baseline"
 )
 
 // Arm is one way to run the work, with all its repeats.
@@ -104,6 +108,9 @@ type Repeat struct {
 	// lease before the GPUs were quiet.
 	Unprotected int `json:"unprotected,omitempty"`
 	NotQuiet    int `json:"not_quiet,omitempty"`
+	// UnprotectedWhy is why the first of them did, and WorkUnknown why WorkUnit is "".
+	UnprotectedWhy string `json:"unprotected_why,omitempty"`
+	WorkUnknown    string `json:"work_unknown,omitempty"`
 	// SlotsUnread is why the hardware slots were not read while the processes of a protected arm were suspended, "" if
 	// they were.
 	SlotsUnread string `json:"slots_unread,omitempty"`
@@ -155,6 +162,8 @@ const (
 	RSS           = "rss_mib"    // of the offline processes
 	OnlineCPU     = "online_cpu" // and the same of the online command
 	OnlineRSS     = "online_rss_mib"
+	DaemonCPU     = "daemon_cpu" // and of gpreemptd with its helpers
+	DaemonRSS     = "daemon_rss_mib"
 )
 
 // Sample is one reading of the machine. Values that were not read are absent.

@@ -20,7 +20,7 @@ type Distribution struct {
 	P99 float64 `json:"p99"`
 	Max float64 `json:"max"`
 	// SpreadP50 and SpreadP99 are the differences between the largest and the smallest of the
-	// repeats' own percentiles; 0 for one repeat.
+	// repeats' own percentiles; nothing is known of them with Repeats below 2.
 	SpreadP50 float64 `json:"spread_p50"`
 	SpreadP99 float64 `json:"spread_p99"`
 }

@@ -90,7 +90,7 @@ type series struct {
 	points plotter.XYs
 	steps  bool
 	marks  bool     // points instead of a line
-	labels []string // with marks: texts beside them
+	labels []string // with marks: texts beside them; without: texts instead of a line
 }
 
 // box is a filled rectangle of a chart, in the colour of a series.
@@ -166,13 +166,16 @@ func (f *figure) draw() chart {
 	}
 	for _, s := range f.series {
 		entry := legendEntry{Name: s.name, Dashes: dashArray(s.number), Style: cssColour(s.number), ink: seriesInk(s.number)}
-		if s.marks {
+		switch {
+		case s.marks:
 			entry.Dashes = "fill"
 			p.Add(&plotter.Scatter{XYs: s.points, GlyphStyle: draw.GlyphStyle{Color: seriesInk(s.number), Radius: 4, Shape: draw.CircleGlyph{}}})
 			if len(s.labels) == len(s.points) {
-				p.Add(labels(s.points, s.labels))
+				p.Add(labels(s.points, s.labels, 3))
 			}
-		} else {
+		case len(s.labels) > 0:
+			p.Add(labels(s.points, s.labels, -4.5))
+		default:
 			line := &plotter.Line{XYs: s.points, LineStyle: lineStyle(s.number)}
 			if s.steps {
 				line.StepStyle = plotter.PostStep
@@ -202,11 +205,11 @@ func (f *figure) draw() chart {
 
 var gridLine = draw.LineStyle{Color: inkGrid, Width: 0.7}
 
-// labels returns texts to the upper right of points.
-func labels(points plotter.XYs, texts []string) *plotter.Labels {
+// labels returns texts to the right of points, so much above them.
+func labels(points plotter.XYs, texts []string, above vg.Length) *plotter.Labels {
 	style := draw.TextStyle{Color: inkText, Font: plot.DefaultFont, Handler: plot.DefaultTextHandler}
 	style.Font.Variant, style.Font.Size = "Sans", measuredSize
-	l := &plotter.Labels{XYs: points, Labels: texts, Offset: vg.Point{X: 5, Y: 3}}
+	l := &plotter.Labels{XYs: points, Labels: texts, Offset: vg.Point{X: 5, Y: above}}
 	for range texts {
 		l.TextStyle = append(l.TextStyle, style)
 	}

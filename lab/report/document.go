@@ -17,7 +17,11 @@ type document struct {
 	Title string
 	// Origin is the word that every chart has, such as SIMULATED, and OriginText explains it.
 	Origin, OriginText string
-	Sections           []section
+	// Answers are the first screen, one for each run, with Chart.
+	Answers []Answer
+	Chart   *chart
+	// Sections are folded.
+	Sections []section
 }
 
 // section is a part of a document: text, then charts, then tables, then a file.
@@ -32,6 +36,10 @@ type section struct {
 // table is a table of texts.
 type table struct {
 	Title string
+	// Above is what is true of every row.
+	Above string
+	// Whole tables are not compacted.
+	Whole bool
 	// Head are the names of the columns; ">NAME" aligns to the right.
 	Head []string
 	Rows [][]string
@@ -55,8 +63,11 @@ type arm struct {
 	*evidence.Arm
 	run *evidence.Run
 	sum evidence.Summary
-	// name is unique in the document.
-	name string
+	// name is unique in the document. settings are the names of all arms that it stands for.
+	name     string
+	settings []string
+	// uncharted arms are in the tables only.
+	uncharted bool
 	// latencies are the totals of the requests that have a result, sorted.
 	latencies []float64
 }

@@ -26,18 +26,20 @@ type choice struct {
 func choices(all []arm) (found []choice, share bool) {
 	share = true
 	for i := range all {
-		if a := &all[i]; a.Kind == evidence.Shared || a.Kind == evidence.Protected {
+		if a := &all[i]; a.together() {
 			_, known := kept(all, a)
 			share = share && known
 		}
 	}
 	for i := range all {
 		a := &all[i]
-		if (a.Kind != evidence.Shared && a.Kind != evidence.Protected) || len(a.latencies) == 0 || a.sum.Seconds <= 0 {
+		if !a.together() || len(a.latencies) == 0 || a.sum.Seconds <= 0 {
 			continue
 		}
 		c := choice{arm: a, group: string(a.Kind), work: a.sum.WorkRate, latency: a.sum.Latency}
 		switch swept := group(a.Arm.Name); {
+		case len(a.settings) > 1:
+			c.group = a.name
 		case swept != a.Arm.Name:
 			c.group = clean(swept)
 		case a.Policy != "":
@@ -60,6 +62,11 @@ func choices(all []arm) (found []choice, share bool) {
 		})
 	}
 	return found, share
+}
+
+// together reports whether online and offline work ran together in an arm.
+func (a *arm) together() bool {
+	return a.Kind != evidence.OnlineAlone && a.Kind != evidence.OfflineAlone
 }
 
 // group returns the name of an arm without the value of a knob, as plans and sweeps add it:

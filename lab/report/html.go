@@ -19,24 +19,26 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"right": func(column string) bool { return strings.HasPrefix(column, ">") },
 	"name":  func(column string) string { return strings.TrimPrefix(column, ">") },
 	"mark":  mark,
+	"trim":  strings.TrimSpace,
 }).Parse(pageText))
 
 // HTML writes the report as one page, which needs no other file, network or script.
 func (r *Report) HTML(w io.Writer) error {
 	return page.Execute(w, struct {
 		*document
-		Style template.CSS
-	}{&r.doc, template.CSS(pageStyle)}) //nolint:gosec // G203: a file of this package
+		Style   template.CSS
+		RowWork string
+	}{&r.doc, template.CSS(pageStyle), RowWork}) //nolint:gosec // G203: a file of this package
 }
 
-// mark returns the class of a cell that says how something went.
+// mark returns the class of a cell or word that says how something went.
 func mark(cell string) string {
 	switch {
-	case cell == resultYes || cell == adviceStay || cell == string(evidence.Pass):
+	case cell == resultYes || cell == string(evidence.Pass):
 		return "good"
-	case cell == resultNo || cell == adviceNext || cell == string(evidence.Fail) || cell == "the run failed":
+	case cell == resultNo || cell == string(evidence.Fail) || cell == "the run failed":
 		return "bad"
-	case cell == adviceConsider || strings.HasPrefix(strings.ToLower(cell), resultUnknown):
+	case strings.HasPrefix(strings.ToLower(cell), resultUnknown):
 		return "note"
 	}
 	return ""

@@ -103,15 +103,18 @@ func serviceTable(all []arm) table {
 }
 
 // latencySection is the distribution of the latency.
-func latencySection(all []arm, origin string) section {
+func latencySection(all []arm, left int, origin string) section {
 	s := section{ID: "latency", Title: "Latency of requests"}
+	if left > 0 {
+		s.text("%d more arms have no charts here and below. Their figures are in the tables.", left)
+	}
 	curves := figure{
 		title: origin + ": cumulative distribution of latency",
 		alt:   "For each arm, the share of requests that took at most the time on the axis. A curve further left is faster. The figures are in the table of arms.",
 		x:     axis{label: "latency (ms)", log: true}, y: axis{label: "share of requests", low: 0, high: 1},
 	}
 	for i := range all {
-		if len(all[i].latencies) > 0 {
+		if !all[i].uncharted && len(all[i].latencies) > 0 {
 			curves.series = append(curves.series, series{name: all[i].name, number: i, points: cumulative(all[i].latencies), steps: true})
 		}
 	}
@@ -121,7 +124,7 @@ func latencySection(all []arm, origin string) section {
 	}
 	s.Charts = append(s.Charts, curves.draw())
 	for i := range all {
-		if a := &all[i]; len(a.latencies) > 0 {
+		if a := &all[i]; !a.uncharted && len(a.latencies) > 0 {
 			s.Charts = append(s.Charts, histogram(origin+": latency, "+a.name, "latency (ms)", a.latencies, i).draw())
 		}
 	}
@@ -225,7 +228,9 @@ func suspendSection(all []arm, origin string) section {
 			if len(values) == 0 {
 				continue
 			}
-			s.Charts = append(s.Charts, histogram(origin+": "+part.what+", "+all[i].name, part.what+" (ms)", values, i).draw())
+			if !all[i].uncharted {
+				s.Charts = append(s.Charts, histogram(origin+": "+part.what+", "+all[i].name, part.what+" (ms)", values, i).draw())
+			}
 			t.Rows = append(t.Rows, slices.Concat([]string{all[i].name, part.what}, cells(evidence.Distribute(sorted(values)))))
 		}
 	}

@@ -34,8 +34,9 @@ func timelineSection(all []arm, origin string) section {
 		for n, r := range a.Repeats {
 			if len(r.Spans) > 0 {
 				f, rows := timeline(a, n, r.Spans, origin)
-				if len(rows) > 0 {
-					s.Charts, t.Rows = append(s.Charts, f.draw()), append(t.Rows, rows...)
+				t.Rows = append(t.Rows, rows...)
+				if len(rows) > 0 && !a.uncharted {
+					s.Charts = append(s.Charts, f.draw())
 				}
 				break
 			}
@@ -150,7 +151,9 @@ func machineSection(all []arm, origin string) section {
 				}
 			}
 			if len(values) > 0 {
-				f.series = append(f.series, series{name: all[i].name, number: i, points: thin(first)})
+				if !all[i].uncharted {
+					f.series = append(f.series, series{name: all[i].name, number: i, points: thin(first)})
+				}
 				t.Rows = append(t.Rows, slices.Concat([]string{clean(name), all[i].name}, cells(evidence.Distribute(sorted(values)))))
 			}
 		}
@@ -223,10 +226,10 @@ func stabilitySection(all []arm, origin string) section {
 				inTime.series = append(inTime.series, series{name: fmt.Sprintf("repeat %d", n+1), number: n, points: tenths})
 			}
 		}
-		if len(line) > 1 {
+		if len(line) > 1 && !a.uncharted {
 			overall.series = append(overall.series, series{name: a.name, number: i, points: line})
 		}
-		if a.Kind == evidence.Protected && len(inTime.series) > 0 {
+		if a.Kind == evidence.Protected && !a.uncharted && len(inTime.series) > 0 {
 			s.Charts = append(s.Charts, inTime.draw())
 		}
 	}

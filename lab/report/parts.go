@@ -109,12 +109,14 @@ func partSections(all []arm, origin string) []section {
 			lane, left := float64(len(chart.y.lanes)), 0.0
 			for k, v := range mean {
 				row = append(row, number(v))
-				if v > 0 {
+				if v > 0 && !a.uncharted {
 					chart.boxes = append(chart.boxes, box{x0: left, x1: left + v, y0: lane + 0.15, y1: lane + 0.85, series: k})
 					left += v
 				}
 			}
-			chart.y.lanes = append(chart.y.lanes, a.name+", "+range_.name)
+			if !a.uncharted {
+				chart.y.lanes = append(chart.y.lanes, a.name+", "+range_.name)
+			}
 			t.Rows = append(t.Rows, row)
 		}
 		b.Text = append(b.Text, bottleneck(a, means[0], means[1]))

@@ -22,16 +22,22 @@ type Report struct {
 func New(runs []evidence.Run, profile evidence.Profile) (*Report, error) {
 	r := &Report{runs: runs}
 	d := &r.doc
-	all := arms(runs)
+	every := arms(runs)
+	all := merged(every)
+	left := chooseCharted(all)
 	d.Origin, d.OriginText = origins(runs)
 	var names []string
+	var verdicts []evidence.Verdict
 	for i := range runs {
 		names = append(names, clean(runs[i].Name))
+		verdicts = append(verdicts, evidence.Judge(&runs[i], profile))
+		d.Answers = append(d.Answers, AnswerOf(&runs[i], &verdicts[i]))
 	}
 	d.Title = strings.Join(names, ", ")
-	// What a reader looks for first: the verdict, and the chart of the latencies.
-	verdict, criteria := verdictSections(runs, profile)
-	d.Sections = append(d.Sections, verdict, latencySection(all, d.Origin), criteria, adviceSection(all))
+	if f := answerChart(d.Answers, d.Origin); f != nil {
+		d.Chart = new(f.draw())
+	}
+	d.Sections = append(d.Sections, criteriaSection(runs, verdicts, profile), latencySection(all, left, d.Origin), adviceSection(all))
 	if len(runs) > 1 {
 		compared, err := comparisonSection(runs)
 		if err != nil {
@@ -39,13 +45,18 @@ func New(runs []evidence.Run, profile evidence.Profile) (*Report, error) {
 		}
 		d.Sections = append(d.Sections, compared)
 	}
-	d.Sections = append(d.Sections, checkSection(runs, all), armSection(all))
+	d.Sections = append(d.Sections, checkSection(runs, every), armSection(all))
 	d.Sections = append(d.Sections, partSections(all, d.Origin)...)
 	d.Sections = append(d.Sections, suspendSection(all, d.Origin), timelineSection(all, d.Origin), machineSection(all, d.Origin),
 		stabilitySection(all, d.Origin), frontierSection(all, d.Origin), troubleSection(runs), environmentSection(runs))
 	for i := range runs {
 		if runs[i].Plan != "" {
 			d.Sections = append(d.Sections, section{ID: fmt.Sprintf("plan-%d", i+1), Title: "Plan of " + clean(runs[i].Name), File: cleanLines(runs[i].Plan)})
+		}
+	}
+	for i := range d.Sections {
+		for j := range d.Sections[i].Tables {
+			d.Sections[i].Tables[j].compact()
 		}
 	}
 	return r, nil
@@ -85,7 +96,7 @@ func environmentSection(runs []evidence.Run) section {
 	s := section{ID: "environment", Title: "Environment"}
 	for i := range runs {
 		run := &runs[i]
-		t := table{Title: clean(run.Name), Head: []string{"fact", "value"}, Rows: [][]string{
+		t := table{Title: clean(run.Name), Whole: true, Head: []string{"fact", "value"}, Rows: [][]string{
 			{"measured on", or(strings.ToUpper(clean(string(run.Origin))))},
 			{"backend", or(clean(run.Backend))},
 			{"command", or(clean(run.Command))},
@@ -114,13 +125,32 @@ func cleanLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// Markdown writes the report as Markdown: texts and tables, without charts.
+// Markdown writes the report as Markdown: texts and tables, without charts. All but the answer is
+// folded where Markdown is shown as a page.
 func (r *Report) Markdown(w io.Writer) error {
 	d := &r.doc
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s: %s\n\n**%s**: %s.\n", d.Origin, markdown(d.Title), d.Origin, d.OriginText)
+	for _, a := range d.Answers {
+		if len(d.Answers) > 1 {
+			fmt.Fprintf(&b, "\n## %s\n", markdown(a.Run))
+		}
+		fmt.Fprintf(&b, "\n**%s** (profile %s): %s\n\n| |", a.Result, markdown(a.Profile), markdown(a.Why))
+		rows := [2]string{a.Row, RowWork}
+		for _, c := range a.Columns {
+			fmt.Fprintf(&b, " %s |", c.Name)
+			rows[0] += " | " + c.Latency()
+			rows[1] += " | " + c.Work()
+		}
+		fmt.Fprintf(&b, "\n|---|---:|---:|---:|\n| %s |\n| %s |\n", rows[0], rows[1])
+		for _, line := range []string{a.ProtectedIs(), a.Change} {
+			if line != "" {
+				fmt.Fprintf(&b, "\n%s\n", markdown(line))
+			}
+		}
+	}
 	for _, s := range d.Sections {
-		fmt.Fprintf(&b, "\n## %s\n", markdown(s.Title))
+		fmt.Fprintf(&b, "\n<details>\n<summary>%s</summary>\n", markdown(s.Title))
 		for _, text := range s.Text {
 			fmt.Fprintf(&b, "\n%s\n", markdown(text))
 		}
@@ -129,12 +159,16 @@ func (r *Report) Markdown(w io.Writer) error {
 			if t.Title != "" {
 				fmt.Fprintf(&b, "%s:\n\n", markdown(t.Title))
 			}
+			if above := strings.TrimSpace(t.Above); above != "" {
+				fmt.Fprintf(&b, "%s\n\n", markdown(above))
+			}
 			writeTable(&b, &t)
 		}
 		if s.File != "" {
 			// Four spaces: no text of a plan can end the block.
 			fmt.Fprintf(&b, "\n    %s\n", strings.ReplaceAll(s.File, "\n", "\n    "))
 		}
+		b.WriteString("\n</details>\n")
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -2,37 +2,46 @@ package report
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/gpreempt/gpreempt/lab/evidence"
 )
 
-// verdictSections are what a profile makes of each run, in short, and its figures.
-func verdictSections(runs []evidence.Run, profile evidence.Profile) (short, figures section) {
-	short, figures = section{ID: "verdict", Title: "Verdict"}, section{ID: "criteria", Title: "Criteria"}
+// criteriaSection is what a profile makes of each run, with its figures.
+func criteriaSection(runs []evidence.Run, verdicts []evidence.Verdict, profile evidence.Profile) section {
+	s := section{ID: "criteria", Title: "Verdict and criteria"}
 	results := table{Head: []string{"run", "verdict", "profile", "measured on"}}
 	reasons := table{Title: "Reasons", Head: []string{"run", "reason"}}
-	unverified := table{Title: "Not verified", Head: []string{"run", "what"}}
+	unverified := table{Title: "Not verified", Head: []string{"run", "arm", "what"}}
 	limits := table{
 		Title: "Figures, limits, and the spread of the figures between the repeats",
 		Head:  []string{"run", "arm", "criterion", ">figure", ">limit", "unit", ">spread", "result", "why"},
 	}
-	for i := range runs {
+	for i, v := range verdicts {
 		name := clean(runs[i].Name)
-		v := evidence.Judge(&runs[i], profile)
 		results.Rows = append(results.Rows, []string{name, string(v.Result), clean(v.Profile), clean(string(v.Origin))})
 		for _, reason := range v.Reasons {
 			reasons.Rows = append(reasons.Rows, []string{name, clean(reason)})
 		}
 		for _, what := range v.Unverified {
-			unverified.Rows = append(unverified.Rows, []string{name, clean(what)})
+			arm, what, _ := strings.Cut(what, ": ")
+			unverified.Rows = append(unverified.Rows, []string{name, clean(arm), clean(what)})
 		}
 		for _, c := range v.Criteria {
 			figure, spread, sign := "-", "-", "<"
 			if c.Figure != nil {
-				figure, spread = number(*c.Figure), number(c.Spread)
+				figure = number(*c.Figure)
 			}
-			if c.AtLeast {
+			if c.Spread != nil {
+				spread = number(*c.Spread)
+			}
+			switch {
+			case c.AtLeast:
 				sign = ">="
+			case c.Always && c.Figure == nil:
+				sign = "="
+			case c.Always:
+				figure, sign = fmt.Sprint(*c.Figure), "="
 			}
 			limits.Rows = append(limits.Rows, []string{
 				name, clean(c.Arm), c.Name, figure, fmt.Sprintf("%s %g", sign, c.Limit), c.Unit, spread, string(c.Result), or(clean(c.Why)),
@@ -40,14 +49,10 @@ func verdictSections(runs []evidence.Run, profile evidence.Profile) (short, figu
 		}
 	}
 	if profile.About != "" {
-		short.text("Profile %s: %s", clean(profile.Name), clean(profile.About))
+		s.text("Profile %s: %s", clean(profile.Name), clean(profile.About))
 	}
-	short.add(results, reasons)
-	figures.add(unverified, limits)
-	if len(figures.Tables) == 0 {
-		figures.text("The profile has no criterion.")
-	}
-	return short, figures
+	s.add(results, reasons, limits, unverified)
+	return s
 }
 
 // comparisonSection has the figures of the other runs in proportion to those of the first one.

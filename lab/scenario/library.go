@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/spell"
 )
 
 //go:embed library/*.yaml
@@ -32,7 +33,7 @@ func ByName(name string) (Scenario, error) {
 	data, err := fs.ReadFile(library, file)
 	if err != nil {
 		remedy := "gplab sim list shows them"
-		if near := yamlfile.Nearest(name, names()); near != "" {
+		if near := spell.Nearest(name, names()); near != "" {
 			remedy = "did you mean " + near + "?"
 		}
 		return Scenario{}, fmt.Errorf("the library has no scenario %s: %s", yamlfile.Quoted(name), remedy)

@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
+	"github.com/gpreempt/gpreempt/internal/spell"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -219,7 +220,7 @@ func (c *checker) work(key string, w Work) {
 	if w.Model != "" {
 		if _, ok := models[w.Model]; !ok {
 			remedy := "choose one of " + strings.Join(Models(), ", ")
-			if near := yamlfile.Nearest(w.Model, Models()); near != "" {
+			if near := spell.Nearest(w.Model, Models()); near != "" {
 				remedy = "did you mean " + near + "?"
 			}
 			c.fail(key+".model", remedy, "%s is not known", yamlfile.Quoted(w.Model))

@@ -154,7 +154,7 @@ func (e *engine) newWay() (way, error) {
 	case TimeSlice:
 		quantum := e.scheme.Quantum
 		if quantum == 0 {
-			quantum = 10 * time.Millisecond
+			quantum = DefaultQuantum
 		}
 		return newSlicer(e, quantum), nil
 	case Reset:

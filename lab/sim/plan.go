@@ -271,6 +271,9 @@ func (p *planner) arm(name string, scheme Scheme) (evidence.Arm, error) {
 func (p *planner) finish() (Plan, error) {
 	for _, policy := range p.o.Policies {
 		for _, floor := range p.o.Floors {
+			if floor > policy.ShareCap {
+				continue
+			}
 			policy.ShareFloor = floor
 			policy.Policy = policy.Normalize()
 			arm, err := p.arm(fmt.Sprintf("%s, share floor %.2f", policy.Name, floor), Scheme{Kind: GPreempt, Policy: policy.Policy})

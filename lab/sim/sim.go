@@ -47,12 +47,15 @@ func Kinds() []Kind {
 	return []Kind{OfflineAlone, OnlineAlone, None, BlockWait, Sequential, TimeSlice, Reset, Throttle, GPreempt, Oracle}
 }
 
+// DefaultQuantum is the turn of TimeSlice where a scheme has none.
+const DefaultQuantum = 10 * time.Millisecond
+
 // Scheme is a way of sharing GPUs with its parameters.
 type Scheme struct {
 	Kind Kind
 	// Policy is that of GPreempt.
 	Policy scheduler.Policy
-	// Quantum is the turn of TimeSlice, 0 for 10 ms.
+	// Quantum is the turn of TimeSlice, 0 for DefaultQuantum.
 	Quantum time.Duration
 	// InFlight is how many offline kernels of a queue are in flight under BlockWait and
 	// Throttle, the running one included, 0 for 1.
@@ -169,8 +172,10 @@ func (s Scheme) armKind() evidence.ArmKind {
 		return evidence.OnlineAlone
 	case None:
 		return evidence.Shared
-	default:
+	case GPreempt:
 		return evidence.Protected
+	default:
+		return evidence.Baseline
 	}
 }
 

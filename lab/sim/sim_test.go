@@ -252,6 +252,27 @@ func TestLearnedLingerDoesMoreOfflineWorkThanAnyPlainOne(t *testing.T) {
 	}
 }
 
+// A cap bounds the offline work, and nothing else: who announces waits no longer.
+func TestShareCapLeavesTheGPUIdle(t *testing.T) {
+	s := beside(millisecond)
+	s.Duration, s.Online[0].Arrivals.Rate = 40*time.Second, 0.5
+	with := func(limit float64) figures {
+		p, err := scheduler.PresetByName("share")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.ShareFloor, p.ShareCap, p.MaxSuspend = 0, limit, 10*time.Second
+		return of(run(t, s, sim.Scheme{Kind: sim.GPreempt, Policy: p.Normalize()}))
+	}
+	none, capped := with(1), with(0.25)
+	if most := 0.25*40 + 0.75*(0.25*2+0.05); none.Work < 39 || capped.Work > most || capped.Work < 0.9*most {
+		t.Errorf("offline work of %v GPU seconds without a cap and %v with it, want at least 39, and %v at most", none.Work, capped.Work, most)
+	}
+	if capped.Requests != none.Requests || capped.Least > none.Least || capped.Most > none.Most {
+		t.Errorf("without a cap %+v, with it %+v", none, capped)
+	}
+}
+
 func TestShadowPolicySharesTheGPU(t *testing.T) {
 	p, err := scheduler.PresetByName("shadow")
 	if err != nil {

@@ -54,6 +54,9 @@ func TestSuspensionsOfARepeatAreThoseOfItsTargetsInItsTime(t *testing.T) {
 		}
 	}
 	w := &watcher{ours: map[string]bool{"1@1": true, "2@1": true}, events: []*gpreemptv1.Event{
+		// One that is over before the repeat begins is no part of it.
+		moved(1, "2@1", running, suspending, "lease", 0), moved(2, "2@1", suspending, suspended, "done", 1),
+		moved(6, "2@1", suspended, resuming, "lease-ended", 0), moved(7, "2@1", resuming, running, "done", 1),
 		moved(10, "1@1", running, suspending, "lease", 0), moved(15, "1@1", suspending, suspended, "done", 4),
 		moved(120, "1@1", suspended, resuming, "lease-ended", 0), moved(125, "1@1", resuming, running, "done", 3),
 		moved(130, "3@1", running, suspending, "lease", 0), moved(131, "3@1", suspending, suspended, "done", 1),

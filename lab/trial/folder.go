@@ -35,6 +35,9 @@ func (t *trial) lacks(what, why string) {
 
 // path returns the path of a file of this repeat in a subfolder.
 func (p *play) path(dir, name string) string {
+	if p.name != "" {
+		return filepath.Join(p.Dir, dir, p.name+name)
+	}
 	arm := strings.Map(func(c rune) rune {
 		if c == ' ' || c == ':' || c == ',' {
 			return '-'

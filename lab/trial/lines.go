@@ -91,11 +91,13 @@ func plausible(q *evidence.Request) error {
 type progress struct {
 	pattern *regexp.Regexp
 
-	mu          sync.Mutex // guards all below
-	open        bool       // the window
-	n           int        // reports in it
-	first, last report
-	proof       *proof
+	mu            sync.Mutex // guards all below
+	open          bool       // the window
+	n             int        // reports in it
+	first, latest report
+	matched       bool   // at any time
+	text          string // the last line
+	proof         *proof
 }
 
 type report struct {
@@ -126,6 +128,9 @@ func (p *progress) line(at time.Time, line string) {
 			p.mu.Unlock()
 		}
 	}
+	p.mu.Lock()
+	p.text = line
+	p.mu.Unlock()
 	m := p.pattern.FindStringSubmatch(line)
 	if m == nil {
 		return
@@ -136,14 +141,33 @@ func (p *progress) line(at time.Time, line string) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.matched = true
 	if !p.open {
 		return
 	}
-	p.last = report{at, count}
+	p.latest = report{at, count}
 	if p.n == 0 {
-		p.first = p.last
+		p.first = p.latest
 	}
 	p.n++
+}
+
+// seen reports whether the job has reported its progress at any time.
+func (p *progress) seen() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.matched
+}
+
+// last says what the job wrote instead of its progress.
+func (p *progress) last(pattern string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.text == "" {
+		return "it wrote nothing, and " + pattern + " is looked for"
+	}
+	const most = 80 // bytes
+	return fmt.Sprintf("its last line is %.*q, and %s is looked for", most, p.text, pattern)
 }
 
 // window begins or ends the window.
@@ -160,11 +184,11 @@ func (p *progress) window(open bool) {
 func (p *progress) rate() (rate float64, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	seconds := p.last.at.Sub(p.first.at).Seconds()
+	seconds := p.latest.at.Sub(p.first.at).Seconds()
 	if p.n < 2 || seconds <= 0 {
 		return 0, false
 	}
-	return max(0, p.last.count-p.first.count) / seconds, true
+	return max(0, p.latest.count-p.first.count) / seconds, true
 }
 
 // packets returns the proof of the job, nil without one.

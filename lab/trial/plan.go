@@ -152,10 +152,17 @@ func (a *Arm) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// DefaultArms are the arms of a plan that names no others.
-func DefaultArms() []Arm {
-	return []Arm{{Kind: evidence.OfflineAlone}, {Kind: evidence.OnlineAlone}, {Kind: evidence.Shared}, {Kind: evidence.Protected}}
+// DefaultArms are the arms of a plan that names no others: all four, or those that its work allows.
+func (p *Plan) DefaultArms() []Arm {
+	arms := []Arm{{Kind: evidence.OfflineAlone}, {Kind: evidence.OnlineAlone}, {Kind: evidence.Shared}, {Kind: evidence.Protected}}
+	if p.Offline.running() {
+		return slices.Delete(arms, 1, 2)
+	}
+	return arms
 }
+
+// alreadyRunning is why there is no arm online alone.
+const alreadyRunning = "the offline jobs run already"
 
 // mostHIPLog is the highest AMD_LOG_LEVEL.
 const mostHIPLog = 5
@@ -163,14 +170,38 @@ const mostHIPLog = 5
 // Defaults of a plan.
 const (
 	defaultRepeats = 3
-	defaultWarmUp  = 2 * time.Second
+	defaultWarmUp  = time.Second
 	defaultUnit    = "steps"
+	// defaultCount is enough for a p99, of 100 samples, in the default repeats, with some to spare.
+	defaultCount = 40
+	// highestRate is the most requests per second that the trial chooses itself.
+	highestRate = 10
 )
+
+// makes reports whether the trial makes the requests.
+func (p *Plan) makes() bool { return p.Online.Request != "" || p.Online.Hold > 0 }
+
+// chosenRate reports whether the trial chooses the rate of the requests, by how long one takes.
+func (p *Plan) chosenRate() bool { return p.makes() && p.Arrivals.Kind == "" && p.Gaps.IsZero() }
+
+// emulatedWait is how long a request waits for quiet GPUs on an emulated machine, whose daemon and
+// driver share the processors of this host.
+const emulatedWait = 10 * time.Second
+
+// suit sets the defaults that depend on what is measured.
+func (p *Plan) suit(origin evidence.Origin) {
+	if p.Profile == "" {
+		p.Profile = evidence.DefaultProfileOf(origin)
+	}
+	if p.Online.MaxWait == 0 && origin == evidence.Emulated {
+		p.Online.MaxWait = emulatedWait
+	}
+}
 
 // Normalize sets the defaults of what is not set.
 func (p *Plan) Normalize() {
 	if len(p.Arms) == 0 {
-		p.Arms = DefaultArms()
+		p.Arms = p.DefaultArms()
 	}
 	if p.Repeats == 0 {
 		p.Repeats = defaultRepeats
@@ -178,8 +209,8 @@ func (p *Plan) Normalize() {
 	if p.WarmUp == 0 {
 		p.WarmUp = defaultWarmUp
 	}
-	if p.Profile == "" {
-		p.Profile = evidence.DefaultProfile
+	if p.makes() && p.Count == 0 && p.Duration == 0 {
+		p.Count = defaultCount
 	}
 	if p.Offline.Progress == "" {
 		p.Offline.Progress = DefaultProgress
@@ -203,9 +234,8 @@ func (p *Plan) problems() (all []problem) {
 	fail := func(key, remedy, format string, args ...any) {
 		all = append(all, problem{key, fmt.Sprintf(format, args...), remedy})
 	}
-	makes := p.Online.Request != "" || p.Online.Hold > 0 // the trial makes the requests
 	switch o := &p.Online; {
-	case o.Command == "" && !makes && p.wants(evidence.OnlineAlone, evidence.Shared, evidence.StreamPriority, evidence.Protected):
+	case o.Command == "" && !p.makes() && p.wants(evidence.OnlineAlone, evidence.Shared, evidence.StreamPriority, evidence.Protected):
 		fail("online", "write the command line of your server, or a request", "there is no online work")
 	case o.Hold > 0 && (o.Command != "" || o.Request != "" || o.AnnouncedByCommand):
 		fail("online.hold", "remove it, or the command and request", "replaces command and request")
@@ -235,7 +265,7 @@ func (p *Plan) problems() (all []problem) {
 	if p.HIPLog < 0 || p.HIPLog > mostHIPLog {
 		fail("hip_log", fmt.Sprintf("use 1 to %d", mostHIPLog), "%d is out of range", p.HIPLog)
 	}
-	p.timeProblems(makes, fail)
+	p.timeProblems(fail)
 	names := map[string]bool{}
 	for i, arm := range p.Arms {
 		key := fmt.Sprintf("arms[%d]", i)
@@ -245,7 +275,7 @@ func (p *Plan) problems() (all []problem) {
 		names[arm.Name()] = true
 		switch {
 		case arm.Kind == evidence.OnlineAlone && p.Offline.running():
-			fail(key, "leave it out, or let the trial start the offline jobs", "online alone cannot be run: the offline jobs run already")
+			fail(key, "leave it out, or let the trial start the offline jobs", "online alone cannot be run: "+alreadyRunning)
 		case arm.Kind == evidence.StreamPriority && p.Offline.running():
 			fail(key, "leave it out, or let the trial start the offline jobs", "stream priority cannot be run: a stream has its priority from when it is made")
 		case (arm.Kind == evidence.OfflineAlone || arm.Kind == evidence.Shared) && p.Offline.none():
@@ -257,7 +287,7 @@ func (p *Plan) problems() (all []problem) {
 	return all
 }
 
-func (p *Plan) timeProblems(makes bool, fail func(key, remedy, format string, args ...any)) {
+func (p *Plan) timeProblems(fail func(key, remedy, format string, args ...any)) {
 	const longest = 7 * 24 * time.Hour
 	switch {
 	case p.Count < 0 || p.Count > scenarioRequests:
@@ -267,7 +297,7 @@ func (p *Plan) timeProblems(makes bool, fail func(key, remedy, format string, ar
 	case p.Repeats < 1 || p.Repeats > 1000:
 		fail("repeats", "use 1 to 1000", "%d is out of range", p.Repeats)
 	case p.Count == 0 && p.Duration == 0:
-		fail("count", "write a count or a duration", "nothing says when a repeat ends")
+		fail("count", "write a count or a duration, or online.request for requests that the trial makes", "nothing says when a repeat ends")
 	}
 	timed := p.Gaps != [2]time.Duration{}
 	switch a := p.Arrivals; {
@@ -277,10 +307,8 @@ func (p *Plan) timeProblems(makes bool, fail func(key, remedy, format string, ar
 		fail("gaps", "remove arrivals or gaps", "contradicts arrivals")
 	case a.Kind == scenario.Closed:
 		fail("arrivals.kind", "use constant, poisson, gamma, bursts or trace", "closed arrivals are the simulator's")
-	case !makes && p.Duration == 0 && !timed && a.Kind == "" && p.wants(evidence.OfflineAlone):
+	case !p.makes() && p.Duration == 0 && !timed && a.Kind == "" && p.wants(evidence.OfflineAlone):
 		fail("duration", "write how long offline work alone is measured", "is missing, and there is no rate")
-	case makes && !timed && a.Kind == "":
-		fail("arrivals", "write a rate, such as {kind: constant, rate: 2}", "is missing")
 	case a.Kind != "" && a.Kind != scenario.Trace && !(a.Rate >= 1e-4 && a.Rate <= 1e5):
 		fail("arrivals.rate", "use 0.0001 to 100000 requests per second", "%v is out of range", a.Rate)
 	case a.Kind == scenario.Gamma && !(a.CV >= 0.01 && a.CV <= 100):
@@ -317,12 +345,15 @@ func (p *Plan) rate() float64 {
 	if sum := p.Gaps[0] + p.Gaps[1]; sum > 0 {
 		return 2 / sum.Seconds()
 	}
+	if p.chosenRate() {
+		return highestRate
+	}
 	return p.Arrivals.Rate
 }
 
 // Estimate returns about how long the trial takes.
 func (p *Plan) Estimate() time.Duration {
-	return time.Duration(len(p.Arms)*p.Repeats) * (p.window() + p.WarmUp + overhead)
+	return time.Duration(len(p.Arms)*p.Repeats)*(p.window()+p.WarmUp+overhead) + overhead
 }
 
 // overhead is about what starting and ending the work of an arm takes.

@@ -98,14 +98,13 @@ func TestIncompletePlansAreRefused(t *testing.T) {
 		"online.command: is missing":      func(p *Plan) { p.Online.Command = "" },
 		"offline alone":                   func(p *Plan) { p.Arms = append(p.Arms, p.Arms[0]) },
 		"there is no offline work":        func(p *Plan) { p.Offline.Commands = nil },
-		"online alone cannot be run":      func(p *Plan) { p.Offline.PIDs = []int32{1}; p.Arms = DefaultArms() },
+		"online alone cannot be run":      func(p *Plan) { p.Offline.PIDs = []int32{1}; p.Arms = new(Plan).DefaultArms() },
 		"stream priority cannot be run": func(p *Plan) {
 			p.Offline.PIDs, p.Arms = []int32{1}, []Arm{{Kind: evidence.StreamPriority}}
 		},
 		"offline.progress: has no group":         func(p *Plan) { p.Offline.Progress = "step" },
 		"offline.progress: error parsing regexp": func(p *Plan) { p.Offline.Progress = "(" },
-		"count: nothing says when a repeat ends": func(p *Plan) { p.Count, p.Duration = 0, 0 },
-		"arrivals: is missing":                   func(p *Plan) { p.Arrivals = scenario.Arrivals{} },
+		"count: nothing says when a repeat ends": func(p *Plan) { p.Online, p.Count, p.Duration = Online{Command: "serve"}, 0, 0 },
 		"arrivals.rate: 0 is out of range":       func(p *Plan) { p.Arrivals.Rate = 0 },
 		"bursts overlap":                         func(p *Plan) { p.Arrivals.BurstGap = time.Hour },
 		"gaps: contradicts arrivals":             func(p *Plan) { p.Gaps = [2]time.Duration{1, 2} },
@@ -129,8 +128,39 @@ func TestIncompletePlansAreRefused(t *testing.T) {
 	}
 }
 
+// A plan of two commands and a way to ask is complete: the rest has defaults, some by what the work is.
+func TestShortestPlanIsComplete(t *testing.T) {
+	p := Plan{Online: Online{Command: "serve", Request: RequestByLine}, Offline: Offline{Commands: []string{"train"}}}
+	if err := p.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if p.Count*p.Repeats < 100 || !p.chosenRate() || p.Profile != "" || p.Estimate() > 2*time.Minute {
+		t.Errorf("%+v takes %v", p, p.Estimate())
+	}
+	hardware := p
+	p.suit(evidence.Emulated)
+	hardware.suit(evidence.Hardware)
+	if p.Profile != "emulated" || p.Online.MaxWait != emulatedWait || hardware.Profile != evidence.DefaultProfile || hardware.Online.MaxWait != 0 {
+		t.Errorf("emulated %+v, hardware %+v", p, hardware)
+	}
+	running := Plan{Online: p.Online, Offline: Offline{Containers: []string{"train"}}}
+	if err := running.Check(); err != nil || running.wants(evidence.OnlineAlone) || len(running.Arms) != 3 {
+		t.Errorf("with jobs that run already: %v, %+v", err, running.Arms)
+	}
+}
+
+func TestRateIsChosenByARequest(t *testing.T) {
+	for took, want := range map[time.Duration]float64{
+		0: 10, 5 * time.Millisecond: 10, 40 * time.Millisecond: 6, 300 * time.Millisecond: 0.83, 2 * time.Second: 0.12, time.Minute: 0.01,
+	} {
+		if got := rateFor(took); got != want {
+			t.Errorf("%v: %v per second, want %v", took, got, want)
+		}
+	}
+}
+
 func TestArmsHaveTheNameThatIsParsed(t *testing.T) {
-	for _, arm := range append(append(full().Arms, DefaultArms()...), Arm{Kind: evidence.StreamPriority}) {
+	for _, arm := range append(append(full().Arms, new(Plan).DefaultArms()...), Arm{Kind: evidence.StreamPriority}) {
 		got, err := ParseArm(arm.Name())
 		if err != nil || got != arm {
 			t.Errorf("%q is parsed as %+v, %v", arm.Name(), got, err)

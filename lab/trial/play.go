@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ type play struct {
 	*trial
 	arm    Arm
 	repeat int
+	name   string // of the logs, instead of the arm and the repeat
 
 	jobs   []*job
 	server *server
@@ -49,18 +51,11 @@ func (p *play) fault(fails bool, format string, args ...any) {
 
 // play runs the repeat. It undoes everything it did, also when ctx has ended.
 func (p *play) play(ctx context.Context) (err error) {
-	p.report(p.arm.Name()+": starting", 0, 0)
+	p.say("starting")
 	endTrace := p.traceKFD(ctx)
 	defer func() {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-		defer cancel()
-		// What is suspended is resumed first: a stopped process does not end by SIGTERM.
-		err = errors.Join(err, p.daemon.restore(undo))
-		p.stopWork()
+		err = p.undo(ctx, err)
 		endTrace()
-		if p.events != nil {
-			err = errors.Join(err, p.events.end())
-		}
 	}()
 	if err := p.daemon.awaitBreakers(ctx); err != nil {
 		return err
@@ -68,23 +63,14 @@ func (p *play) play(ctx context.Context) (err error) {
 	if p.events, err = p.daemon.watch(ctx); err != nil {
 		return err
 	}
-	if p.arm.Policy != "" {
-		if err := p.daemon.setPolicy(ctx, p.arm.Policy); err != nil {
-			return err
-		}
+	if err := p.setPolicy(ctx); err != nil {
+		return err
 	}
 	if err := p.startJobs(ctx); err != nil {
 		return err
 	}
 	if p.arm.Kind != evidence.OfflineAlone {
-		env, err := p.environment("online")
-		if err != nil {
-			return err
-		}
-		if p.server, err = startServer(&p.plan, p.log("online"), env); err != nil {
-			return err
-		}
-		if err := p.server.await(ctx); err != nil {
+		if err := p.startOnline(ctx); err != nil {
 			return err
 		}
 	}
@@ -99,6 +85,42 @@ func (p *play) play(ctx context.Context) (err error) {
 		return err
 	}
 	return p.verify(ctx)
+}
+
+// say reports what is being done.
+func (p *play) say(text string) { p.report(cmp.Or(p.name, p.arm.Name())+": "+text, 0, 0) }
+
+// undo undoes what the repeat did, which may have failed with err.
+func (p *play) undo(ctx context.Context, err error) error {
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	// What is suspended is resumed first: a stopped process does not end by SIGTERM.
+	err = errors.Join(err, p.daemon.restore(undo))
+	p.stopWork()
+	if p.events != nil {
+		err = errors.Join(err, p.events.end())
+	}
+	return err
+}
+
+// setPolicy sets the policy of the arm, if it has one.
+func (p *play) setPolicy(ctx context.Context) error {
+	if p.arm.Policy == "" {
+		return nil
+	}
+	return p.daemon.setPolicy(ctx, p.arm.Policy)
+}
+
+// startOnline starts the online command, and waits until it is ready.
+func (p *play) startOnline(ctx context.Context) error {
+	env, err := p.environment("online")
+	if err != nil {
+		return err
+	}
+	if p.server, err = startServer(&p.plan, p.log("online"), env); err != nil {
+		return err
+	}
+	return p.server.await(ctx)
 }
 
 func (p *play) log(name string) string { return p.path(evidence.LogsDir, "-"+name+".log") }
@@ -118,6 +140,9 @@ func (p *play) class() gpreemptv1.Class {
 	}
 	return gpreemptv1.Class_CLASS_UNMANAGED
 }
+
+// hintAfter is how long a job may take to have queues before the trial says what it waits for.
+const hintAfter = 5 * time.Second
 
 // startJobs starts the offline commands, and waits until each has queues and its class.
 func (p *play) startJobs(ctx context.Context) error {
@@ -143,7 +168,7 @@ func (p *play) startJobs(ctx context.Context) error {
 			p.jobs = append(p.jobs, j)
 		}
 	}
-	deadline := time.Now().Add(readyTime)
+	began, most := time.Now(), p.bound(readyTime, quickReadyTime)
 	for {
 		targets, err := p.offlineTargets(ctx)
 		if err != nil {
@@ -168,8 +193,13 @@ func (p *play) startJobs(ctx context.Context) error {
 		switch {
 		case missing == "":
 			return p.daemon.classify(ctx, targets, p.class(), p.arm.Mechanism)
-		case time.Now().After(deadline):
-			return fmt.Errorf("the daemon found no GPU queues of %s within %v: does it use this daemon's GPUs? gpctl target list shows what it sees", missing, readyTime)
+		case time.Since(began) > most:
+			return &PreflightError{
+				fmt.Sprintf("%s has no GPU queue after %v", missing, most),
+				"it must use a GPU of this daemon, whose processes gpctl target list shows" + p.output(missing),
+			}
+		case time.Since(began) > hintAfter:
+			p.say(fmt.Sprintf("waiting up to %v for a GPU queue of %s", most, missing))
 		}
 		if err := p.jobsRun(); err != nil {
 			return err
@@ -178,6 +208,16 @@ func (p *play) startJobs(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// output says where the output of a job is, "" for a process that this trial did not start.
+func (p *play) output(name string) string {
+	for _, j := range p.jobs {
+		if j.name == name {
+			return "; its output is in " + j.log.Name()
+		}
+	}
+	return ""
 }
 
 // jobsRun returns an error when a job has ended.
@@ -219,7 +259,7 @@ func (p *play) announce(targets []*gpreemptv1.Target) func(context.Context) (*cl
 // warmUp runs the work without measuring, makes a request, and checks that a protected arm has the
 // mechanism that it should.
 func (p *play) warmUp(ctx context.Context) ([]*gpreemptv1.Target, error) {
-	p.report(p.arm.Name()+": warming up", 0, 0)
+	p.say("warming up")
 	targets, err := p.offlineTargets(ctx)
 	if err != nil {
 		return nil, err
@@ -277,7 +317,7 @@ func (p *play) measure(ctx context.Context, targets []*gpreemptv1.Target) error 
 	case p.arm.Kind == evidence.OfflineAlone:
 		err = p.wait(sampling, p.plan.window())
 	case p.plan.Online.Request != "" || p.plan.Online.Hold > 0:
-		err = p.server.play(sampling, began, times, p.announce(targets), &p.result, done)
+		err = p.server.play(sampling, began, times, p.announce(targets), &p.result, done, p.more(began, from))
 		if rest := p.plan.Duration - time.Since(began); err == nil && rest > 0 && p.plan.Count == 0 {
 			err = sleep(sampling, rest)
 		}
@@ -307,6 +347,23 @@ func (p *play) measure(ctx context.Context, targets []*gpreemptv1.Target) error 
 	to := from + time.Duration(p.result.Seconds*float64(time.Second))
 	p.alarms = append(p.alarms, p.events.collect(&p.result, from, to)...)
 	return nil
+}
+
+// more returns whether another request is made after those of the plan: a limit needs more samples than
+// the repeat has, and not yet half as many again were made.
+func (p *play) more(began time.Time, from time.Duration) func(r *evidence.Repeat) bool {
+	most := p.plan.Count + p.plan.Count/2
+	if p.plan.Duration > 0 || p.limits.Least(p.arm.Kind, p.plan.Repeats) > most {
+		return func(*evidence.Repeat) bool { return false }
+	}
+	return func(r *evidence.Repeat) bool {
+		if len(r.Requests) >= most {
+			return false
+		}
+		now := *r
+		p.events.collect(&now, from, from+time.Since(began))
+		return p.limits.Short(p.arm.Kind, &now, p.plan.Repeats)
+	}
 }
 
 // wait waits for the end of a window without requests.
@@ -341,7 +398,7 @@ func (p *play) countWork(s *sampler) {
 	case s.slots.readings > 1:
 		p.result.Work, p.result.WorkUnit = float64(s.slots.dwords), "dwords"
 	default:
-		p.fault(false, "the jobs reported their progress less than twice, and the daemon found their hardware slots less than twice: print lines that match %q",
+		p.result.WorkUnknown = fmt.Sprintf("the jobs wrote fewer than two lines that match %s, and the daemon found their hardware slots less than twice",
 			p.plan.Offline.Progress)
 	}
 }
@@ -406,10 +463,9 @@ func (p *play) checkMechanism(targets []*gpreemptv1.Target) {
 	for _, t := range targets {
 		switch got := t.GetMechanism(); {
 		case got == "":
-			p.fault(false, "%s (%d) cannot be suspended: %s", t.GetComm(), t.GetPid(), t.GetAttachError()+t.GetMechanismWhy())
+			p.fault(false, "%s cannot be suspended: %s", t.GetComm(), cmp.Or(t.GetAttachError(), t.GetMechanismWhy(), "no mechanism holds it"))
 		case p.arm.Mechanism != "" && got != p.arm.Mechanism:
-			p.fault(false, "%s (%d) is suspended by %s and not by %s: gpctl target explain %d says why",
-				t.GetComm(), t.GetPid(), got, p.arm.Mechanism, t.GetPid())
+			p.fault(false, "%s is suspended by %s and not by %s: gpctl target explain says why", t.GetComm(), got, p.arm.Mechanism)
 		default:
 			p.mechanism = got
 		}

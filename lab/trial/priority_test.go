@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 )
@@ -48,7 +46,7 @@ func TestArmWithStreamPrioritiesIsSeenInTheQueues(t *testing.T) {
 		for _, priority := range priorities {
 			q := &gpreemptv1.Queue{TargetId: target, Type: "compute"}
 			if priority != none {
-				q.KfdPriority = proto.Uint32(uint32(priority))
+				q.KfdPriority = new(uint32(priority))
 			}
 			queues = append(queues, q)
 		}

@@ -3,12 +3,14 @@ package trial
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -86,6 +88,40 @@ func usageOf(all map[int32]discovery.ProcStat, roots, pids []int32) (u usage) {
 		}
 	}
 	return u
+}
+
+// daemonPID returns the pid of the daemon that listens on a socket, 0 if it is not known: it may be in
+// another pid namespace.
+func daemonPID(ctx context.Context, socket string, all map[int32]discovery.ProcStat) int32 {
+	c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return 0
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn() //nolint:forcetypeassert // of the network unix
+	if err != nil {
+		return 0
+	}
+	var peer *syscall.Ucred
+	if raw.Control(func(fd uintptr) {
+		peer, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	}) != nil || err != nil {
+		return 0
+	}
+	if _, here := all[peer.Pid]; here && peer.Pid > 1 {
+		return peer.Pid
+	}
+	// A service manager made the socket.
+	var pid int32
+	for _, s := range all {
+		if s.Comm == "gpreemptd" && s.Parent == 1 {
+			if pid != 0 {
+				return 0
+			}
+			pid = s.PID
+		}
+	}
+	return pid
 }
 
 // processors names the processors of the host.

@@ -2,6 +2,7 @@ package trial
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,7 +159,7 @@ func (s *server) await(ctx context.Context) error {
 	case <-ended:
 		return fmt.Errorf("the online command ended before it was ready, with %s: its output is in logs/", s.how())
 	case <-timer.C:
-		return fmt.Errorf("the online command wrote no line that matches %q within %v", s.plan.Online.Ready, readyTime)
+		return fmt.Errorf("the online command wrote no line that matches %s within %v", s.plan.Online.Ready, readyTime)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -185,6 +186,13 @@ func (s *server) askByLine(ctx context.Context) (string, error) {
 	defer s.asking.Unlock()
 	if s.broken != nil {
 		return "", s.broken
+	}
+	for drained := false; !drained; { // lines that nobody asked for
+		select {
+		case <-s.answers:
+		default:
+			drained = true
+		}
 	}
 	if _, err := io.WriteString(s.in, "request\n"); err != nil {
 		s.broken = fmt.Errorf("cannot send a request to the online command: %w", err)
@@ -275,22 +283,22 @@ func (s *server) request(ctx context.Context, began, due time.Time, announce fun
 	return q, lease
 }
 
-// play makes the requests of a repeat at their times, and waits for their results. done is called
-// after each.
-func (s *server) play(ctx context.Context, began time.Time, times []time.Duration, announce func(context.Context) (*client.Lease, error), r *evidence.Repeat, done func()) error {
+// play makes the requests of a repeat at their times, and as long as more says so at the same rate, and
+// waits for their results. done is called after each.
+func (s *server) play(ctx context.Context, began time.Time, times []time.Duration, announce func(context.Context) (*client.Lease, error), r *evidence.Repeat, done func(), more func(*evidence.Repeat) bool) error {
 	var (
 		mu sync.Mutex // guards r
 		wg sync.WaitGroup
 	)
-	r.Requests = make([]evidence.Request, len(times))
-	made := 0
-	var stopped error
-	for i, at := range times {
+	ask := func(at time.Duration) error {
 		due := began.Add(at)
-		if stopped = sleep(ctx, time.Until(due)); stopped != nil {
-			break
+		if err := sleep(ctx, time.Until(due)); err != nil {
+			return err
 		}
-		made++
+		mu.Lock()
+		i := len(r.Requests)
+		r.Requests = append(r.Requests, evidence.Request{})
+		mu.Unlock()
 		wg.Go(func() {
 			q, lease := s.request(ctx, began, due, announce)
 			mu.Lock()
@@ -300,15 +308,26 @@ func (s *server) play(ctx context.Context, began time.Time, times []time.Duratio
 				switch {
 				case lease.Cause() != nil:
 					r.Unprotected++
+					r.UnprotectedWhy = cmp.Or(r.UnprotectedWhy, lease.Cause().Error())
 				case !lease.Quiet():
 					r.NotQuiet++
 				}
 			}
 			done()
 		})
+		return nil
+	}
+	var stopped error
+	for _, at := range times {
+		if stopped = ask(at); stopped != nil {
+			break
+		}
 	}
 	wg.Wait()
-	r.Requests = r.Requests[:made]
+	for n := len(times); stopped == nil && n > 0 && more(r); n++ {
+		stopped = ask(times[len(times)-1] * time.Duration(n) / time.Duration(max(1, len(times)-1)))
+		wg.Wait()
+	}
 	return stopped
 }
 

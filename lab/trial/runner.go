@@ -66,12 +66,15 @@ func Run(ctx context.Context, p Plan, cfg Config) (*evidence.Run, error) {
 		return nil, fmt.Errorf("%s has a run already: choose another folder, or continue it with --resume %s", cfg.Dir, cfg.Dir)
 	}
 	t := newTrial(p, cfg)
-	run, err := t.begin(ctx)
-	if err != nil {
+	var err error
+	if t.run, err = t.begin(ctx); err != nil {
 		return nil, err
 	}
-	t.run = run
-	return run, t.all(ctx)
+	if err := t.preflight(ctx); err != nil {
+		return nil, err
+	}
+	t.run.Plan = t.plan.YAML()
+	return t.run, t.all(ctx)
 }
 
 // Resume continues the run in the folder, on the same machine.
@@ -105,6 +108,11 @@ func Resume(ctx context.Context, cfg Config) (*evidence.Run, error) {
 		was.Arms[i].Missing = now.Arms[i].Missing
 	}
 	t.run = was
+	if t.done() < t.total() {
+		if err := t.preflight(ctx); err != nil {
+			return nil, err
+		}
+	}
 	return was, t.all(ctx)
 }
 
@@ -114,6 +122,9 @@ type trial struct {
 	plan   Plan
 	daemon *daemon
 	run    *evidence.Run
+	// limits are those of the plan's profile, and served is the daemon's process, 0 if it is not known.
+	limits evidence.Profile
+	served int32
 	// pids are the processes of all repeats.
 	pids []pidRow
 	// untraced: the driver cannot be recorded.
@@ -134,6 +145,14 @@ func (t *trial) begin(ctx context.Context) (*evidence.Run, error) {
 		return nil, err
 	}
 	env["AMD_LOG_LEVEL"] = t.plan.hipLevel()
+	origin := originOf(backend)
+	t.plan.suit(origin)
+	if t.plan.Profile != evidence.NoProfile {
+		if t.limits, err = evidence.LoadProfile(t.plan.Profile); err != nil {
+			return nil, err
+		}
+	}
+	t.served = daemonPID(ctx, t.Socket, readStats())
 	if err := t.daemon.findContainers(ctx, &t.plan.Offline); err != nil {
 		return nil, err
 	}
@@ -145,8 +164,11 @@ func (t *trial) begin(ctx context.Context) (*evidence.Run, error) {
 		t.plan.Arrivals = s.Online[0].Arrivals
 	}
 	run := &evidence.Run{
-		Format: evidence.Format, Name: t.plan.Name, Command: t.Command, Origin: originOf(backend), Backend: backend, Began: time.Now().UTC().Truncate(time.Millisecond),
+		Format: evidence.Format, Name: t.plan.Name, Command: t.Command, Origin: origin, Backend: backend, Began: time.Now().UTC().Truncate(time.Millisecond),
 		Seed: t.plan.Seed, Plan: t.plan.YAML(), Environment: env, Planned: t.plan.Repeats,
+	}
+	if t.plan.Offline.running() && !t.plan.wants(evidence.OnlineAlone) {
+		run.LeftOut = map[evidence.ArmKind]string{evidence.OnlineAlone: alreadyRunning}
 	}
 	missing, err := t.daemon.missing(ctx, t.plan.Arms)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
@@ -85,12 +86,15 @@ func (s *sampler) sample(ctx context.Context, minors []uint32, before map[string
 	if s.server != nil && s.server.process != nil {
 		use[evidence.OnlineCPU] = usageOf(all, []int32{s.server.pid()}, nil)
 	}
+	if s.served != 0 {
+		use[evidence.DaemonCPU] = usageOf(all, []int32{s.served}, nil)
+	}
 	for name, u := range use {
 		if was, ok := before[name]; ok && u.ticks >= was.ticks {
 			values[name] = float64(u.ticks-was.ticks) / discovery.ClockTicks / now.Sub(*last).Seconds()
 		}
 		before[name] = u
-		values[map[string]string{evidence.CPU: evidence.RSS, evidence.OnlineCPU: evidence.OnlineRSS}[name]] = u.mib
+		values[map[string]string{evidence.CPU: evidence.RSS, evidence.OnlineCPU: evidence.OnlineRSS, evidence.DaemonCPU: evidence.DaemonRSS}[name]] = u.mib
 	}
 	*last = now
 	if percent, ok := gpuBusy(minors); ok {
@@ -118,6 +122,7 @@ const slotsAfter = 2 * time.Second
 type slotCounter struct {
 	// readings are those with a slot of the processes.
 	readings int
+	unread   string // why the last one failed
 	dwords   uint64
 	last     map[string]uint64
 }
@@ -125,7 +130,8 @@ type slotCounter struct {
 func (c *slotCounter) read(ctx context.Context, admin gpreemptv1.AdminServiceClient, targets []*gpreemptv1.Target) {
 	resp, err := admin.ListHqds(ctx, &gpreemptv1.ListHqdsRequest{})
 	if err != nil {
-		return // the caller has no second reading then
+		c.unread = api.FromStatus(err).Error() // the caller has no second reading then
+		return
 	}
 	if c.last == nil {
 		c.last = map[string]uint64{}

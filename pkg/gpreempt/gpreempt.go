@@ -44,16 +44,6 @@ const (
 // String returns the name used in the config file, the API and the output.
 func (c Class) String() string { return Word(c, "class", "unmanaged", "online", "offline") }
 
-// ParseClass reads a class as String writes it, in any letter case.
-func ParseClass(s string) (Class, error) {
-	for c := Unmanaged; c <= Offline; c++ {
-		if strings.EqualFold(s, c.String()) {
-			return c, nil
-		}
-	}
-	return Unmanaged, fmt.Errorf("invalid class %q: use one of online, offline, unmanaged", s)
-}
-
 // Priority is a rank on KFD's own scale, 0 (lowest) to MaxPriority.
 // HIP's low, normal and high streams are 0, 7 and 11.
 type Priority uint8

@@ -15,19 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestClassesAreReadAsTheyAreWritten(t *testing.T) {
-	for _, c := range []Class{Unmanaged, Online, Offline} {
-		for _, text := range []string{c.String(), strings.ToUpper(c.String())} {
-			if got, err := ParseClass(text); err != nil || got != c {
-				t.Errorf("ParseClass(%q) = %v, %v", text, got, err)
-			}
-		}
-	}
-	if _, err := ParseClass("batch"); err == nil || !strings.Contains(err.Error(), "online, offline, unmanaged") {
-		t.Errorf("an unknown class gives %v, which does not name the known ones", err)
-	}
-}
-
 func TestNothingIsPreemptibleByDefault(t *testing.T) {
 	var c Class
 	if c != Unmanaged {

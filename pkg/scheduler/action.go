@@ -94,6 +94,10 @@ const (
 	CauseLinger     Cause = "linger"
 	CauseLingerOver Cause = "linger-over"
 	CauseShareFloor Cause = "share-floor"
+	// CauseShareCap is on a target that has run for the share that the policy permits, and
+	// CauseShareCapOver on one that may run again.
+	CauseShareCap     Cause = "share-cap"
+	CauseShareCapOver Cause = "share-cap-over"
 	// CauseHQDBudget is on an idle target that is suspended to keep hardware slots free,
 	// CauseHQDBusy on one that is resumed because it has work, and CauseHQDRoom because there is
 	// room for it again.

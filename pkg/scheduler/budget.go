@@ -62,25 +62,62 @@ func (c *Core) linger(j *job) time.Duration {
 	}
 }
 
-func floorPPM(share float64) int64 { return int64(share * 1_000_000) }
+// whole is a share of 1, in millionths.
+const whole = 1_000_000
 
-// charge updates the budget to now.
+func millionths(share float64) int64 { return int64(share * whole) }
+
+// charge updates the buckets to now.
 func (c *Core) charge(j *job) {
-	dt := c.now - j.budgetAt
-	j.budgetAt = c.now
-	ppm := floorPPM(c.policy.ShareFloor)
-	if ppm == 0 || dt == 0 {
-		return
+	dt := c.now - j.chargedAt
+	j.chargedAt = c.now
+	if floor := millionths(c.policy.ShareFloor); floor > 0 && !(j.suspended && j.byHand()) {
+		j.budget = flow(j.budget, dt, j.suspended, whole-floor, c.policy.MaxBudget())
 	}
-	switch {
+	if c.capped(j) {
+		// It compensates for being late, and not for all that it ran because it could not be suspended.
+		j.credit = max(flow(j.credit, dt, !j.suspended, millionths(c.policy.ShareCap), c.policy.maxCredit()), -c.policy.MinRun)
+	}
+}
+
+// flow returns what is left in a bucket after dt. It empties while its time is used, and fills up to
+// most meanwhile, so that the two times keep the ratio of share to the rest.
+func flow(left, dt time.Duration, used bool, share int64, most time.Duration) time.Duration {
+	if used {
+		return left - dt
+	}
+	return min(left+min(dt, time.Hour)*time.Duration(share)/time.Duration(whole-share), most)
+}
+
+// capped reports whether the share cap applies to the job. What counts is that it is not suspended:
+// whether it has work is not known of every queue.
+func (c *Core) capped(j *job) bool {
+	return c.policy.ShareCap > 0 && millionths(c.policy.ShareCap) < whole && j.offline() && len(j.gpus) > 0
+}
+
+// usedUp reports whether the share cap has the job suspended: when its credit is used, and until that
+// is full again. Shorter turns would keep the same share, but each stops every queue of the GPU
+// twice, also those of others.
+func (c *Core) usedUp(j *job) bool {
+	if !c.capped(j) {
+		return false
+	}
+	if j.suspended && j.verdict.cause == CauseShareCap {
+		return j.credit < c.policy.maxCredit()
+	}
+	return j.credit <= 0
+}
+
+// capAt returns when the share cap begins or ends to suspend the job.
+func (c *Core) capAt(j *job) Time {
+	switch share, missing := millionths(c.policy.ShareCap), int64(c.policy.maxCredit()-j.credit); {
+	case !c.capped(j):
 	case !j.suspended:
-		// While running it fills at (1-floor)/floor: suspended time and running
-		// time then keep the ratio the floor asks for.
-		dt = min(dt, time.Hour)
-		j.budget = min(j.budget+dt*time.Duration(1_000_000-ppm)/time.Duration(ppm), c.policy.MaxBudget())
-	case !j.byHand():
-		j.budget -= dt
+		return c.now + j.credit
+	case j.verdict.cause == CauseShareCap:
+		return c.now + time.Duration((missing*(whole-share)+share-1)/share)
 	}
+	return Never
 }
 
 // setJobTimer arms the timer for the next time at which the decision may change without
@@ -100,6 +137,7 @@ func (c *Core) setJobTimer(j *job) {
 		}
 	}
 	add(j.runUntil)
+	add(c.capAt(j))
 	if j.pins {
 		for _, m := range j.members {
 			add(m.pin.until)

@@ -34,6 +34,7 @@ const (
 	// CheckMechanism is the first check of what a mechanism, a lease and an admin can do.
 	CheckMechanism  = "mechanism"
 	CheckPinSuspend = "pinned to suspend"
+	CheckCap        = "share cap"
 	CheckLease      = "lease"
 	CheckLinger     = "linger"
 	CheckOtherwise  = "otherwise"
@@ -62,6 +63,7 @@ var checks = []check{
 		return when(!c.policy.Shadow, cmp.Or(when(stuck, CauseStuck), j.refusal(), when(unready, CauseNotReady)))
 	}},
 	{CheckPinSuspend, true, func(c *Core, j *job) Cause { return j.pinned(c.now, true) }},
+	{CheckCap, true, func(c *Core, j *job) Cause { return when(c.usedUp(j), CauseShareCap) }},
 	{CheckLease, true, func(_ *Core, j *job) Cause { return when(j.outranked(), CauseLease) }},
 	{CheckLinger, true, func(c *Core, j *job) Cause { return when(j.suspended && c.now < j.lingerUntil, CauseLinger) }},
 	{CheckOtherwise, false, func(_ *Core, j *job) Cause {
@@ -70,6 +72,8 @@ var checks = []check{
 			return cmp.Or(when(j.any(func(t *target) bool { return t.pin.cause == CauseHQDBusy }), CauseHQDBusy), CauseHQDRoom)
 		case j.suspended && j.verdict.cause == CauseByHand:
 			return CausePinOver
+		case j.suspended && j.verdict.cause == CauseShareCap:
+			return CauseShareCapOver
 		case j.suspended && j.lingerUntil > 0:
 			return CauseLingerOver
 		case j.suspended:

@@ -7,8 +7,9 @@
 // What the core promises, whatever clients, targets and mechanisms do:
 //
 //  1. A target is suspended only while a live lease of higher priority covers
-//     one of its job's GPUs, during the bounded linger after it, or while a pin of bounded
-//     time has it suspended: by an admin, or by what keeps hardware slots free.
+//     one of its job's GPUs, during the bounded linger after it, while a pin of bounded
+//     time has it suspended: by an admin, or by what keeps hardware slots free; or because its job
+//     has used its share cap.
 //  2. Every suspension has a deadline: the lease's TTL, max_suspend, the share floor.
 //  3. Only targets of class offline are suspended, by leases only those of lower priority, and
 //     none by a lease of its own process or of its Kin.
@@ -209,7 +210,7 @@ func (c *Core) setPolicy(p Policy) {
 	c.record(Record{Kind: RecordPolicy, On: p.Shadow})
 	for _, t := range c.order {
 		c.markTarget(t)
-		t.job.budget = min(t.job.budget, c.policy.MaxBudget())
+		t.job.budget, t.job.credit = min(t.job.budget, c.policy.MaxBudget()), min(t.job.credit, c.policy.maxCredit())
 		t.job.lingerUntil = min(t.job.lingerUntil, c.now+c.linger(t.job))
 	}
 	c.markAll()

@@ -11,6 +11,9 @@ func (c *Core) evaluate(j *job) {
 		j.forced = c.mustRun(j)
 	}
 	c.follow(j)
+	if c.usedUp(j) {
+		c.markUnattached(j)
+	}
 	v := c.decide(j)
 	if v.suspend && !j.suspended && !j.byHand() && c.policy.ShareFloor > 0 && j.budget <= j.leastBudget() {
 		// The budget is less than a suspend and a resume take.

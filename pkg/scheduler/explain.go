@@ -63,6 +63,11 @@ type Facts struct {
 	// ShareFloor is the policy's; BudgetLeft is how long it permits to be suspended.
 	ShareFloor float64
 	BudgetLeft time.Duration
+	// ShareCap is the policy's, 0 if it has none or does not apply; CreditLeft is how long it permits
+	// to run, and CapEnds when a suspension because of it ends.
+	ShareCap   float64
+	CreditLeft time.Duration
+	CapEnds    Time
 	// AttachAt is when the last member is attached to that none of its leases ask for; Never for one
 	// without a queue.
 	AttachAt Time
@@ -126,6 +131,13 @@ func (c *Core) facts(j *job) Facts {
 	}
 	if j.progress != nil {
 		f.Job = j.progress.name
+	}
+	if c.capped(j) {
+		now := c.chargedNow(j)
+		f.ShareCap, f.CreditLeft = c.policy.ShareCap, max(0, now.credit)
+		if at := c.capAt(now); j.suspended && at != Never {
+			f.CapEnds = at
+		}
 	}
 	f.QuarantinedUntil, f.QuarantineCause = j.quarantine()
 	for _, m := range j.members {

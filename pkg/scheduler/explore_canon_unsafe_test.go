@@ -147,7 +147,8 @@ var rules = map[string]struct {
 	"job.runUntil":       {future, "", false},
 	"job.runCause":       {custom(writeRunCause), "only until runUntil", true},
 	"job.budget":         {custom(func(w *canon, g *job) { w.num(uint64(w.core.budgetLeft(g))) }), "as of now", true},
-	"job.budgetAt":       {forget, "as budget", false},
+	"job.credit":         {custom(func(w *canon, g *job) { w.num(uint64(w.core.chargedNow(g).credit)) }), "as of now", true},
+	"job.chargedAt":      {forget, "as budget and credit", false},
 
 	"lease.created":            {custom(writeCreated), "until it is answered and started", true},
 	"lease.startAt":            {future, "", false},

@@ -14,6 +14,7 @@ func (x *explored) step(ev Event) error {
 	for g := range x.units {
 		x.charge(&x.units[g])
 	}
+	x.credit, x.creditAt = x.credits(), x.now
 	x.passTime()
 	if x.bug != nil && x.bug.event != nil {
 		ev = x.bug.event(ev)
@@ -44,19 +45,6 @@ func (x *explored) noteCover() {
 		if x.covers(uint8(g)) {
 			x.units[g].coveredUntil = x.now
 		}
-	}
-}
-
-// charge empties or fills the share budget of a job.
-func (x *explored) charge(g *modelUnit) {
-	dt := x.now - g.chargedAt
-	g.chargedAt = x.now
-	switch limit := x.policies[x.policy].ShareWindow / 2; {
-	case x.policies[x.policy].ShareFloor == 0:
-	case g.away:
-		g.budget -= dt
-	default:
-		g.budget = min(g.budget+min(dt, limit), limit)
 	}
 }
 
@@ -147,7 +135,11 @@ func (x *explored) takePolicy(n uint8) {
 	for g := range x.units {
 		x.charge(&x.units[g])
 	}
+	x.credit, x.creditAt = x.credits(), x.now
 	x.policy = n
+	for i := range x.credit {
+		x.credit[i] = min(x.credit[i], x.policies[n].maxCredit())
+	}
 	if p := x.policies[n]; p.ShareFloor > 0 {
 		for g := range x.units {
 			x.units[g].budget = min(x.units[g].budget, p.ShareWindow/2)
@@ -193,7 +185,7 @@ func (x *explored) take(a *Action) error {
 		return nil
 	}
 	g := x.places[i].unit
-	if !x.covers(g) && !(x.units[g].away && x.now < x.lingersUntil(g)) && !x.pinned(g) {
+	if !x.covers(g) && !(x.units[g].away && x.now < x.lingersUntil(g)) && !x.pinned(g) && !x.usedUp(g) {
 		return fmt.Errorf("rule 1: process %d is suspended and nothing asks for it", i+1)
 	}
 	return x.mayBeSuspended(i)
@@ -217,6 +209,11 @@ func (x *explored) takeRecord(r *Record) {
 			g.awaySince = x.now
 		}
 		g.away = away
+		if r.ToTarget == TargetSuspending && r.Cause == CauseShareCap {
+			g.capped = x.usedUp(n)
+		} else if r.ToTarget == TargetResuming || !away {
+			g.capped = false
+		}
 	default:
 	}
 }
@@ -372,7 +369,7 @@ func (x *explored) checkDeadline(i int) error {
 	g, policy := x.units[n], x.policies[x.policy]
 	due, armed := x.core.NextDeadline()
 	ends := func(at Time) bool { return x.now < at && armed && due <= at }
-	if !x.covers(n) && !ends(x.lingersUntil(n)) && !x.pinned(n) {
+	if !x.covers(n) && !ends(x.lingersUntil(n)) && !x.pinned(n) && !(x.usedUp(n) && ends(x.now+policy.ShareWindow)) {
 		return fmt.Errorf("rule 1: process %d stays suspended, and no lease covers it", i+1)
 	}
 	if !ends(g.awaySince + policy.MaxSuspend) {
@@ -408,8 +405,8 @@ func (x *explored) checkUnit(n uint8) error {
 	switch {
 	case suspended > 0 && running > 0:
 		return fmt.Errorf("job %d is torn: %d of its processes are suspended and %d run", n+1, suspended, running)
-	case running > 0 && !blocked && x.covers(n):
-		return fmt.Errorf("job %d runs although a lease covers it and nothing prevents its suspension", n+1)
+	case running > 0 && !blocked && (x.covers(n) || x.usedUp(n)):
+		return fmt.Errorf("job %d runs although a lease covers it, or its share is used up, and nothing prevents its suspension", n+1)
 	}
 	return nil
 }

@@ -335,6 +335,7 @@ func (w *canon) situation(x *explored) {
 		later(x.quarantined[i])
 		later(x.held[i])
 		later(x.parked[i])
+		w.num(uint64(x.credits()[i]))
 	}
 	for n := uint8(1); n <= worldClients; n++ {
 		l := &x.leases[inverse(&w.names.client, n)-1]
@@ -361,7 +362,7 @@ func (w *canon) situation(x *explored) {
 		done[at] = true
 		g := x.units[at]
 		x.charge(&g)
-		flag(g.away)
+		flag(g.away, g.capped)
 		w.num(uint64(g.budget))
 		if g.away {
 			since(g.awaySince)

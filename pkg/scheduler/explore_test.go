@@ -162,6 +162,13 @@ var seededBugs = []seededBug{
 	{name: "a retry is a new announcement", after: func(c *Core) { clear(c.requests) }},
 	{name: "max_suspend is forgotten", after: eachJob(func(c *Core, g *job) { g.suspendedSince = c.now })},
 	{name: "the share floor is ignored", layout: 1, disturbances: []moveKind{moveReload}, after: eachJob(func(_ *Core, g *job) { g.budget = time.Hour })},
+	{name: "the share cap is ignored", layout: 1, disturbances: []moveKind{moveReload}, after: eachJob(func(_ *Core, g *job) { g.credit = time.Hour })},
+	{name: "the share cap has no end", layout: 1, disturbances: []moveKind{moveReload}, after: eachJob(func(c *Core, g *job) {
+		if g.verdict.cause == CauseShareCap {
+			g.credit = -time.Hour
+		}
+	})},
+	{name: "a short run uses up the share cap", layout: 1, disturbances: []moveKind{moveReload}, after: eachJob(func(_ *Core, g *job) { g.credit = min(g.credit, time.Millisecond) })},
 	{name: "the linger has no end", layout: 1, disturbances: []moveKind{moveReload}, after: eachJob(func(c *Core, g *job) {
 		if g.lingerUntil > c.now {
 			g.lingerUntil = c.now + time.Second

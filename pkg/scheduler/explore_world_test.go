@@ -44,6 +44,8 @@ type modelUnit struct {
 	// budget is its share budget at chargedAt.
 	budget    time.Duration
 	chargedAt Time
+	// capped: the share cap has it suspended.
+	capped bool
 }
 
 type situation struct {
@@ -54,12 +56,15 @@ type situation struct {
 	resisted    [mostProcesses]bool // a result said that it resists
 	held        [mostProcesses]Time // an admin keeps it running until then
 	parked      [mostProcesses]Time // a pin has it suspended until then, to keep slots free
-	leases      [worldClients]modelLease
-	units       [worldUnits]modelUnit
-	breakers    [worldGPUs]Time
-	policy      uint8
-	draining    bool
-	lastLease   LeaseID
+	// credit is how long the share cap permitted each process to run at creditAt.
+	credit    [mostProcesses]time.Duration
+	creditAt  Time
+	leases    [worldClients]modelLease
+	units     [worldUnits]modelUnit
+	breakers  [worldGPUs]Time
+	policy    uint8
+	draining  bool
+	lastLease LeaseID
 }
 
 // place is a process of a layout.
@@ -137,11 +142,11 @@ type offer struct {
 
 var offers = []offer{{onFirst, 10, 0}, {onSecond, 10, 0}, {onBoth, 10, 0}, {onBoth, 3, leaseETA}}
 
-// policies returns what a reload can bring into force. With a floor of a half a budget fills
+// policies returns what a reload can bring into force. With a floor or a cap of a half a bucket fills
 // as fast as it empties, so that nothing is rounded.
 func policies() []Policy {
 	base := Policy{
-		Preset: "no floor", ShareWindow: 16 * time.Millisecond, MaxSuspend: 6 * time.Millisecond,
+		Preset: "no floor", ShareCap: 1, ShareWindow: 16 * time.Millisecond, MaxSuspend: 6 * time.Millisecond,
 		MinRun: 3 * time.Millisecond, MaxWait: leaseWait, DefaultTTL: leaseTTL, MaxTTL: time.Second,
 	}
 	floor := base
@@ -149,7 +154,9 @@ func policies() []Policy {
 	floor.Linger = time.Millisecond
 	shadow := base
 	shadow.Preset, shadow.Shadow = "shadow", true
-	return []Policy{base, floor, shadow}
+	capped := base
+	capped.Preset, capped.ShareCap, capped.ShareWindow = "cap", 0.5, 8*time.Millisecond
+	return []Policy{base, floor, shadow, capped}
 }
 
 var worldLimits = Limits{LeasesPerClient: 1, LeasesPerUser: 1, LeasesTotal: 2}
@@ -171,9 +178,7 @@ type explored struct {
 func newExplored(l *layout) (*explored, error) {
 	x := &explored{layout: l, policies: policies()}
 	x.core = New(x.policies[0], worldLimits)
-	for i := range x.units {
-		x.units[i].budget = x.core.policy.MaxBudget()
-	}
+	x.start()
 	x.now = time.Hour // so that no point in time is 0
 	for id := range gpreempt.GPUID(worldGPUs) {
 		if err := x.step(GPUAdded{GPU: id + 1}); err != nil {
@@ -371,7 +376,7 @@ func (x *explored) make(m move) error {
 	case moveUndebug:
 		p.undebug()
 	case moveReclassify:
-		p.unmanaged = !p.unmanaged
+		x.reclassify(int(m.n))
 		return x.step(x.seen(int(m.n)))
 	case movePark:
 		ev := Pin{Target: procKey(m.n + 1), Cause: CauseHQDRoom}

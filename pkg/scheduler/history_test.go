@@ -59,7 +59,7 @@ func TestRandomHistories(t *testing.T) {
 		"Suspends": 1000, "NewQueueSuspends": 100, "Resumes": 1000, "Retries": 50, "Failures": 100, "Quarantines": 50, "Answers": 5000, "Quiesced": 500,
 		"MaxWaits": 100, "Deferred": 100, "Ended": 5000, "Expired": 500, "Idle": 20, "Coalesced": 10, "Forced": 100, "Lingered": 50, "Breakers": 100, "Stuck": 20, "Hung": 20, "StuckRecords": 10, "StuckAttaches": 10, "Overslept": 50,
 		"ShadowRecords": 100, "ByHand": 50, "Drains": 100, "Deadlines": 5000,
-		"SlowJobs": 100, "AwayJobs": 1000, "Attaches": 1000, "Detaches": 500, "AttachFailures": 100, "DetachFailures": 50, "Lost": 100, "OwnersChanged": 500, "Spared": 1000, "Births": 100, "Reruns": 100, "Replaced": 20, "Refusals": 100, "Kills": 5, "CannotSuspend": 100, "Parked": 100,
+		"SlowJobs": 100, "AwayJobs": 1000, "Attaches": 1000, "Detaches": 500, "AttachFailures": 100, "DetachFailures": 50, "Lost": 100, "OwnersChanged": 500, "Spared": 1000, "Births": 100, "Reruns": 100, "Replaced": 20, "Refusals": 100, "Kills": 5, "CannotSuspend": 100, "Parked": 100, "Capped": 100,
 	}
 	for what, least := range atLeast {
 		if total[what] < least {

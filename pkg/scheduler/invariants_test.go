@@ -52,8 +52,8 @@ func (c *Core) checkTarget(t *target) error {
 			return fmt.Errorf("rule 4: it runs: %v", t.again)
 		case !j.suspended:
 			return fmt.Errorf("suspended, but its job is not")
-		case j.pinned(c.now, true) == "" && j.top() <= int(j.priority) && c.now >= j.lingerUntil:
-			return fmt.Errorf("rule 1: no lease outranks it, no linger lasts, and no pin has it suspended")
+		case j.pinned(c.now, true) == "" && j.top() <= int(j.priority) && c.now >= j.lingerUntil && !c.usedUp(j):
+			return fmt.Errorf("rule 1: no lease outranks it, no linger lasts, no pin has it suspended, and its share is not used up")
 		case !armed:
 			return fmt.Errorf("rule 2: no deadline at all")
 		case next > c.maxSuspendAt(j):

@@ -35,10 +35,10 @@ type job struct {
 	runUntil Time
 	runCause Cause
 
-	// budget is the time it may still be suspended under the share floor: a
-	// bucket that empties while suspended and fills while running.
-	budget   time.Duration
-	budgetAt Time
+	// budget is the time it may still be suspended under the share floor, credit the time it may
+	// still run under the share cap: buckets, charged up to chargedAt.
+	budget, credit time.Duration
+	chargedAt      Time
 
 	// pins: a member has one.
 	pins bool
@@ -52,7 +52,7 @@ func (c *Core) join(t *target) {
 	old, owners, p := t.job, c.ownersOf(t), c.progressOf(t)
 	j := p.part(owners)
 	if j == nil {
-		j = &job{progress: p, budget: c.policy.MaxBudget(), budgetAt: c.now, owners: owners}
+		j = &job{progress: p, budget: c.policy.MaxBudget(), credit: c.policy.maxCredit(), chargedAt: c.now, owners: owners}
 		j.timer.owner = j
 	}
 	p.add(c.now, 1, t.countAway())
@@ -71,11 +71,11 @@ func (c *Core) join(t *target) {
 	c.mark(j)
 }
 
-// inherit carries over the budget and the deadlines of a member's old job: a new class,
-// priority, job or set of GPUs must not refill the share budget or restart max_suspend.
+// inherit carries over the buckets and the deadlines of a member's old job: a new class,
+// priority, job or set of GPUs must not refill them or restart max_suspend.
 // Where two jobs join, the more favourable guarantee applies.
 func (c *Core) inherit(j, old *job, away bool) {
-	j.budget = min(j.budget, old.budget)
+	j.budget, j.credit = min(j.budget, old.budget), min(j.credit, old.credit)
 	j.mustRunUntil(old.runUntil, old.runCause)
 	if !old.suspended {
 		return
@@ -87,7 +87,7 @@ func (c *Core) inherit(j, old *job, away bool) {
 		return
 	}
 	if !j.suspended {
-		j.suspended, j.suspendedSince = true, old.suspendedSince
+		j.suspended, j.suspendedSince, j.verdict = true, old.suspendedSince, old.verdict
 	}
 	j.suspendedSince = min(j.suspendedSince, old.suspendedSince)
 	j.forced = cmp.Or(j.forced, old.forced)

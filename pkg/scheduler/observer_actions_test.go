@@ -233,6 +233,12 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 		o.Counts["Retries"]++
 	}
 	switch {
+	case r.Cause == scheduler.CauseShareCap:
+		t.capUntil = o.now + longestCap(o.policy)
+	case r.ToTarget == scheduler.TargetResuming:
+		t.capUntil = 0
+	}
+	switch {
 	case r.ToTarget == scheduler.TargetLeft:
 		if !o.left[r.Target] {
 			return errors.New("it did not leave")

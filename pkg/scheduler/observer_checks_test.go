@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -35,7 +36,28 @@ func (o *Observer) justified(t *seenTarget, why scheduler.Record) error {
 		o.Counts["Parked"]++
 		return nil
 	}
-	return errors.New("rule 1: nothing asks for it")
+	if o.cappedUntil(t) > o.now && (why.Cause == scheduler.CauseShareCap || again(why.Cause)) {
+		o.Counts["Capped"]++
+		return nil
+	}
+	return fmt.Errorf("rule 1: nothing asks for it, and the cause is %q", why.Cause)
+}
+
+// cappedUntil is the latest time until which the share cap can have t's job suspended.
+func (o *Observer) cappedUntil(t *seenTarget) (until scheduler.Time) {
+	queues := false
+	for _, m := range o.job(t) {
+		until, queues = max(until, m.capUntil), queues || len(m.GPUs) > 0
+	}
+	if !queues || o.policy.ShareCap == 1 {
+		return 0
+	}
+	return until
+}
+
+// longestCap is how long a job earns the share of a whole window, when it has run for MinRun too long.
+func longestCap(p scheduler.Policy) time.Duration {
+	return time.Duration((1-p.ShareCap)*float64(p.ShareWindow)+float64(p.MinRun)*(1-p.ShareCap)/p.ShareCap) + time.Microsecond
 }
 
 // again reports whether a cause is that of another Suspend of what is suspended.
@@ -219,7 +241,7 @@ func (o *Observer) checkSuspended(t *seenTarget) error {
 			return fmt.Errorf("rule 2: %v is away since %v, longer than max_suspend %v", m.Target, m.awaySince, o.policy.MaxSuspend)
 		}
 	}
-	if o.asked(t) {
+	if o.asked(t) || o.now < o.cappedUntil(t) {
 		return nil
 	}
 	if until := o.lingersUntil(t); o.now >= until {

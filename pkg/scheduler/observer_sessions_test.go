@@ -111,7 +111,7 @@ func (o *Observer) takeSessionAction(kind scheduler.ActionKind, key gpreempt.Pro
 		return errors.New("an Attach or a Detach is still in flight")
 	case kind == scheduler.ActAttach && s.attached:
 		return errors.New("attached twice")
-	case kind == scheduler.ActAttach && !o.wanted(key):
+	case kind == scheduler.ActAttach && !o.wanted(key) && !(o.mayAttach(key) && o.policy.ShareCap < 1): // its share may be used up
 		return errors.New("it is not to be attached to")
 	case kind == scheduler.ActDetach && !s.attached:
 		return errors.New("nothing is attached")

@@ -110,6 +110,7 @@ type seenTarget struct {
 	killed      bool
 	leased      bool           // a lease justified it after the last step
 	lingerUntil scheduler.Time // latest end of the linger
+	capUntil    scheduler.Time // latest end of what the share cap asks for, once it does
 	shadow      bool           // reported as suspended
 }
 
@@ -454,6 +455,9 @@ func (o *Observer) takePolicy(p scheduler.Policy) {
 	for _, t := range o.Targets {
 		o.calmAt = max(o.calmAt, t.pinUntil)
 		t.lingerUntil = min(t.lingerUntil, o.now+longestLinger(p))
+		if t.capUntil > 0 {
+			t.capUntil = o.now + longestCap(p)
+		}
 		if !p.Shadow {
 			t.shadow = false
 		}

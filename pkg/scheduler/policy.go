@@ -2,11 +2,12 @@ package scheduler
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
 // Policy is what decides when offline work is suspended, and for how long. Preset, Linger, ShareFloor,
-// MaxSuspend, MaxWait and Shadow are the knobs; a preset sets the rest.
+// ShareCap, MaxSuspend, MaxWait and Shadow are the knobs; a preset sets the rest.
 type Policy struct {
 	// Preset is the name of the preset whose values these are, or "custom".
 	Preset string `json:"preset" yaml:"preset"`
@@ -18,8 +19,12 @@ type Policy struct {
 	// long the last resume of the stretch took, and the suspend before it if that
 	// was still on its way when the resume was due. Pins of an admin do not count.
 	ShareFloor float64 `json:"share_floor" yaml:"share_floor"`
-	// ShareWindow is the stretch over which the floor may be borrowed against,
-	// 100 ms to 10 min.
+	// ShareCap is the share of time an offline job runs at most, 0.05 to 1, which is no cap.
+	// Over any stretch of time T it runs at most cap*T + (1-cap)*(cap*ShareWindow + MinRun),
+	// and as long as it must not or cannot be suspended.
+	ShareCap float64 `json:"share_cap" yaml:"share_cap"`
+	// ShareWindow is the stretch over which the floor and the cap may be borrowed
+	// against, 100 ms to 10 min.
 	ShareWindow time.Duration `json:"share_window"`
 	// MaxSuspend bounds one suspension, 10 ms to 10 min.
 	MaxSuspend time.Duration `json:"max_suspend" yaml:"max_suspend"`
@@ -56,7 +61,12 @@ func (p Policy) longestLinger() time.Duration {
 
 // MaxBudget is the longest time that the share floor permits a job to be suspended, if it ran before.
 func (p Policy) MaxBudget() time.Duration {
-	return p.ShareWindow / 1_000_000 * time.Duration(1_000_000-floorPPM(p.ShareFloor))
+	return p.ShareWindow / whole * time.Duration(whole-millionths(p.ShareFloor))
+}
+
+// maxCredit is the longest time that the share cap permits a job to run, if it was suspended before.
+func (p Policy) maxCredit() time.Duration {
+	return p.ShareWindow / whole * time.Duration(millionths(p.ShareCap))
 }
 
 // PresetCustom is the Preset of a policy whose knobs are no preset's.
@@ -68,6 +78,7 @@ func Presets() []Policy {
 		Preset:     "balanced",
 		Linger:     LingerLearned,
 		ShareFloor: 0.10,
+		ShareCap:   1,
 		// A window as long as two suspensions of MaxSuspend does not break up the batch of a
 		// busy language model (docs/adr/0044).
 		ShareWindow: 20 * time.Second,
@@ -117,7 +128,7 @@ func PresetByName(name string) (Policy, error) {
 			return p, nil
 		}
 	}
-	return Policy{}, fmt.Errorf("unknown policy preset %q: use one of %v", name, PresetNames())
+	return Policy{}, fmt.Errorf("unknown policy preset %q; use one of %s", name, strings.Join(PresetNames(), ", "))
 }
 
 // Normalize sets Preset to the name of the preset whose knobs p has, or to
@@ -165,7 +176,22 @@ func (p Policy) Validate() error {
 		}
 	}
 	if !(p.ShareFloor >= 0 && p.ShareFloor <= 0.95) {
-		return &KnobError{"share_floor", fmt.Sprintf("%v is outside 0 to 0.95", p.ShareFloor)}
+		percent := ""
+		if p.ShareFloor > 1 && p.ShareFloor <= 95 {
+			percent = fmt.Sprintf("; %v %% is %v", p.ShareFloor, p.ShareFloor/100)
+		}
+		return &KnobError{"share_floor", fmt.Sprintf("%v is outside 0 to 0.95%s", p.ShareFloor, percent)}
+	}
+	if !(p.ShareCap >= 0.05 && p.ShareCap <= 1) {
+		return &KnobError{"share_cap", fmt.Sprintf("%v is outside 0.05 to 1, which is no cap", p.ShareCap)}
+	}
+	if p.ShareCap < p.ShareFloor {
+		return &KnobError{"share_cap", fmt.Sprintf("%v is less than share_floor, %v", p.ShareCap, p.ShareFloor)}
+	}
+	// A job runs for MinRun after a suspension of MaxSuspend, whatever its cap.
+	longest := min(p.MaxSuspend, p.ShareWindow-p.MinRun)
+	if least := float64(p.MinRun) / float64(p.MinRun+longest); p.ShareCap < min(1, least) {
+		return &KnobError{"share_cap", fmt.Sprintf("%v is less than %.2g: max_suspend ends each suspension after %v, and a job runs for %v then", p.ShareCap, least, longest, p.MinRun)}
 	}
 	return nil
 }

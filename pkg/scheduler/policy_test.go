@@ -36,7 +36,7 @@ func TestPresetsAreValidAndKnowTheirNames(t *testing.T) {
 		t.Errorf("the default is %q", got)
 	}
 	_, err := PresetByName("best")
-	if diff := cmp.Diff(`unknown policy preset "best": use one of [balanced strict share shadow]`, err.Error()); diff != "" {
+	if diff := cmp.Diff(`unknown policy preset "best"; use one of balanced, strict, share, shadow`, err.Error()); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -45,6 +45,7 @@ func TestEachKnobMakesAPolicyCustom(t *testing.T) {
 	for knob, turn := range map[string]func(*Policy){
 		"linger":       func(p *Policy) { p.Linger++ },
 		"share_floor":  func(p *Policy) { p.ShareFloor += 0.01 },
+		"share_cap":    func(p *Policy) { p.ShareCap -= 0.01 },
 		"share_window": func(p *Policy) { p.ShareWindow++ },
 		"max_suspend":  func(p *Policy) { p.MaxSuspend++ },
 		"min_run":      func(p *Policy) { p.MinRun++ },
@@ -90,6 +91,30 @@ func TestValidateNamesTheKnobOutOfRange(t *testing.T) {
 		p := DefaultPolicy()
 		p.ShareFloor = share
 		checkKnob(t, p, "share_floor", ok)
+	}
+	for share, ok := range map[float64]bool{0.05: true, 0.5: true, 1: true, 0.049: false, 1.001: false, 0: false, -1: false, math.Inf(1): false, math.NaN(): false} {
+		p := DefaultPolicy()
+		p.ShareFloor, p.ShareCap = 0, share
+		checkKnob(t, p, "share_cap", ok)
+	}
+}
+
+func TestTheShareCapContradictsWhatLetsAJobRunForLonger(t *testing.T) {
+	for want, turn := range map[string]func(*Policy){
+		"": func(p *Policy) { p.ShareFloor, p.ShareCap = 0.5, 0.5 },
+		"share_cap: 0.4 is less than share_floor, 0.5":                                                                 func(p *Policy) { p.ShareFloor, p.ShareCap = 0.5, 0.4 },
+		"share_cap: 0.3 is less than 0.33: max_suspend ends each suspension after 100ms, and a job runs for 50ms then": func(p *Policy) { p.MaxSuspend, p.ShareCap = 100*time.Millisecond, 0.3 },
+		"share_cap: 0.2 is less than 0.25: max_suspend ends each suspension after 150ms, and a job runs for 50ms then": func(p *Policy) { p.ShareWindow, p.ShareCap = 200*time.Millisecond, 0.2 },
+	} {
+		p := DefaultPolicy()
+		turn(&p)
+		got := ""
+		if err := p.Validate(); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%+v: %q, want %q", p, got, want)
+		}
 	}
 }
 

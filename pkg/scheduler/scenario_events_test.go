@@ -127,7 +127,7 @@ func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error)
 			ev = t.TargetSeen
 		}
 		return ev, errors.Join(
-			fill(a, "class", &ev.Class, gpreempt.ParseClass),
+			fill(a, "class", &ev.Class, class),
 			fill(a, "prio", &ev.Priority, number[gpreempt.Priority]),
 			fill(a, "gpus", &ev.GPUs, gpuList),
 			fill(a, "job", &ev.Job, func(s string) (string, error) { return s, nil }),
@@ -258,4 +258,14 @@ func factsText(f *scheduler.Facts) string {
 		}
 	}
 	return b.String()
+}
+
+// class parses the name of a class.
+func class(s string) (gpreempt.Class, error) {
+	for c := gpreempt.Unmanaged; c <= gpreempt.Offline; c++ {
+		if s == c.String() {
+			return c, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is not a class", s)
 }

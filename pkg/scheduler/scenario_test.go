@@ -241,6 +241,7 @@ func (s *scenario) setPolicy(a arguments) error {
 		fill(a, "preset", &p.AttachAfter, func(string) (time.Duration, error) { return 0, nil }),
 		fill(a, "linger", &p.Linger, lingerOf),
 		fill(a, "share_floor", &p.ShareFloor, func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }),
+		fill(a, "share_cap", &p.ShareCap, func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }),
 		fill(a, "share_window", &p.ShareWindow, time.ParseDuration),
 		fill(a, "max_suspend", &p.MaxSuspend, time.ParseDuration),
 		fill(a, "min_run", &p.MinRun, time.ParseDuration),

@@ -65,12 +65,12 @@ func (c *Core) mayAttach(t *target) bool {
 }
 
 // attachDue returns since when the target is to have a mechanism attached, if it may: at
-// once when a lease asks for its job. Attaching and detaching interrupt every process on
+// once when a lease asks for its job, or the share cap. Attaching and detaching interrupt every process on
 // every GPU that the target can see, so that a process that ends before is left alone, unless
 // it is not trusted to be there to be suspended later.
 func (c *Core) attachDue(t *target) Time {
 	switch {
-	case c.policy.AttachAfter == 0 || t.job.covered(), t.OnResist.Enforced():
+	case c.policy.AttachAfter == 0 || t.job.covered(), t.OnResist.Enforced(), c.usedUp(t.job):
 		return c.now
 	case !t.hadQueues:
 		return Never

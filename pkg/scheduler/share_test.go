@@ -33,6 +33,8 @@ type punctual struct {
 	due  []arrival
 	cost func(scheduler.ActionKind) time.Duration
 	fail func() bool
+	// calm: there are few leases.
+	calm bool
 	away map[gpreempt.ProcessKey]*episode
 	past map[gpreempt.ProcessKey][]episode
 }
@@ -169,6 +171,73 @@ func TestShareFloorHolds(t *testing.T) {
 	}
 }
 
+// TestShareCapHolds lets a few targets run with a cap, beside a floor and leases, and measures what
+// each of them ran. The promise is that of Policy.ShareCap. Proof: the credit is at most cap*W when
+// the stretch begins; it loses the time that the target ran, R, gains at most (T-R)*cap/(1-cap),
+// and is at least -MinRun when the stretch ends. Solve for R.
+func TestShareCapHolds(t *testing.T) {
+	t.Parallel()
+	const seeds = 24
+	stretches, tight := 0, 0
+	for seed := range uint64(seeds) {
+		roll := Seeded(seed)
+		pick := func(from ...time.Duration) time.Duration { return from[roll(len(from))] }
+		p := scheduler.DefaultPolicy()
+		p.ShareCap = []float64{0.05, 0.2, 0.5, 0.8, 0.98}[roll(5)]
+		p.ShareFloor = []float64{0, 0.01, 0.5, 1}[roll(4)] * min(p.ShareCap, 0.95)
+		p.ShareWindow = pick(100*time.Millisecond, 333*time.Millisecond, 2*time.Second)
+		p.MaxSuspend = pick(100*time.Millisecond, 2*time.Second, time.Minute)
+		p.MinRun = pick(time.Millisecond, 5*time.Millisecond)
+		p.AttachAfter = pick(0, time.Hour)
+		m := newPunctual(p, roll)
+		slowest := pick(0, 400*time.Microsecond, 5*time.Millisecond)
+		m.cost = func(scheduler.ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }
+		m.fail = func() bool { return false }
+		m.calm = roll(2) == 0
+		if err := storm(m, "", 400, pick(10*time.Millisecond, 50*time.Millisecond)); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		for key, past := range m.past {
+			stretches += len(past)
+			n, err := checkCap(p, past)
+			if err == nil && p.ShareFloor > 0 {
+				_, err = checkShare(p, past)
+			}
+			if err != nil {
+				t.Fatalf("seed %d, target %v, policy %+v, slowest %v: %v", seed, key, p, slowest, err)
+			}
+			tight += n
+		}
+	}
+	t.Logf("%d stretches away, %d of them close to the bound", stretches, tight)
+	if stretches < 5_000 || tight < 5_000 {
+		t.Error("the storm is too mild to prove anything")
+	}
+}
+
+// checkCap measures every stretch from the end of one suspension to the start of another, which is
+// where the most has run, and counts those near the bound.
+func checkCap(p scheduler.Policy, past []episode) (tight int, err error) {
+	limit := p.ShareCap
+	for i := range past {
+		var ran time.Duration
+		for j := i + 1; j < len(past); j++ {
+			ran += past[j].from - past[j-1].to
+			stretch := past[j].from - past[i].to
+			bound := limit*float64(stretch) + (1-limit)*(limit*float64(p.ShareWindow)+float64(p.MinRun))
+			// The cap is kept in millionths and the credit in nanoseconds.
+			bound += 2e-6*float64(stretch) + float64(j-i+1)*10
+			if float64(ran) > bound {
+				return tight, fmt.Errorf("it ran %v in the %v from %v on, with a cap of %v at most %v", ran, stretch, past[i].to, limit, time.Duration(bound))
+			}
+			if float64(ran) > 0.9*bound {
+				tight++
+			}
+		}
+	}
+	return tight, nil
+}
+
 // storm announces, completes and changes things at random for some steps; job is the job of
 // the targets.
 func storm(m *punctual, job string, steps int, pace time.Duration) error {
@@ -200,6 +269,9 @@ func storm(m *punctual, job string, steps int, pace time.Duration) error {
 		case 2, 3, 4:
 			err = m.Finish()
 		default:
+			if m.calm && m.Roll(8) > 0 {
+				continue
+			}
 			gpus := [][]gpreempt.GPUID{{1}, {2}, {1, 2}}[i]
 			err = m.Request(scheduler.LeaseRequested{Client: scheduler.ClientID{PID: 1}, GPUs: gpus, Priority: 11, TTL: 1 + 4*pace*time.Duration(m.Roll(64))/16})
 		}

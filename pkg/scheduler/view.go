@@ -149,9 +149,9 @@ func (c *Core) runsBy(j *job) Time {
 		return c.now
 	}
 	by := c.maxSuspendAt(j)
-	// The bucket was last charged at budgetAt and empties since.
+	// The bucket was last charged at chargedAt and empties since.
 	if c.policy.ShareFloor > 0 && !j.byHand() {
-		by = min(by, j.budgetAt+max(0, j.budget))
+		by = min(by, j.chargedAt+max(0, j.budget))
 	}
 	last := j.pinnedUntil(true)
 	for _, u := range j.gpus {
@@ -163,6 +163,9 @@ func (c *Core) runsBy(j *job) Time {
 	}
 	if j.leased {
 		last += c.policy.longestLinger()
+	}
+	if c.usedUp(j) {
+		last = max(last, c.capAt(c.chargedNow(j)))
 	}
 	return max(c.now, min(by, max(last, j.lingerUntil)))
 }
@@ -212,18 +215,21 @@ func (c *Core) IdleWatched() []ClientID {
 	return ids
 }
 
-// budgetLeft returns the job's budget as of now.
-func (c *Core) budgetLeft(j *job) time.Duration {
+// chargedNow returns the job with its buckets as of now.
+func (c *Core) chargedNow(j *job) *job {
 	now := *j
 	c.charge(&now)
-	return now.budget
+	return &now
 }
+
+// budgetLeft returns the job's budget as of now.
+func (c *Core) budgetLeft(j *job) time.Duration { return c.chargedNow(j).budget }
 
 // FloorUse returns the used share of the time for which the share floor permits an
 // offline job to be suspended, of the job with the least left: 0 to 1, and 0 without
 // a floor.
 func (c *Core) FloorUse() float64 {
-	if floorPPM(c.policy.ShareFloor) == 0 {
+	if millionths(c.policy.ShareFloor) == 0 {
 		return 0
 	}
 	use := 0.0

@@ -308,6 +308,9 @@ func (w *World) policy() scheduler.Policy {
 		MaxTTL:      time.Millisecond + w.Span(12),
 	}
 	p.DefaultTTL = min(time.Millisecond+w.Span(9), p.MaxTTL)
+	if p.ShareCap = []float64{1, 1, 0.05, 0.3, 0.5, 0.98}[w.Roll(6)]; p.Validate() != nil {
+		p.ShareCap = 1
+	}
 	p = p.Normalize()
 	if err := p.Validate(); err != nil {
 		panic(err)

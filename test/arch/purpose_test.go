@@ -24,7 +24,7 @@ const (
 // purposes are those of packages. A name stands for the packages below it too, and the
 // longest name decides.
 var purposes = map[string]string{
-	"api/gen": shared, "internal/api": shared, "internal/config/yamlfile": shared, "internal/regular": shared, "internal/stat": shared,
+	"api/gen": shared, "internal/api": shared, "internal/cmdline": shared, "internal/spell": shared, "internal/config/yamlfile": shared, "internal/regular": shared, "internal/stat": shared,
 	"pkg/discovery": shared, "pkg/gpreempt": shared, "pkg/scheduler": shared,
 
 	"internal/child": host, "internal/log": host, "internal/mechanism": host, "internal/proc": host, "internal/safedir": host, "internal/safety": host, "pkg/kfd": host,

@@ -60,10 +60,12 @@ var table = []struct {
 	{"internal/testutil", rule{imports: []string{"pkg/kfd"}, kernel: true}},
 	// Mechanisms.
 	{"internal/safedir", rule{stdOnly: true}},
-	{"internal/child", rule{imports: []string{"internal/log"}, kernel: true}},
+	{"internal/child", rule{imports: []string{"internal/log", "internal/proc"}, kernel: true}},
 	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "internal/safedir", "pkg/gpreempt"}}},
-	{"internal/config/yamlfile", rule{imports: []string{"pkg/gpreempt"}}},
-	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/mechanism", "pkg/discovery", "pkg/gpreempt"}}},
+	{"internal/spell", rule{stdOnly: true}},
+	{"internal/cmdline", rule{imports: []string{"internal/spell"}}},
+	{"internal/config/yamlfile", rule{imports: []string{"internal/spell", "pkg/gpreempt"}}},
+	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/helper", rule{imports: []string{"internal/child", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
@@ -74,11 +76,11 @@ var table = []struct {
 	{"internal/container", rule{imports: []string{"internal/log", "internal/regular", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{"internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/dumps", rule{imports: []string{"internal/child", "internal/inventory", "pkg/discovery/debugfs"}}},
-	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/config", rule{imports: []string{"internal/auth", "internal/classify", "internal/config/yamlfile", "internal/mechanism", "internal/regular", "internal/safety", "internal/server", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/config/yamlfile", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/dumps", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
+	{"internal/config", rule{imports: []string{"internal/auth", "internal/classify", "internal/config/yamlfile", "internal/mechanism", "internal/regular", "internal/safety", "internal/server", "internal/spell", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/cmdline", "internal/config", "internal/config/yamlfile", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/dumps", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd", "pkg/nvrm", "pkg/scheduler", "pkg/scheduler/parking"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/dumps", "internal/mechanism/helper", "internal/mechanism/nvchannels", "internal/api", "pkg/gpreempt"}}},
 
 	// The calls of the driver that gpreempt does not make: GPU programs do, here or emulated.
@@ -94,15 +96,15 @@ var table = []struct {
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "internal/regular", "pkg/gpreempt"}}},
 
 	// What commands stand on, and gpctl.
-	{"internal/term", rule{imports: []string{apiV1, "internal/api", "pkg/client", "pkg/gpreempt"}}},
+	{"internal/term", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/spell", "pkg/client", "pkg/gpreempt"}}},
 	{"internal/testutil/clitest", rule{imports: []string{apiV1, "internal/api", "internal/term", "pkg/gpreempt"}}},
 	{"internal/fleet", rule{stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/fleet", "internal/regular", "internal/stat", "internal/term", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/fleet", "internal/regular", "internal/stat", "internal/term", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli"}}},
 
 	// The lab, a module of its own: what gpreempt does to given work, simulated, emulated or on
 	// hardware, and what drivers and runtimes wrote.
-	{"lab/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "pkg/gpreempt"}}},
+	{"lab/scenario", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/spell", "pkg/gpreempt"}}},
 	{"lab/evidence", rule{imports: []string{"internal/config/yamlfile", "internal/regular", "internal/stat"}}},
 	{"lab/sim", rule{imports: []string{"internal/stat", "lab/evidence", "lab/scenario", "pkg/gpreempt", "pkg/scheduler", "pkg/scheduler/parking"}, stdOnly: true, pure: true}},
 	{"lab/report", rule{imports: []string{"internal/stat", "lab/evidence"}}},
@@ -111,7 +113,7 @@ var table = []struct {
 	{"lab/kfdtrace", rule{imports: []string{"internal/stat/histogram", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"lab/hiplog", rule{imports: []string{"internal/stat/histogram"}}},
 	{"lab/capture", rule{imports: []string{apiV1, "lab/hiplog", "lab/kfdtrace", "pkg/discovery"}}},
-	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/regular", "internal/term", "lab/capture", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/regular", "internal/term", "lab/capture", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/cmd/gplab", rule{imports: []string{"lab/cli"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
@@ -125,7 +127,7 @@ var table = []struct {
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
 	{"emu/kfdemu", rule{imports: []string{"emu/driver", "emu/engine", "emu/gpumodel", "emu/kfdabi", "emu/seccomp", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"emu/workload", rule{imports: []string{"emu/engine", "emu/kfdabi", "internal/stat/histogram", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
-	{"emu/cmd/kfdemu", rule{imports: []string{apiV1, "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/kfdtest", "emu/workload", "internal/api", "internal/config", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}}},
+	{"emu/cmd/kfdemu", rule{imports: []string{apiV1, "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/kfdtest", "emu/workload", "internal/api", "internal/cmdline", "internal/config", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}}},
 
 	// Test files only, or what runs them: they run the built binaries and measure.
 	{"emu/vm", rule{kernel: true}},

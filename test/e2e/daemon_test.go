@@ -112,7 +112,7 @@ func prepare(t *testing.T, dir, config string, args ...string) *daemon {
 	if program == simBinary {
 		d.sim, d.busyHost = newSimulation(t, d.process), true
 	}
-	d.process.Env = environment()
+	d.process.Env = environment("TMPDIR=" + dir) // a daemon that is killed leaves its directory
 	d.process.Stderr = d.log
 	return d
 }

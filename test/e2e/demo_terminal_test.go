@@ -278,6 +278,32 @@ func TestLiveDemoKeepsTheDaemonsLogOutOfTheTerminal(t *testing.T) {
 	empty(t, tmp)
 }
 
+// A daemon that was started by hand ends with its terminal and resumes everything first: it would hold the
+// lock of the host, unseen. A signal alone is a reload.
+func TestDaemonStartedByHandEndsWithItsTerminal(t *testing.T) {
+	t.Parallel()
+	d := prepare(t, testutil.TempSocketDir(t), atOnce, onHost) // for its paths: it is not run
+	cmd := exec.Command(simBinary, "serve-sim", "--config", d.config, "--socket", d.socket, "--job", "train:2:5ms")
+	cmd.Env = environment()
+	term := inTerminal(t, cmd)
+	term.await(`serving`)
+	d.writeConfig(strings.Replace(atOnce, "linger: 0s", "linger: 3ms", 1))
+	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	term.await(`policy.linger`)
+	d.check(0, "", "lease", "create", "--ttl", "1m")
+	if err := term.keys.Close(); err != nil {
+		t.Error(err)
+	}
+	if code := term.end(); code != 0 {
+		t.Errorf("exit status %d\n%s", code, &term.shown)
+	}
+	if _, err := os.Lstat(d.socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its socket after the end: %v", err)
+	}
+}
+
 func TestDaemonInATerminalLogsText(t *testing.T) {
 	t.Parallel()
 	dir := testutil.TempSocketDir(t)

@@ -305,7 +305,7 @@ func TestRightToDebugIsTakenBackFromALaterDebugger(t *testing.T) {
 				return strings.Contains(d.target(job.PID).GetAttachError(), "another debugger holds the process on the GPU")
 			})
 			d.check(0, "cannot be suspended: process", "target", "list")
-			d.check(0, "it is already traced by pid "+fmt.Sprint(rocgdb.cmd.Process.Pid), "target", "explain", fmt.Sprint(job.PID))
+			d.check(0, fmt.Sprintf("process %d (%s) traces it", rocgdb.cmd.Process.Pid, comm(t, rocgdb.cmd.Process.Pid)), "target", "explain", fmt.Sprint(job.PID))
 
 			rocgdb.obey("ok", "leave")
 			m.awaitEach(job, 2, onGPU)

@@ -50,7 +50,7 @@ func TestDaemonTakesAJobOverWhenItsPreviousDaemonIsDead(t *testing.T) {
 		// why is the reason of the refusal.
 		why string
 	}{
-		{"6.12", true, "(gpreempt-helper) traces it"},
+		{"6.12", true, "(gpreempt-helper), a part of gpreempt, traces it"},
 		{"6.12.103", false, "another debugger holds the process on the GPU"},
 	} {
 		t.Run(tc.profile, func(t *testing.T) {

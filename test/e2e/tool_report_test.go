@@ -2,8 +2,8 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,6 +55,15 @@ func TestReportInABrowser(t *testing.T) {
 		{"paper", b.print, 794, paper},
 	} {
 		view.show()
+		// Folded, the answer is the first screen. On paper everything is shown.
+		b.eval(`document.querySelectorAll("details").forEach((d) => { d.open = false; }); ""`)
+		if view.name != "paper" {
+			height := map[string]float64{"a phone": 844, "a phone, dark": 844}[view.name]
+			if got := b.eval(`document.querySelector("#verdict").getBoundingClientRect().bottom + scrollY`).(float64); got > cmp.Or(height, 800) {
+				t.Errorf("on %s the answer ends at %v pixels", view.name, got)
+			}
+			b.eval(`document.querySelectorAll("details").forEach((d) => { d.open = true; }); ""`)
+		}
 		if got := b.eval(`document.documentElement.scrollWidth`); got != float64(view.width) {
 			t.Errorf("on %s, %d pixels, the page is %v wide", view.name, view.width, got)
 		}
@@ -95,23 +104,38 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-func TestReportPictureOfTheDocument(t *testing.T) {
-	path := filepath.Join(docs, "images", "report.png")
+// TestReportPicturesOfTheDocument keeps the first screen of the report of the first example in
+// "gplab plan --help".
+func TestReportPicturesOfTheDocument(t *testing.T) {
+	pictures := []struct {
+		name          string
+		width, height int
+	}{{"report.png", 1280, 800}, {"report-phone.png", 390, 844}}
 	if *update {
+		run := filepath.Join(t.TempDir(), "run")
+		cmd := exec.Command(gplab, "plan", "mi308x-matmul", "--cost", "0.2ms", "--run", run)
+		cmd.Env = environment()
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("gplab plan: %v: %s", err, out)
+		}
+		page := writeReport(t, run)
 		b := startBrowser(t)
-		b.resize(1280, 1000, false)
-		b.call("Page.navigate", map[string]any{"url": writeReport(t, madeUpRun)}, nil)
-		b.await(`document.readyState === "complete"`)
-		b.eval(fmt.Sprintf(`document.querySelector(%q).scrollIntoView()`, "#arms"))
-		if err := os.WriteFile(path, smaller(t, b.screenshot()), 0o644); err != nil {
-			t.Fatal(err)
+		for _, p := range pictures {
+			b.resize(p.width, p.height, false)
+			b.call("Page.navigate", map[string]any{"url": page}, nil)
+			b.await(`document.readyState === "complete"`)
+			if err := os.WriteFile(filepath.Join(docs, "images", p.name), smaller(t, b.screenshot()), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.Size() > pictureBytes {
-		t.Errorf("%s has %d bytes, more than %d", path, info.Size(), pictureBytes)
+	for _, p := range pictures {
+		info, err := os.Stat(filepath.Join(docs, "images", p.name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Size() > pictureBytes {
+			t.Errorf("%s has %d bytes, more than %d", p.name, info.Size(), pictureBytes)
+		}
 	}
 }

@@ -11,16 +11,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/internal/testutil/clitest"
 )
 
 // update has the tests named PicturesOfTheDocuments and PictureOfTheDocument make the pictures of docs/operate.md, which
@@ -96,7 +100,7 @@ func TestWebPageInABrowser(t *testing.T) {
 	b.await(`document.querySelector("#link-text")?.textContent === "live"`)
 	b.await(`document.querySelector("#model").textContent === "SIMULATED: no hardware is involved"`)
 	b.await(`document.querySelector("#timeline").innerText.includes("#0 gfx942")`)
-	b.await(shows("targets", pid, "running") + " && " + shows("targets", pid, "Running: no-lease."))
+	b.await(shows("targets", pid, "running") + " && " + shows("targets", pid, "Running: no lease covers its GPUs (no-lease)."))
 
 	// A lease appears, and its targets are suspended; it ends, and they run.
 	work := announcement()
@@ -106,7 +110,7 @@ func TestWebPageInABrowser(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.await(shows("leases", lease.GetLeaseId(), "chat<b>") + " && " + shows("leases", lease.GetLeaseId(), "held"))
-	b.await(shows("targets", pid, "suspended") + " && " + shows("targets", pid, "Suspended: lease."))
+	b.await(shows("targets", pid, "suspended") + " && " + shows("targets", pid, "Suspended: a lease covers its GPUs (lease)."))
 	b.await(shows("preemptions", pid, lease.GetLeaseId()))
 	b.await(painted + " === 2") // the GPU's and the target's
 	b.await(`document.querySelector("#quiet dd").textContent !== "-"`)
@@ -146,6 +150,70 @@ func TestWebPageInABrowser(t *testing.T) {
 	}
 	if i := slices.IndexFunc(b.requests, func(url string) bool { return !strings.HasPrefix(url, "http://"+root+"/") }); i >= 0 {
 		t.Errorf("a request for %s", b.requests[i])
+	}
+}
+
+// webText is the text of the page, with what the layout cuts and with the state that is not seen without scrolling.
+const webText = `(() => {
+	const shown = (e) => e.checkVisibility() && e.getClientRects().length > 0;
+	const all = [...document.querySelectorAll("h1, h2, p, li, dt, dd, th, td, .model, .link, button")].filter((e) => shown(e) && !e.querySelector("p, li, dt, dd, td, button"));
+	const texts = (list) => list.map((e) => e.innerText.replace(/\s+/g, " ").trim() + "\n").filter((s) => s !== "\n").join("");
+	const cut = all.filter((e) => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== "visible");
+	const late = all.filter((e) => e.matches(".banner, .model, .link, .figure") && e.getBoundingClientRect().bottom > innerHeight);
+	return texts(all) + "-- cut --\n" + texts(cut) + "-- state below the fold --\n" + texts(late);
+})()`
+
+// passingText matches what depends on when the page is read.
+var passingText = regexp.MustCompile(`\b\d+d\d*h?\b|\b\d\d:\d\d:\d\d\.\d{3}\b`)
+
+// calmMachine is a daemon without events.
+type calmMachine struct{ *clitest.Machine }
+
+func (calmMachine) WatchEvents(_ *gpreemptv1.WatchEventsRequest, out grpc.ServerStreamingServer[gpreemptv1.WatchEventsResponse]) error {
+	<-out.Context().Done()
+	return out.Context().Err()
+}
+
+// The page of a daemon with two warnings, as a person with a laptop and one with a phone sees it.
+func TestWebScreens(t *testing.T) {
+	b := startBrowser(t)
+	d := &daemon{t: t, socket: filepath.Join(testutil.TempSocketDir(t), "gpreemptd.sock")}
+	clitest.Serve(t, d.socket, calmMachine{clitest.NewMachine()})
+	_, address := d.startWeb()
+	b.call("Page.navigate", map[string]any{"url": address}, nil)
+	b.await(`document.querySelector("#link-text")?.textContent === "live"`)
+	b.await(`document.querySelectorAll("#leases tbody tr[data-key]").length > 0`)
+	for _, size := range []struct {
+		width, height int
+		explained     bool
+	}{{1280, 800, false}, {390, 844, false}, {1280, 800, true}, {390, 844, true}} {
+		name := fmt.Sprintf("web-%dx%d", size.width, size.height)
+		if size.explained {
+			name += "-explained-draining"
+			d.check(0, "draining", "drain", "on")
+			b.await(`document.querySelector("#warnings").innerText.includes("DRAINING")`)
+			b.await(`(document.querySelector(".detail") || document.querySelector("#targets button.open").click(), !!document.querySelector(".detail table, .detail pre"))`)
+		}
+		b.resize(size.width, size.height, false)
+		if folder := os.Getenv("GPREEMPT_PICTURES"); folder != "" {
+			if err := os.WriteFile(filepath.Join(folder, name+".png"), b.screenshot(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := passingText.ReplaceAllString(b.eval(webText).(string), "TIME")
+		path := filepath.Join("testdata", name+".golden")
+		if *update {
+			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), got); diff != "" {
+			t.Errorf("%s (-want +got; -update writes it):\n%s", path, diff)
+		}
 	}
 }
 

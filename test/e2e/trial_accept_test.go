@@ -73,6 +73,9 @@ func checkAcceptance(t *testing.T, r accept.Report, text string, more ...string)
 		if row.Criteria == "" {
 			t.Errorf("%s has no criteria", row.Stage)
 		}
+		if notes := strings.Join(row.Notes, "\n"); row.Stage == "grace" && (len(row.Measures) != 6 || !strings.Contains(notes, "EMULATED, on ") || !strings.Contains(notes, "no difference by its rule")) {
+			t.Errorf("grace: %d measures, %q", len(row.Measures), notes)
+		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" || r.Verdict != accept.Emulated || strings.Contains(text, "PASS") {
 		t.Errorf("the verdict is %s (-want +got):\n%s\n%s", r.Verdict, diff, text)

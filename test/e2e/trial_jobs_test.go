@@ -29,7 +29,7 @@ func TestSlotsThatDoNotEmptyFailATrial(t *testing.T) {
 		"--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""),
 		"--progress", workProgress, "--rate", "10", "--count", "30", "--repeats", "1", "--warm-up", "200ms", "--profile", written(t, "lenient.yaml", lenient),
 		"--output-dir", filepath.Join(t.TempDir(), "run"))...)
-	if code != 1 || !strings.Contains(stdout, "hardware slots had queues of suspended processes") || !strings.Contains(stdout, "lenient: FAIL") {
+	if code != 1 || !strings.Contains(stdout, "hardware slots had queues of suspended processes") || !strings.Contains(stdout, "FAIL (EMULATED, profile lenient): ") {
 		t.Errorf("exit code %d:\n%s\n%s", code, stdout, stderr)
 	}
 }
@@ -39,8 +39,9 @@ func TestHourOfStabilityRunsShortened(t *testing.T) {
 	t.Parallel()
 	m := emulate(t, kfdemu.Config{})
 	d := m.start(unmanaged + "discovery: {debugfs: false}\n")
+	dir := filepath.Join(t.TempDir(), "run")
 	code, stdout, stderr := trialOf(t, m, d, append(answering(), "--plan", "stability-1h", "--duration", "12s", "--warm-up", "200ms", "-o", "json",
-		"--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress, "--output-dir", filepath.Join(t.TempDir(), "run"))...)
+		"--offline", fmt.Sprintf(workReports, kfdemuBinary+" work", ""), "--progress", workProgress, "--output-dir", dir)...)
 	var result struct {
 		Verdict trialVerdict
 		Arms    []trialSummary
@@ -48,7 +49,20 @@ func TestHourOfStabilityRunsShortened(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &result); err != nil || code != 9 || len(result.Arms) != 1 || result.Arms[0].Latency.N == 0 || result.Arms[0].Suspends.N == 0 {
 		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
-	want := []string{fmt.Sprintf("protected: online_p99_ms: there are %d samples, and it needs at least 100", result.Arms[0].Latency.N)}
+	run, err := readRun(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readings := 0
+	for _, row := range run.Arms[0].Repeats[0].Samples {
+		if row["name"] == "daemon_rss_mib" && row["value"] != "0" {
+			readings++
+		}
+	}
+	want := []string{
+		fmt.Sprintf("protected: daemon_growth_mib: there are %d samples, and it needs at least 40", readings),
+		fmt.Sprintf("protected: online_p99_ms: there are %d samples, and it needs at least 100", result.Arms[0].Latency.N),
+	}
 	if diff := cmp.Diff(want, result.Verdict.Reasons); diff != "" {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
@@ -82,7 +96,7 @@ echo '[{"Id": "%064x", "Name": "/train", "State": {"Running": true}}]'
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	dir := filepath.Join(t.TempDir(), "run")
-	args := append(answering(), "--pid", fmt.Sprint(jobs[0].PID), "--pid", fmt.Sprint(jobs[1].PID), "--arm", "shared", "--arm", "protected", "--rate", "10", "--count", "40",
+	args := append(answering(), "--pid", fmt.Sprint(jobs[0].PID), "--pid", fmt.Sprint(jobs[1].PID), "--rate", "10", "--count", "40",
 		"--repeats", "1", "--warm-up", "200ms", "--profile", written(t, "lenient.yaml", lenient), "--output-dir", dir, "--container")
 	if code, stdout, stderr := trialOf(t, m, d, slices.Concat(args, []string{"gone"})...); code != 1 || !strings.Contains(stderr, "container gone: the daemon sees no process of it") ||
 		!strings.Contains(stderr, "docker: Error: no such container: gone") {
@@ -98,6 +112,9 @@ echo '[{"Id": "%064x", "Name": "/train", "State": {"Running": true}}]'
 		want = append(want, job.PID)
 	}
 	slices.Sort(want)
+	if len(run.Arms) != 3 || !strings.Contains(stdout, "\nno arm online alone: the offline jobs run already\n") || !strings.HasPrefix(stdout, "PASS") {
+		t.Errorf("exit code %d, %d arms:\n%s\n%s", code, len(run.Arms), stdout, stderr)
+	}
 	for _, arm := range run.Arms {
 		offline, _ := pidsOf(t, dir, arm.Name, 0)
 		slices.Sort(offline)

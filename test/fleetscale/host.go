@@ -180,7 +180,7 @@ func (h *host) snapshot() events.MetricsSnapshot {
 	s := events.MetricsSnapshot{
 		Version: "simulated", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap"}, Log: h.log, Now: h.now,
 		GPUs: h.gpus, States: h.core.GPUs(), Leases: h.core.Leases(), Jobs: h.core.Jobs(),
-		Floor: h.core.Policy().ShareFloor, FloorUse: h.core.FloorUse(), Draining: h.core.Draining(),
+		Floor: h.core.Policy().ShareFloor, Cap: h.core.Policy().ShareCap, FloorUse: h.core.FloorUse(), Draining: h.core.Draining(),
 		Sources: []inventory.Source{
 			source("events", 5, 20*time.Microsecond), source("hqds", 30, time.Millisecond), source("mqds", 10, time.Millisecond),
 			source("smi", 1, 100*time.Microsecond), source("sysfs", 1, 2*time.Millisecond),

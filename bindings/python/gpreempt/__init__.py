@@ -33,4 +33,7 @@ def __getattr__(name: str) -> object:
     """Import a module of the package at its first use: interceptors needs grpcio."""
     if name in ("asgi", "compat", "interceptors"):
         return _import_module("." + name, __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = "announce work with gpreempt.online(gpus=[0])"
+    if "offline" in name.lower():
+        hint = "jobs become offline by the rules of the daemon, or by gpctl run --class offline -- COMMAND"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {hint}")

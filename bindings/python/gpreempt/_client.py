@@ -83,19 +83,23 @@ class Client:
 
     def __init__(
         self,
-        socket: Optional[str] = None,
+        socket: "Union[str, os.PathLike[str], None]" = None,
         *,
         certificate: Optional[_tls.Files] = None,
         on_unprotected: Optional[Callable[[Optional[_errors.Error]], None]] = None,
     ) -> None:
-        path = socket or os.environ.get("GPREEMPT_SOCKET") or DEFAULT_SOCKET
+        if socket is not None and not isinstance(socket, (str, os.PathLike)):
+            raise TypeError(f'socket is {socket!r}: use the path of the daemon\'s socket, or "tcp://HOST:PORT"')
+        path = os.fspath(socket or os.environ.get("GPREEMPT_SOCKET") or DEFAULT_SOCKET)
         if path.startswith("unix:"):
             path = "/" + path[len("unix:") :].lstrip("/")
         remote = path.startswith("tcp://")
-        if not remote and not path.startswith("/"):
-            raise ValueError(f"invalid address {path!r} of gpreemptd: use an absolute path, or tcp://HOST:PORT")
-        if remote != (certificate is not None):
-            raise ValueError(f"address {path!r} of gpreemptd and certificate: tcp://HOST:PORT needs one, a socket must not have one")
+        if not remote and (not path.startswith("/") or os.path.isdir(path)):
+            raise ValueError(f"invalid address {path!r} of gpreemptd: use the absolute path of its socket, or tcp://HOST:PORT")
+        if remote and certificate is None:
+            raise ValueError(f"{path} needs a certificate: use Client({path!r}, certificate=(certificate, key, authorities)), three PEM files")
+        if not remote and certificate is not None:
+            raise ValueError(f"{path} is a socket of this host: use no certificate, or tcp://HOST:PORT")
         self.socket = path
         self._daemon: Union[str, _tls.Endpoint] = _tls.Endpoint(path, certificate) if certificate is not None else path
         self._report = on_unprotected or _log_protection
@@ -355,7 +359,7 @@ class Client:
         if call.status != _http2.OK:
             raise self._lost(_errors.of_call(call))
         gpus = _proto.ListGpusResponse.FromString(call.message).gpus
-        self._gpus = sorted((_gpus.Node(g.node, g.gpu_id) for g in gpus), key=lambda n: n.node)
+        self._gpus = sorted((_gpus.Node(g.node, g.gpu_id, 0, g.name) for g in gpus), key=lambda n: n.node)
         return self._gpus
 
     def _failed(self, error: Exception, request: Request, strict: bool) -> Lease:
@@ -431,6 +435,15 @@ class Client:
             if connection is not self._connection:
                 connection.end("the daemon does not serve")
         return False
+
+
+def check_client(client: object, *others: type) -> None:
+    """Raise a TypeError for what is no client; an error of the default client is raised here, and not when work is announced."""
+    if client is None:
+        default_client()
+    elif not isinstance(client, (Client, *others)):
+        use = f"gpreempt.Client({client!r})" if isinstance(client, str) else "gpreempt.Client()"
+        raise TypeError(f"client is {client!r}: use {use}")
 
 
 _defaults: Dict[str, Client] = {}

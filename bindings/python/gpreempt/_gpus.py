@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _errors
 
 _PCI = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _DEVICE = re.compile(r"(?:cuda|hip|rocm):(\d+)")
 _UUID = re.compile(r"GPU-[0-9a-f]{1,16}", re.IGNORECASE)
+_NODE = re.compile(r"node:(\d+)")
+_RENDER = re.compile(r"(?:/dev/dri/)?renderD(\d+)")
+# The name of a product, such as mi300x, has a digit; gpu0 and the like are not products.
+_PRODUCT = re.compile(r"(?!(?:cuda|hip|rocm|cpu|gpu|card)[-_ ]?\d*$)[a-z][\w -]*\d[\w -]*", re.IGNORECASE)
+_FORMS = '"cuda:0", a product such as "mi300x", a PCI address such as "0000:c1:00.0", or a UUID "GPU-..."'
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 
 
@@ -40,7 +46,7 @@ class Gpu:
     value: Union[int, str]
 
     def __repr__(self) -> str:
-        return repr(self.value) if self.by in ("index", "uuid", "bdf") else f"gpreempt.{self.by.replace('_minor', '')}({self.value})"
+        return repr(self.value) if self.by in ("index", "uuid", "bdf", "name") else f"gpreempt.{self.by.replace('_minor', '')}({self.value})"
 
 
 def gpu_id(value: int) -> Gpu:
@@ -75,12 +81,12 @@ def uuid(value: str) -> Gpu:
 def index(value: int) -> Gpu:
     """Select by HIP index: the N of torch.device("cuda:N") in this process."""
     if value < 0:
-        raise ValueError(f"invalid HIP index {value}")
+        raise ValueError(f"invalid HIP index {value}: use 0 or more")
     return Gpu("index", value)
 
 
-# Selector is what gpus consists of: a Gpu, a HIP index, a string ("cuda:0", a PCI address or a
-# UUID), or an object with type and index, such as a torch.device.
+# Selector is what gpus consists of: a Gpu, a HIP index, a string ("cuda:0", "node:2", "renderD128", the name of a
+# product, a PCI address or a UUID), or an object with type and index, such as a torch.device.
 Selector = Union[Gpu, int, str, Any]
 
 
@@ -100,17 +106,25 @@ def parse(selector: Selector) -> Gpu:
             return uuid(selector)
         if _PCI.fullmatch(selector):
             return pci(selector)
-        raise ValueError(f'invalid GPU {selector!r}: use "cuda:0", a PCI address such as "0000:c1:00.0", or a UUID "GPU-..."')
+        for pattern, by in ((_NODE, "node"), (_RENDER, "render_minor")):
+            match = pattern.fullmatch(selector)
+            if match:
+                return Gpu(by, int(match.group(1)))
+        if _PRODUCT.fullmatch(selector):
+            return Gpu("name", selector)
+        if "," in selector:
+            raise ValueError(f"invalid GPU {selector!r}: use {[part.strip() for part in selector.split(',')]}")
+        raise ValueError(f"invalid GPU {selector!r}: use {_FORMS}")
     kind, number = getattr(selector, "type", None), getattr(selector, "index", None)
     if kind in ("cuda", "hip") and isinstance(number, int):
         return index(number)
     if kind in ("cuda", "hip"):
         raise ValueError(f"{selector!r} has no index: use torch.device('cuda:0')")
-    raise TypeError(f"invalid GPU {selector!r}: use a HIP index, a PCI address, a UUID or gpreempt.gpu_id(N)")
+    raise TypeError(f"invalid GPU {selector!r}: use a HIP index such as 0, or {_FORMS}")
 
 
 def parse_all(gpus: Any) -> Union[_Set, Tuple[Gpu, ...]]:
-    """Return the selection of an argument gpus: ALL, OWN or selectors. "all" is ALL."""
+    """Return the selection of an argument gpus: ALL, OWN or selectors. "all" is ALL, and "own" is OWN."""
     if gpus is None:
         raise ValueError(
             "gpus is not set: name the GPUs, such as gpus=[0], or use gpreempt.ALL for all of the host, "
@@ -118,8 +132,12 @@ def parse_all(gpus: Any) -> Union[_Set, Tuple[Gpu, ...]]:
         )
     if isinstance(gpus, _Set):
         return gpus
-    if gpus == "all":
-        return ALL
+    if isinstance(gpus, str) and gpus.lower() in ("all", "own"):
+        return ALL if gpus.lower() == "all" else OWN
+    if inspect.isroutine(gpus) or inspect.isclass(gpus):
+        raise TypeError(f"gpus is {gpus.__name__}: use @gpreempt.online(gpus=[0]), with arguments, as a decorator")
+    if isinstance(gpus, Mapping):
+        raise TypeError(f"gpus is {gpus!r}: use a list, such as {list(gpus)!r}")
     if isinstance(gpus, (str, int, Gpu)) or not isinstance(gpus, Iterable):
         gpus = [gpus]
     selected = tuple(parse(s) for s in gpus)
@@ -135,6 +153,7 @@ class Node:
     node: int
     gpu_id: int
     unique_id: int = 0
+    name: str = ""
 
 
 def topology(root: str = _NODES) -> Optional[List[Node]]:
@@ -199,6 +218,9 @@ def resolve(
     nodes: Optional[List[Node]] = None
     result: List[Tuple[str, Union[int, str]]] = []
     for gpu in selected:
+        if gpu.by == "name":  # which the topology does not have
+            result.append(("gpu_id", _of_product(str(gpu.value), ask())))
+            continue
         if gpu.by not in ("index", "uuid"):
             result.append((gpu.by, gpu.value))
             continue
@@ -226,12 +248,25 @@ def resolve(
     return result
 
 
+def _of_product(name: str, nodes: Sequence[Node]) -> int:
+    """Return the gpu_id of the only GPU of a product, as gpctl does."""
+    found = [n.gpu_id for n in nodes if n.name.lower() == name.lower()]
+    if len(found) == 1:
+        return found[0]
+    message = f"no GPU of this host is a {name}" if not found else f"{len(found)} GPUs of this host are a {name}"
+    names: Dict[str, int] = {}
+    for n in nodes:
+        names[n.name] = names.get(n.name, 0) + 1
+    of_host = ", ".join(f"{count} {product}" for product, count in sorted(names.items()))
+    raise _errors.UnknownGpu("UNKNOWN_GPU", message, f"use the HIP index of one, such as 0; the host has {of_host or 'none'}; gpctl gpu list shows all", 3)
+
+
 def resolve_remote(selected: Sequence[Gpu]) -> List[Tuple[str, Union[int, str]]]:
     """Return the selectors for another host. A client there may not list its GPUs, which takes an admin."""
     for gpu in selected:
-        if gpu.by in ("index", "uuid"):
+        if gpu.by in ("index", "uuid", "name"):
             raise _errors.UnknownGpu(
-                "UNKNOWN_GPU", f"a GPU of another host cannot be named by its {'UUID' if gpu.by == 'uuid' else 'index'}",
+                "UNKNOWN_GPU", f"a GPU of another host cannot be named by its {gpu.by.replace('uuid', 'UUID')}",
                 "use its PCI address, gpreempt.node(N), gpreempt.gpu_id(N) or gpreempt.ALL; gpctl gpu list there shows all", 3,
             )  # fmt: skip
     return [(gpu.by, gpu.value) for gpu in selected]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Union
 
 from . import _errors
-from ._client import Client, run_in_thread
+from ._client import Client, check_client, run_in_thread
 from ._lease import Lease
 from ._request import Request
 
@@ -91,11 +91,15 @@ class Group:
     gpus: what the work uses on each host, in their order; None for what the announcement names, on all hosts.
     """
 
-    def __init__(self, clients: Sequence[Client], *, gpus: Optional[Sequence[Any]] = None) -> None:
+    def __init__(self, clients: Sequence[Client], *more: NoReturn, gpus: Optional[Sequence[Any]] = None) -> None:
+        if more or isinstance(clients, Client):
+            raise TypeError(f"clients is {clients!r}: use a list: gpreempt.Group([...])")
         if not clients:
-            raise ValueError("a group has at least one client")
+            raise ValueError("clients is empty: use one for each host: gpreempt.Group([gpreempt.Client(), ...])")
+        for client in clients:
+            check_client(client)
         if gpus is not None and len(gpus) != len(clients):
-            raise ValueError(f"gpus has {len(gpus)} entries for {len(clients)} hosts")
+            raise ValueError(f"gpus has {len(gpus)} entries for {len(clients)} hosts: use one for each, in their order")
         self.clients = list(clients)
         self._gpus = gpus
         self._pool: Optional[ThreadPoolExecutor] = None

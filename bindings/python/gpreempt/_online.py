@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable, List, Optional, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, List, NoReturn, Optional, TypeVar, Union, cast
 
 from . import _client, _group
 from ._lease import Lease
-from ._request import Duration, Request
+from ._request import Duration, Request, check
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +22,7 @@ class online:
     It is a context manager, with and async with, and a decorator of functions and coroutine functions. One
     object may be used many times and by many threads at once, which saves the cost of making it.
 
-    gpus: HIP indices, PCI addresses, UUIDs, torch devices or gpreempt.gpu_id(N); gpreempt.ALL; or gpreempt.OWN for
+    gpus: HIP indices, products, PCI addresses, UUIDs, torch devices or gpreempt.gpu_id(N); gpreempt.ALL; or gpreempt.OWN for
         those on which this process has queues when it announces. It must be set.
     label: a name of the kind of work for a person to read, of at most 128 bytes.
     priority: 0 to 15; offline work of lower priority is suspended. None: 11.
@@ -43,7 +43,7 @@ class online:
     def __init__(
         self,
         gpus: Any = None,
-        *,
+        *more: NoReturn,
         label: str = "",
         priority: Optional[int] = None,
         ttl: Optional[Duration] = None,
@@ -53,11 +53,16 @@ class online:
         complete_on_idle: bool = False,
         strict: bool = False,
         client: Union["_client.Client", "_group.Group", None] = None,
+        **unknown: NoReturn,
     ) -> None:
+        if more:
+            raise TypeError(f"{more[0]!r} has no name: use one, such as label={more[0]!r}; only gpus needs none")
         self._request = Request(
             gpus, label=label, priority=priority, ttl=ttl, renew=renew, max_wait=max_wait, eta=eta,
-            complete_on_idle=complete_on_idle,
+            complete_on_idle=complete_on_idle, **unknown,
         )  # fmt: skip
+        check("strict", strict, bool, "True or False")
+        _client.check_client(client, _group.Group)
         self._strict = strict
         self._client = client
         # The leases of the blocks that run now. All are of the same request, so a block may release
@@ -67,6 +72,12 @@ class online:
 
     def __repr__(self) -> str:
         return f"gpreempt.online({self._request.text})"
+
+    if not TYPE_CHECKING:  # or every attribute would be valid
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": use that of the lease: with ... as lease: lease.{name}" if hasattr(Lease, name) else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def acquire(self) -> Lease:
         """Return a lease, to be released. with does both."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+try:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+except ModuleNotFoundError as e:
+    raise ModuleNotFoundError("gpreempt needs protobuf: pip install protobuf, or apt-get install python3-protobuf", name=e.name) from None
 
 # A pool of our own: the program may have loaded another version of the same files.
 _pool = descriptor_pool.DescriptorPool()

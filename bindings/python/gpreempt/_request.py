@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from typing import Any, Callable, List, Optional, Tuple, Union
+from typing import Any, Callable, List, Mapping, NoReturn, Optional, Tuple, Union
 
 from . import _gpus, _proto
 
@@ -29,6 +30,23 @@ def seconds(name: str, value: Duration) -> float:
     raise kind(f'{name} of {value!r} is not a duration: use seconds, such as 0.02, or a string, such as "20ms"')
 
 
+def check(name: str, value: Any, kind: type, use: str) -> None:
+    """Raise a TypeError for an argument of another type. A truth value is not a number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{name} is {value!r}: use {use}")
+
+
+def refuse(unknown: Mapping[str, Any]) -> None:
+    """Raise a TypeError for arguments that there are not."""
+    for name in unknown:
+        near = difflib.get_close_matches(name, ARGUMENTS, 1)
+        raise TypeError(f"unknown argument {name}: use {near[0] if near else ', '.join(ARGUMENTS)}")
+
+
+# ARGUMENTS are those of online.
+ARGUMENTS = ("gpus", "label", "priority", "ttl", "renew", "max_wait", "eta", "complete_on_idle", "strict", "client")
+
+
 class Request:
     """Work to announce. The arguments are those of online."""
 
@@ -43,7 +61,12 @@ class Request:
         max_wait: Optional[Duration] = None,
         eta: Optional[Duration] = None,
         complete_on_idle: bool = False,
+        **unknown: NoReturn,
     ) -> None:
+        refuse(unknown)
+        check("label", label, str, 'a text, such as label="chat"')
+        check("renew", renew, bool, "True or False")
+        check("complete_on_idle", complete_on_idle, bool, "True or False")
         self.selected = _gpus.parse_all(gpus)
         self.renew = renew
         self.call_time = UNSTATED_MAX_WAIT + DAEMON_TIME
@@ -51,10 +74,11 @@ class Request:
         self.text = f"gpus={list(self.selected) if isinstance(self.selected, tuple) else self.selected!r}"
         m = self._message = _proto.NotifyOnlineRequest(label=label, complete_on_idle=complete_on_idle)
         if len(label.encode()) > 128:
-            raise ValueError("label has more than 128 bytes")
+            raise ValueError("label has more than 128 bytes: use a short name of the kind of work")
         if label:
             self.text += f", label={label!r}"
         if priority is not None:
+            check("priority", priority, int, "a number from 0 to 15")
             if not 0 <= priority <= 15:
                 raise ValueError(f"priority {priority} is out of range: use 0 to 15")
             m.priority = priority
@@ -94,6 +118,8 @@ class Request:
         """Reports whether encode will ask for the GPUs of the daemon."""
         if self._bytes is not None or not isinstance(self.selected, tuple) or self.remote:
             return False
+        if any(g.by == "name" for g in self.selected):
+            return True
         return any(g.by in ("index", "uuid") for g in self.selected) and _gpus.topology() is None
 
     def encode(self, ask: Callable[[], List[_gpus.Node]]) -> bytes:

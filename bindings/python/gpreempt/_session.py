@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from . import _client, _errors
 from ._lease import Lease
-from ._request import Request
+from ._request import Request, check
 
 
 class Session:
@@ -20,6 +20,8 @@ class Session:
 
     def __init__(self, gpus: Any = None, *, client: Optional["_client.Client"] = None, strict: bool = False, **request: Any) -> None:
         self._request = Request(gpus, **request)
+        check("strict", strict, bool, "True or False")
+        _client.check_client(client)
         self._again = self._request.at_once()
         self._chosen = client
         self._strict = strict

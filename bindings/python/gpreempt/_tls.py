@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from typing import List, Tuple
@@ -19,8 +20,14 @@ class Endpoint:
         host, _, port = address[len("tcp://") :].rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"invalid address {address!r} of gpreemptd: use the form tcp://HOST:PORT")
+        if isinstance(files, str) or len(files) != 3:
+            raise TypeError(f"certificate is {files!r}: use three PEM files: (certificate, key, authorities)")
         self.name, self._host, self._port, self._files = address, host.strip("[]"), int(port), files
-        self._context()  # so that a wrong file is an error of the program
+        try:
+            self._context()
+        except OSError as e:  # of the program; ssl does not name the file
+            wrong = [file for file in files if not os.access(file, os.R_OK)]
+            raise ValueError(f"certificate {', '.join(wrong) or files}: {e}: use PEM files that this process may read: (certificate, key, authorities)") from None
 
     def _context(self) -> ssl.SSLContext:
         cert, key, ca = self._files

@@ -23,7 +23,7 @@ class Middleware:
 
     def __init__(self, app: Application, *, gpus: Any, paths: Optional[Sequence[str]] = None, **request: Any) -> None:
         if isinstance(paths, str):
-            raise TypeError("paths must be a list of strings")
+            raise TypeError(f"paths is {paths!r}: use a list, such as [{paths!r}]")
         self._app = app
         self._paths = None if paths is None else tuple(paths)
         self._online = online(gpus, **request)

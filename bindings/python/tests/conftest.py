@@ -59,7 +59,8 @@ class Daemon:
     def start(self) -> None:
         self._process = subprocess.Popen(
             [self._kfdemu, "serve-sim", "--config", str(self._config), "--socket", self.socket, "--gpus", "2", "--default-ttl", "30s", "--job", "train:4:25ms:2"],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log.open("a"), env={"PATH": os.environ["PATH"]},
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log.open("a"),
+            env={"PATH": os.environ["PATH"], "TMPDIR": str(self._config.parent)},  # kill leaves its directory
         )  # fmt: skip
 
         def serves() -> bool:

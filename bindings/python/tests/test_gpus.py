@@ -65,6 +65,7 @@ def test_variables_decide_what_a_process_sees(environ: Dict[str, str], shown: Li
         ("cuda:1", [("gpu_id", 7)]),
         ("1", [("gpu_id", 7)]),
         (["hip:0"], [("gpu_id", 51234)]),
+        (["node:6", "renderD128", "/dev/dri/renderD129"], [("node", 6), ("render_minor", 128), ("render_minor", 129)]),
         ([SimpleNamespace(type="cuda", index=2)], [("gpu_id", 8)]),
         (["0000:C1:00.0", "c1:00.0"], [("bdf", "0000:c1:00.0"), ("bdf", "c1:00.0")]),
         (["GPU-00000000000000B0"], [("gpu_id", 7)]),
@@ -91,6 +92,7 @@ def test_what_is_no_selector_is_an_error(gpus: Any, error: Any) -> None:
         (gpreempt.ALL, [("all", True)]),
         ("all", [("all", True)]),
         (gpreempt.OWN, []),
+        ("own", []),
         ([gpreempt.gpu_id(5)], [("gpu_id", 5)]),
     ],
 )
@@ -112,3 +114,11 @@ def test_index_that_no_gpu_has_names_the_variables(topology: str) -> None:
 
 def test_daemon_is_asked_where_the_topology_is_missing() -> None:
     assert _gpus.resolve([gpreempt.index(1)], lambda: [A, B], "/none", {}) == [("gpu_id", 7)]
+
+
+def test_product_names_the_only_gpu_of_it(topology: str) -> None:
+    hosts = [_gpus.Node(2, 51234, 0, "MI300X"), _gpus.Node(3, 7, 0, "MI210"), _gpus.Node(4, 8, 0, "MI210")]
+    assert _gpus.resolve(_gpus.parse_all(["mi300x"]), lambda: hosts, topology, {}) == [("gpu_id", 51234)]  # type: ignore[arg-type]
+    for name, text in (("mi210", "2 GPUs of this host are a mi210: use the HIP index of one, such as 0; the host has 2 MI210, 1 MI300X"), ("mi100", "no GPU of this host is a mi100")):
+        with pytest.raises(gpreempt.UnknownGpu, match=text):
+            _gpus.resolve(_gpus.parse_all(name), lambda: hosts, topology, {})  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/cmdline"
 )
 
 // checkTime bounds a check, which takes a quarter of a second on an idle host.
@@ -29,7 +30,7 @@ func checkCommand() *cobra.Command {
 		Short: "Check whether a machine can be emulated here",
 		Long: `Emulates a machine and runs a packet on it. If that does not work, prints what is missing
 and ends with 125.`,
-		Args: cobra.NoArgs,
+		Args: cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), checkTime)
 			defer cancel()

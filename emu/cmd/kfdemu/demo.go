@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/cmdline"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
@@ -48,7 +49,7 @@ with fewer than 100 requests, all three.
 
 With --live or --top it measures nothing and keeps everything running. A request that the
 daemon does not answer in time runs unprotected there, and is counted.`,
-		Args: cobra.NoArgs,
+		Args: cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if d.opts.Repeats < 1 || d.opts.Duration < 100*time.Millisecond {
 				return errors.New("--repeats must be at least 1 and --duration at least 100ms")

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"time"
 
@@ -40,8 +39,7 @@ func emulate(ctx context.Context, emulator, dir string, log io.Writer) (*emulate
 		return nil, err
 	}
 	var err error
-	m.server, err = startSample(ctx, log, detached(emulator, append([]string{"answer", "--packets", strconv.Itoa(requestKernels)},
-		kernel(kernelTime, onlineOccupancy)...)...))
+	m.server, err = startSample(ctx, log, detached(emulator, "answer"))
 	if err != nil {
 		return nil, err
 	}
@@ -54,8 +52,7 @@ func kernel(takes time.Duration, occupancy float64) []string {
 }
 
 func (m *emulated) startJob(ctx context.Context) (int32, error) {
-	job, err := startSample(ctx, m.log, detached(m.train, append([]string{"work", "--runtime", "--queues", strconv.Itoa(jobQueues), "--depth", strconv.Itoa(jobDepth)},
-		kernel(jobKernel, trainOccupancy)...)...))
+	job, err := startSample(ctx, m.log, detached(m.train, "work", "--train", "--steps=false"))
 	if err != nil {
 		return 0, err
 	}

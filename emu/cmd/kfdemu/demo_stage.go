@@ -165,7 +165,7 @@ func open(ctx context.Context, o demoOptions, announcement client.Request, unava
 		if daemon, err = startLocalDaemon(o, simulated.Host(), dir, s.socket); err != nil {
 			return s, err
 		}
-	} else if daemon, err = startDaemon(o, dir, s.socket); err != nil {
+	} else if daemon, err = startDaemon(o.Daemon, configYAML, dir, s.socket, o.Progress); err != nil {
 		return s, err
 	}
 	s.daemon = daemon
@@ -193,15 +193,15 @@ type program interface {
 	interrupt() error
 }
 
-// startDaemon runs gpreemptd on the emulated machine.
-func startDaemon(o demoOptions, dir, socket string) (*process, error) {
+// startDaemon runs gpreemptd, the binary daemon, on the emulated machine, with files in dir.
+func startDaemon(daemon, yaml, dir, socket string, log io.Writer) (*process, error) {
 	config := filepath.Join(dir, configFile)
-	if err := os.WriteFile(config, []byte(configYAML+emulatedYAML), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(yaml+emulatedYAML), 0o600); err != nil {
 		return nil, err
 	}
-	cmd := detached(o.Daemon, "serve", "--config", config, "--socket", socket)
+	cmd := detached(daemon, "serve", "--config", config, "--socket", socket)
 	cmd.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+dir) // it must not use the host's journal
-	return startProcess(o.Progress, cmd)
+	return startProcess(log, cmd)
 }
 
 // stage is the daemon, the machine it serves and the connection to it.
@@ -220,14 +220,14 @@ type stage struct {
 }
 
 // awaitDaemon returns when the daemon serves the right machine: figures that are called
-// emulated or simulated must not be those of hardware.
+// emulated or simulated must not be those of hardware. Without a name of the machine any will do.
 func (s *stage) awaitDaemon(ctx context.Context, daemon program, backend string) error {
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	for {
 		status, err := s.client.Admin().GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 		switch {
-		case err == nil && status.GetBackend() != backend:
+		case err == nil && backend != "" && status.GetBackend() != backend:
 			return fmt.Errorf("the daemon serves %q and not %q", status.GetBackend(), backend)
 		case err == nil:
 			return nil

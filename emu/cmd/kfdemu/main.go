@@ -20,6 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/cmdline"
 )
 
 // socketEnv is the variable with the machine's socket in the environment of its programs.
@@ -64,8 +65,11 @@ queues are executed in their memory, for the time that a model of the GPU takes.
 Everything is EMULATED: no figure says anything about a real GPU.`,
 		Version:       api.VersionString(),
 		SilenceErrors: true, SilenceUsage: true,
+		Args: cmdline.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(runCommand(), execCommand(), checkCommand(), serveSimCommand(), demoCommand(), workCommand(), answerCommand(), softGPUCommand())
+	cmdline.Answer(root)
+	root.AddCommand(runCommand(), withDaemonCommand(), execCommand(), checkCommand(), serveSimCommand(), demoCommand(), workCommand(), answerCommand(), softGPUCommand())
 	return root
 }
 
@@ -74,6 +78,7 @@ func runCommand() *cobra.Command {
 		cfg    kfdemu.Config
 		faults []string
 		log    string
+		daemon bool
 	)
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGUMENT...]",
@@ -101,6 +106,9 @@ lasts until the program and all others on it have ended.`,
 				}
 				defer func() { err = errors.Join(err, closeLog()) }()
 			}
+			if daemon {
+				args = append([]string{cfg.Shim, withDaemon}, args...)
+			}
 			return run(cmd.Context(), cfg, injected, args)
 		},
 	}
@@ -112,6 +120,7 @@ lasts until the program and all others on it have ended.`,
 	f.Uint64Var(&cfg.Seed, "seed", 1, "decides the jitter of modelled durations")
 	f.DurationVar(&cfg.KernelTime, "kernel-time", time.Millisecond, "the duration of a kernel that does not define its own")
 	f.StringArrayVar(&faults, "fault", nil, "a fault to inject, such as SUSPEND_QUEUES#2:errno=EIO or step=unmap:delay=9s; repeat for more")
+	f.BoolVar(&daemon, "daemon", false, "start the gpreemptd beside kfdemu on it first, for the program; gplab and gpctl find both")
 	f.StringVar(&log, "log", "", "write events to this file, a line of JSON each; - is standard error")
 	return cmd
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/cmdline"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/daemon"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -43,7 +44,7 @@ standard input, each of which is answered by a line of JSON:
   start train:10:25ms     a job; the answer has its pid
   stop PID                ends a job; the answer has its counters
   counters                the answer has the counters of every process and GPU`,
-		Args: cobra.NoArgs,
+		Args: cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
@@ -99,19 +100,31 @@ func parseJob(text string, gpus []gpreempt.GPU) (Job, error) {
 	if len(parts) == 3 {
 		parts = append(parts, "1")
 	}
-	if len(parts) == 4 {
-		queues, err := strconv.Atoi(parts[1])
-		duration, err2 := time.ParseDuration(parts[2])
-		n, err3 := strconv.Atoi(parts[3])
-		if errors.Join(err, err2, err3) == nil && queues > 0 && duration > 0 && n > 0 && n <= len(gpus) && parts[0] != "" {
-			job := Job{Comm: parts[0], Queues: queues, Kernel: gpumodel.Packet{Duration: duration, Occupancy: jobOccupancy}}
-			for _, gpu := range gpus[:n] {
-				job.GPUs = append(job.GPUs, gpu.ID)
-			}
-			return job, nil
-		}
+	if len(parts) != 4 {
+		return Job{}, fmt.Errorf("%q is not a job: use COMMAND:QUEUES:KERNEL-DURATION[:GPUS], such as train:10:25ms", text)
 	}
-	return Job{}, fmt.Errorf("%q is not a job: use COMMAND:QUEUES:KERNEL-DURATION[:GPUS], such as train:10:25ms", text)
+	queues, err := strconv.Atoi(parts[1])
+	duration, err2 := time.ParseDuration(parts[2])
+	n, err3 := strconv.Atoi(parts[3])
+	wrong := ""
+	switch {
+	case parts[0] == "":
+		wrong = "COMMAND is empty"
+	case err != nil || queues <= 0:
+		wrong = fmt.Sprintf("QUEUES %q: use a number of queues, 1 or more", parts[1])
+	case err2 != nil || duration <= 0:
+		wrong = fmt.Sprintf("KERNEL-DURATION %q: use a number with its unit, such as 25ms", parts[2])
+	case err3 != nil || n <= 0 || n > len(gpus):
+		wrong = fmt.Sprintf("GPUS %q: use how many GPUs it has, 1 to %d (--gpus)", parts[3], len(gpus))
+	}
+	if wrong != "" {
+		return Job{}, fmt.Errorf("%q is not a job: %s", text, wrong)
+	}
+	job := Job{Comm: parts[0], Queues: queues, Kernel: gpumodel.Packet{Duration: duration, Occupancy: jobOccupancy}}
+	for _, gpu := range gpus[:n] {
+		job.GPUs = append(job.GPUs, gpu.ID)
+	}
+	return job, nil
 }
 
 // control starts and stops jobs of a machine.

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/cmdline"
 )
 
 // softGPUDevice is the channel of emu/softgpu.
@@ -25,7 +26,7 @@ func softGPUCommand() *cobra.Command {
 		Long: `Executes the packets on the queues that the real driver has mapped, for as long as it has
 them mapped. The driver must have GPU nodes without a GPU (emu/softgpu). Writes a line of
 JSON when it begins, and one with the number of packets when it ends by SIGTERM.`,
-		Args: cobra.NoArgs,
+		Args: cmdline.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return serveSoftGPU(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},

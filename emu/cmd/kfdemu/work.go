@@ -6,6 +6,8 @@ import (
 	"io"
 	"os/signal"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -22,19 +24,43 @@ func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 type sample func(ctx context.Context, sys workload.Sys, args []string, in io.Reader, out, help io.Writer) int
 
 func workCommand() *cobra.Command {
-	return sampleCommand(workload.Main, "work [flags]", "A sample program that keeps queues busy", `Makes queues of /dev/kfd by plain system calls, keeps them busy with packets, and
+	return sampleCommand(train, "work [flags]", "A sample program that keeps queues busy", `Makes queues of /dev/kfd by plain system calls, keeps them busy with packets, and
 proves at the end that each ran exactly once and in order. Says what it does in lines
 of JSON. Ends when it gets SIGTERM or reads "stop"; "report" has it say how far it is.
 
 It is for an emulated machine, or the real driver with kfdemu softgpu:
 
-  kfdemu run -- kfdemu work --queues 2 --packets 100 --duration 2000 --runtime`)
+  kfdemu run -- kfdemu work --queues 2 --packets 100 --duration 2000 --runtime
+
+--train stands for a training job that fills the GPU and prints its steps: `+strings.Join(trainArgs, " "))
+}
+
+// The sample programs of the demo, as flags.
+var (
+	trainArgs = append([]string{"--runtime", "--steps", "--queues", strconv.Itoa(jobQueues), "--depth", strconv.Itoa(jobDepth)}, kernel(jobKernel, trainOccupancy)...)
+	serveArgs = append([]string{"--packets", strconv.Itoa(requestKernels)}, kernel(kernelTime, onlineOccupancy)...)
+)
+
+// train is workload.Main with --train, which stands for trainArgs; flags behind it change them.
+func train(ctx context.Context, sys workload.Sys, args []string, in io.Reader, out, help io.Writer) int {
+	if len(args) > 0 && args[0] == "--train" {
+		args = slices.Concat(trainArgs, args[1:])
+	}
+	return workload.Main(ctx, sys, args, in, out, help)
+}
+
+// serve is workload.Answer, which answers as the server of the demo without flags.
+func serve(ctx context.Context, sys workload.Sys, args []string, in io.Reader, out, help io.Writer) int {
+	if len(args) == 0 {
+		args = serveArgs
+	}
+	return workload.Answer(ctx, sys, args, in, out, help)
 }
 
 func answerCommand() *cobra.Command {
-	return sampleCommand(workload.Answer, "answer [flags]", "A sample program that works when it is asked to, as an inference server",
-		`For each line that it reads, submits as many packets as --packets says to its queue, and
-writes "answer" in a line of JSON when the last has ended. Ends with its standard input and
+	return sampleCommand(serve, "answer [flags]", "A sample program that works when it is asked to, as an inference server",
+		`For each line that it reads, submits as many packets as --packets says to its queue (without
+flags as the server of kfdemu demo), and writes "answer" in a line of JSON when the last has ended. Ends with its standard input and
 proves then that each packet ran exactly once and in order.
 
 It is for an emulated machine, or the real driver with kfdemu softgpu:

@@ -320,14 +320,16 @@ function render(data) {
   const d = data.daemon;
   setText($("model"), d.model === "" ? "" : d.model.toUpperCase() + ": no hardware is involved");
   show($("model"), d.model !== "");
-  setText($("about"), `${d.backend}, policy ${d.policy}, gpreemptd ${d.version}, up ${d.up}${d.draining ? ", DRAINING: nothing is suspended" : ""}`);
+  setText($("about"), `${d.backend}, policy ${d.policy}, gpreemptd ${d.version}, up ${d.up}`);
   lost(data.lost);
 
-  const warnings = data.warnings.map((w) => JSON.stringify(w)).join("\n");
+  const drained = { code: "DRAINING", text: "nothing is suspended", remedy: "gpctl drain off ends it" };
+  const banners = d.draining ? [drained, ...data.warnings] : data.warnings;
+  const warnings = JSON.stringify(banners);
   if ($("warnings").dataset.shown !== warnings) {
     $("warnings").dataset.shown = warnings;
-    $("warnings").replaceChildren(...data.warnings.map((w) =>
-      el("p", { class: w.error ? "banner bad" : "banner" }, el("b", { text: w.code }), `${w.text}; ${w.remedy}`)));
+    $("warnings").replaceChildren(...banners.map((w) =>
+      el("p", { class: w.error ? "banner bad" : "banner" }, el("b", { text: w.code }), ` ${w.text}; ${w.remedy}`)));
   }
 
   const q = data.quiet;

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/gpreempt/gpreempt/internal/spell"
 )
 
 // field is a key of a mapping that is read into a struct.
@@ -237,6 +239,11 @@ func (p *Parser) scalar(n *yaml.Node, key string, v reflect.Value, tag reflect.S
 			return
 		}
 		other = "write a text; put it in quotes if it looks like a number"
+		if list, _, inItem := strings.Cut(key, "["); n.Kind == yaml.SequenceNode && inItem {
+			other = "write one text, and another item of " + list + " for another"
+		} else if n.Kind == yaml.SequenceNode {
+			other = "write one text"
+		}
 	case reflect.Bool:
 		if isScalar(n, "!!bool") && (n.Value == "true" || n.Value == "false") {
 			v.SetBool(n.Value == "true")
@@ -253,6 +260,9 @@ func (p *Parser) scalar(n *yaml.Node, key string, v reflect.Value, tag reflect.S
 			problem = Cut(n.Value) + " is not a decimal number"
 		}
 		other = "write a number such as 0.25"
+		if percent, err := strconv.ParseFloat(strings.TrimSuffix(n.Value, "%"), 64); err == nil && strings.HasSuffix(n.Value, "%") {
+			other = fmt.Sprintf("write %v", percent/100)
+		}
 	case reflect.Int64:
 		if v.Type() != reflect.TypeFor[time.Duration]() {
 			panic(fmt.Sprintf("yamlfile: %s is read into a %v", key, v.Type()))
@@ -265,10 +275,16 @@ func (p *Parser) scalar(n *yaml.Node, key string, v reflect.Value, tag reflect.S
 			return
 		}
 		other = "write a number with its unit, such as 20ms, 1.5s or 1m"
+		if word := tag.Get("minus"); word != "" {
+			other += ", or " + word
+		}
 	default:
 		if problem, other = whole(n, v, tag.Get("range")); problem == "" {
 			return
 		}
+	}
+	if bare := (&yaml.Node{Kind: yaml.ScalarNode, Value: n.Value}); isScalar(n, "!!str") && v.Kind() != reflect.String && v.Kind() != reflect.Int64 && bare.ShortTag() != "!!str" {
+		other = "write it without quotes"
 	}
 	p.Fail(n, key, problem, remedy(tag, other))
 }
@@ -333,7 +349,7 @@ func setWhole(v reflect.Value, u uint64) {
 
 // Choose returns the remedy for a word that is not among some.
 func Choose(word string, words []string) string {
-	if near := Nearest(word, words); near != "" {
+	if near := spell.Nearest(word, words); near != "" {
 		return "did you mean " + near + "?"
 	}
 	return "write " + Or(words)

@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/gpreempt/gpreempt/internal/spell"
 )
 
 const (
@@ -137,6 +139,7 @@ func (p *Parser) Document(data []byte) *yaml.Node {
 
 var (
 	yamlLine      = regexp.MustCompile(`^line (\d+): `)
+	noSpace       = regexp.MustCompile(`^[ -]*[a-z_]+:[^\s/]\S*$`)
 	unknownAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
 )
 
@@ -158,6 +161,16 @@ func (p *Parser) syntax(data []byte, err error) {
 		}
 	} else if problem == "did not find expected alphabetic or numeric character" {
 		e.Remedy = quotes
+	} else {
+		lines := strings.Split(string(data), "\n")
+		for i := max(e.Line-2, 0); i < min(e.Line, len(lines)); i++ {
+			switch {
+			case strings.HasPrefix(strings.TrimLeft(lines[i], " "), "\t"):
+				e.Line, e.Remedy = i+1, "indent with spaces: a tab is not permitted"
+			case noSpace.MatchString(lines[i]):
+				e.Line, e.Remedy = i+1, "put a space after the colon that follows a key"
+			}
+		}
 	}
 	e.Problem = "not valid YAML: " + Cut(problem)
 	p.errs = append(p.errs, e)
@@ -177,7 +190,11 @@ func (p *Parser) mapping(n *yaml.Node, path string, known []string) (entries []e
 		return nil
 	}
 	if n.Kind != yaml.MappingNode {
-		p.Fail(n, path, "is "+Kind(n), "write keys and values, one `key: value` a line")
+		keys := ""
+		if n.Kind == yaml.ScalarNode {
+			keys = "; the keys here are " + strings.Join(known, ", ")
+		}
+		p.Fail(n, path, "is "+Kind(n), "write keys and values, one `key: value` a line"+keys)
 		return nil
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -211,7 +228,7 @@ func (p *Parser) belongs(path, name string, known []string) string {
 	if outer, inner, dotted := strings.Cut(name, "."); dotted && slices.Contains(known, outer) {
 		return fmt.Sprintf("write %s: and below it, indented, %s:", outer, Cut(inner))
 	}
-	if near := Nearest(name, known); near != "" {
+	if near := spell.Nearest(name, known); near != "" {
 		return "did you mean " + near + "?"
 	}
 	top, _, _ := strings.Cut(path, ".")

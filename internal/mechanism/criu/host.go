@@ -26,8 +26,8 @@ type Host interface {
 
 // Process is a handle to a process that another process with its pid cannot take over.
 type Process interface {
-	// Tracer returns the id of the thread that traces it, 0 for none.
-	Tracer() (int32, error)
+	// Tracer returns who traces it and the remedy, "" for nobody.
+	Tracer() (found, remedy string, err error)
 	// Descriptors returns the numbers of its descriptors of /dev/kfd.
 	Descriptors() ([]int, error)
 	// Take returns a descriptor of this program for the open file that has the number
@@ -63,9 +63,12 @@ type process struct {
 	device string
 }
 
-func (p process) Tracer() (int32, error) {
+func (p process) Tracer() (found, remedy string, err error) {
 	s, err := p.Status()
-	return s.Tracer, err
+	if tracer, traced := proc.TracerOf("/", s); traced {
+		found, remedy = proc.Traced(tracer)
+	}
+	return found, remedy, err
 }
 
 // Descriptors finds the driver by its device number: a file of any kind can have the

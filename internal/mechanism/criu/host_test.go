@@ -86,8 +86,8 @@ func TestDescriptorsAreTakenFromARealProcess(t *testing.T) {
 	if _, err := p.Take(99); !errors.Is(err, unix.EBADF) {
 		t.Errorf("error %v, want %v", err, unix.EBADF)
 	}
-	if tracing, err := p.Tracer(); tracing != 0 || err != nil {
-		t.Errorf("traced by %d, error %v", tracing, err)
+	if tracer, _, err := p.Tracer(); tracer != "" || err != nil {
+		t.Errorf("%q, error %v", tracer, err)
 	}
 
 	_ = cmd.Process.Kill()
@@ -95,7 +95,7 @@ func TestDescriptorsAreTakenFromARealProcess(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Take":        func() error { _, err := p.Take(3); return err },
 		"Descriptors": func() error { _, err := p.Descriptors(); return err },
-		"Tracer":      func() error { _, err := p.Tracer(); return err },
+		"Tracer":      func() error { _, _, err := p.Tracer(); return err },
 		"Open":        func() error { _, err := machine{}.Open(target); return err },
 	} {
 		if err := call(); !errors.Is(err, mechanism.ErrGone) {
@@ -244,7 +244,7 @@ func TestRealProcessWithoutTheDriverIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if tracing, err := p.Tracer(); tracing != 0 || err != nil {
-		t.Errorf("it is still traced, by %d, error %v", tracing, err)
+	if tracer, _, err := p.Tracer(); tracer != "" || err != nil {
+		t.Errorf("%q, error %v", tracer, err)
 	}
 }

@@ -50,18 +50,14 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 		return c
 	}
 	defer p.Close()
-	switch tracing, err := p.Tracer(); {
+	switch found, remedy, err := p.Tracer(); {
 	case err != nil:
 		add("tracer", err.Error(), false, "")
+	case found == "":
+		add("tracer", "none", true, "")
 	default:
-		found := "none"
-		if tracing != 0 {
-			found = fmt.Sprintf("thread %d traces it", tracing)
-		}
-		add("tracer", found, tracing == 0, "end that debugger; a process can have only one tracer")
-		if tracing != 0 {
-			c.Evidence[len(c.Evidence)-1].Reason = gpreempt.ReasonResisted
-		}
+		add("tracer", found, false, remedy)
+		c.Evidence[len(c.Evidence)-1].Reason = gpreempt.ReasonResisted
 	}
 	switch numbers, err := p.Descriptors(); {
 	case err != nil:

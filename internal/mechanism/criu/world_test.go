@@ -198,8 +198,8 @@ type worldProcess struct {
 	p *kfdtest.Process
 }
 
-func (p worldProcess) Tracer() (int32, error) { return 0, nil }
-func (p worldProcess) Close()                 {}
+func (p worldProcess) Tracer() (found, remedy string, err error) { return "", "", nil }
+func (p worldProcess) Close()                                    {}
 
 func (p worldProcess) Descriptors() ([]int, error) {
 	fds := p.p.FDs()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
@@ -64,18 +63,15 @@ func (m *Mechanism) probeTracer(p *proc.Process) mechanism.Evidence {
 	if err != nil {
 		return mechanism.Evidence{}
 	}
-	if status.Tracer == 0 {
+	tracer, traced := proc.TracerOf(m.cfg.Root, status)
+	if !traced {
 		return e
 	}
-	by := fmt.Sprintf("thread %d", status.Tracer)
-	if tracer, err := proc.Status(m.cfg.Root, strconv.Itoa(int(status.Tracer))); err == nil {
-		if m.cfg.Owns(tracer.Process) {
-			e.Found = "this daemon"
-			return e
-		}
-		by = fmt.Sprintf("process %d (%s)", tracer.Process, tracer.Name)
+	if m.cfg.Owns(tracer.Process) {
+		e.Found = "this daemon"
+		return e
 	}
-	e.Found, e.OK, e.Reason = by+" traces it", false, gpreempt.ReasonResisted
-	e.Remedy = "end that debugger or tracer; a process has one at a time"
+	e.OK, e.Reason = false, gpreempt.ReasonResisted
+	e.Found, e.Remedy = proc.Traced(tracer)
 	return e
 }

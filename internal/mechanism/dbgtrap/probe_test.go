@@ -87,7 +87,7 @@ func TestProbeNamesWhatStandsInTheWay(t *testing.T) {
 				f.write("proc/"+strconv.Itoa(int(j.PID()))+"/status", status("job", 1, 77))
 			},
 			mechanism.Evidence{
-				Check: "tracer", Found: "thread 77 traces it", Reason: gpreempt.ReasonResisted,
+				Check: "tracer", Found: "process 77 (unknown) traces it", Reason: gpreempt.ReasonResisted,
 				Remedy: "end that debugger or tracer; a process has one at a time",
 			},
 		},

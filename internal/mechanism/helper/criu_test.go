@@ -56,8 +56,8 @@ type process struct {
 	p *kfdtest.Process
 }
 
-func (process) Tracer() (int32, error) { return 0, nil }
-func (process) Close()                 {}
+func (process) Tracer() (found, remedy string, err error) { return "", "", nil }
+func (process) Close()                                    {}
 
 func (p process) Descriptors() ([]int, error) {
 	fds := p.p.FDs()

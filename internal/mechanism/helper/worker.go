@@ -26,7 +26,7 @@ const Argument = "session-helper"
 
 // Main is the program of a helper. It returns the exit status, when the daemon has ended.
 func Main() int {
-	socket, err := child.Main("gpreempt-helper")
+	socket, err := child.Main("helper")
 	if err == nil {
 		err = serve(socket, newMechanism, newCalls)
 	}

@@ -37,7 +37,7 @@ const (
 // Main is the program of the supervisor, which outlives the daemon and resumes what the daemon has
 // suspended. It returns the exit status.
 func Main() int {
-	socket, err := child.Main("gpreempt-nvsup")
+	socket, err := child.Main("nvsup")
 	if err == nil {
 		err = Supervise(socket, nvrm.Kernel(), Silence)
 	}

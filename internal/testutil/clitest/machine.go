@@ -156,7 +156,7 @@ const uptime = 3*time.Hour + 12*time.Minute
 
 func balanced() *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
-		Preset: "balanced", Linger: Dur(0), ShareFloor: new(0.1), MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
+		Preset: "balanced", Linger: Dur(0), ShareFloor: new(0.1), ShareCap: new(1.0), MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
 		AttachAfter: Dur(30 * time.Second),
 	}
 }
@@ -346,11 +346,11 @@ func (m *Machine) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTarget
 	resp.Checks = []*gpreemptv1.ExplainCheck{class, lease, {Check: "otherwise", Result: run, Detail: "a target runs unless a check above decides"}}
 	if !offline {
 		class.Result, class.Decides = run, true
-		resp.Verdict = "Running: class-changed."
+		resp.Verdict = "Running: it is not offline (class-changed)."
 		return resp, nil
 	}
 	resp.Leases = m.Leases[:1]
-	resp.Verdict = "Suspended: lease."
+	resp.Verdict = "Suspended: a lease covers its GPUs (lease)."
 	return resp, nil
 }
 

@@ -2347,7 +2347,10 @@ type Policy struct {
 	// How long offline work stays suspended after the last lease, 0 to 1 s. -1 ns: learned, until the
 	// next announcement is overdue, if it is expected sooner than a resume and a suspend would cost,
 	// and 100 ms at most.
-	Linger        *durationpb.Duration `protobuf:"bytes,15,opt,name=linger,proto3" json:"linger,omitempty"`
+	Linger *durationpb.Duration `protobuf:"bytes,15,opt,name=linger,proto3" json:"linger,omitempty"`
+	// Largest share of time that an offline job runs, 0.05 to 1, which is no cap; averaged as
+	// share_floor is, and not less than it.
+	ShareCap      *float64 `protobuf:"fixed64,16,opt,name=share_cap,json=shareCap,proto3,oneof" json:"share_cap,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2429,6 +2432,13 @@ func (x *Policy) GetLinger() *durationpb.Duration {
 		return x.Linger
 	}
 	return nil
+}
+
+func (x *Policy) GetShareCap() float64 {
+	if x != nil && x.ShareCap != nil {
+		return *x.ShareCap
+	}
+	return 0
 }
 
 // One state change.
@@ -3405,7 +3415,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\vmatches_now\x18\x05 \x01(\x04R\n" +
 	"matchesNow\x12\x1f\n" +
 	"\vdecides_now\x18\x06 \x01(\x04R\n" +
-	"decidesNow\"\xd2\x03\n" +
+	"decidesNow\"\x82\x04\n" +
 	"\x06Policy\x12\x16\n" +
 	"\x06preset\x18\x01 \x01(\tR\x06preset\x12$\n" +
 	"\vshare_floor\x18\x05 \x01(\x01H\x00R\n" +
@@ -3416,9 +3426,12 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	" \x01(\bH\x01R\x06shadow\x88\x01\x01\x124\n" +
 	"\bmax_wait\x18\v \x01(\v2\x19.google.protobuf.DurationR\amaxWait\x12<\n" +
 	"\fattach_after\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\vattachAfter\x121\n" +
-	"\x06linger\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06lingerB\x0e\n" +
+	"\x06linger\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06linger\x12 \n" +
+	"\tshare_cap\x18\x10 \x01(\x01H\x02R\bshareCap\x88\x01\x01B\x0e\n" +
 	"\f_share_floorB\t\n" +
-	"\a_shadowJ\x04\b\x02\x10\x05J\x04\b\x06\x10\aJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
+	"\a_shadowB\f\n" +
+	"\n" +
+	"_share_capJ\x04\b\x02\x10\x05J\x04\b\x06\x10\aJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
 	"J\x04\b\f\x10\rJ\x04\b\r\x10\x0eR\fsuspend_whenR\n" +
 	"linger_maxR\fshare_windowR\amin_runR\x04gangR\vdefault_ttlR\amax_ttl\"\xab\x05\n" +
 	"\x05Event\x12\x1a\n" +
