@@ -138,7 +138,7 @@ bench: ## Measure what the daemon costs, as ratios in one run: a table, and buil
 	build/bench $(BENCH)
 
 ROWS ?=
-# What is not installed is skipped: the packages of clib, python3-protobuf.
+# What is not there is skipped: the packages of clib, a PYTHON with protobuf and torch, the real captures.
 rows: build ## Run a command for each requirement of the design documents, R1 to R69, on emulated machines and real captures, and judge what it prints: a table, and build/rows.json (ROWS="-only 'R5|R47'", ROWS='-shell job')
 	$(GO) build -o build/rows ./test/rows
 	build/rows $(ROWS)

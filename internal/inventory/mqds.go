@@ -174,9 +174,9 @@ func (o *Observer) applyDump(d dump) time.Duration {
 func (o *Observer) rest(d dump, changed bool) time.Duration {
 	now := o.cfg.Now()
 	took := now.Sub(d.began)
-	o.rested = now.Add(max(mqdsShortest, mqdsSoon*took))
+	o.rested = now.Add(min(mqdsMost, max(mqdsShortest, mqdsSoon*took)))
 	if pause := o.mqdsPace.Next(changed, took); !changed {
-		return max(mqdsShare*took, pause)
+		return min(mqdsMost, max(mqdsShare*took, pause))
 	}
 	return o.rested.Sub(now)
 }

@@ -16,7 +16,7 @@ func TestDumpsAreReadLessOftenWhileNothingChangesOrReadingIsSlow(t *testing.T) {
 	for name, test := range map[string]struct {
 		slow     time.Duration
 		min, max int
-	}{"fast": {0, 20, 27}, "slow": {2 * time.Second, 4, 9}} {
+	}{"fast": {0, 20, 27}, "slow": {2 * time.Second, 4, 9}, "late": {time.Minute, 2, 2}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newFakeHost(t)

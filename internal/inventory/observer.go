@@ -68,6 +68,8 @@ const (
 	// mqdsShare is how many times as long as a reading takes the pause after it is at least, and
 	// mqdsSoon the same where queues have changed.
 	mqdsShare, mqdsSoon = 50, 10
+	// mqdsMost bounds both: a reading that was late once, on a host without a free CPU, is repeated in minutes.
+	mqdsMost = 5 * time.Minute
 	// mqdsDelay is how long a reading is delayed while the driver is needed for other things.
 	mqdsDelay = 2 * time.Second
 	// checks is how many cheap checks there are from one scan to the next while nothing

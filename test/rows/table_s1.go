@@ -86,7 +86,7 @@ gplab amdlog analyze $CAPTURES/amdlog/clr_level3_16streams.log
 setpriv --reuid 65534 --clear-groups gpctl --socket /nonexistent doctor`,
 		shows: []string{
 			`cannot reach the daemon`, `try: systemctl status gpreemptd`, `nonexistent\.log: no such file`, `try: AMD_LOG_LEVEL=4 writes them`,
-			`as uid 65534`, `try: run gpctl doctor as root`,
+			`uid 65534 may not read`, `or sudo gpctl doctor$`,
 		},
 	},
 }

@@ -58,7 +58,7 @@ gplab advice $JOB`,
 		command: `gplab report $DIR/run
 sed -n '/^## S2/,/^## S3/p' docs/design-documents.md`,
 		shows: []string{
-			`What was checked`, `every arm ran \| yes`, `hardware slots of suspended queues became empty \| yes`, `A queue is made by CREATE_QUEUE`,
+			`What was checked`, `every arm ran \|( yes \|)? 4 arms, 4 repeats, 0 did not run`, `hardware slots of suspended queues became empty \|( yes \|)? \d+ readings, at most 0 slots`, `A queue is made by CREATE_QUEUE`,
 			`Programs never share a queue`, `a write to its doorbell`,
 		},
 	},

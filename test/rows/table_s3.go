@@ -11,14 +11,14 @@ var s3 = []row{
 		id: "R20", asks: "criteria: online < 50 ms, loss < 5 %, nothing lost, no crash", on: "trial", after: "R8",
 		command: `gplab trial judge $DIR/run --profile loss-5; gplab report $DIR/run`,
 		shows: []string{
-			`^offline_loss_percent protected \S+ < 5\.00 %`, `^online_p99_ms protected \S+ < 50\.0 ms`, `no packet of offline work was lost or repeated \| yes \| 0 lost, 0 repeated`,
-			`no fault of the run \| yes`, `no alarm of daemon or kernel \| yes`,
+			`^offline_loss_percent protected \S+ < 5\.00 %`, `^online_p99_ms protected \S+ < 50\.0 ms`, `no packet of offline work was lost or repeated \|( yes \|)? 0 lost, 0 repeated`,
+			`no fault of the run \|( yes \|)? 0 faults`, `no alarm of daemon or kernel \|( yes \|)? 0 alarms`,
 		},
 	},
 	{
 		id: "R21", asks: "suspend by KFD_IOC_DBG_TRAP", on: "job",
 		command: `gpctl target suspend $JOB --ttl 5s; gpctl target explain $JOB; gpctl queue slots --target $JOB; gpctl target resume $JOB; gpctl events --all`,
-		shows:   []string{`^Suspended: by-hand`, `mechanism dbgtrap`, `^0 slots in use`, `target {JOB}@\d+ suspending > suspended done, took [\d.]+`},
+		shows:   []string{`^Suspended: .*by-hand`, `mechanism dbgtrap`, `^0 slots in use`, `target {JOB}@\d+ suspending > suspended done, took [\d.]+`},
 	},
 	{
 		id: "R22", asks: "detect online work, suspend, wait for its end, resume", on: "job", waits: true,
@@ -72,22 +72,22 @@ grep 'From gfx11 on' docs/mechanisms.md`,
 		id: "R29", asks: "TC1: offline is suspended, online measured, resumed, no kernel error", on: "trial", after: "R8",
 		command: `gplab report $DIR/run; gplab trial judge $DIR/run --profile loss-5`,
 		shows: []string{
-			`offline work was suspended and resumed \| yes \| \d+ suspensions, \d+ resumes`, `hardware slots of suspended queues became empty \| yes`,
-			`no alarm of daemon or kernel \| yes \| 0 alarms`, `^online_p99_ms protected [\d.-]+ < 50\.0 ms`,
+			`offline work was suspended and resumed \|( yes \|)? \d+ suspensions, \d+ resumes`, `hardware slots of suspended queues became empty \|( yes \|)? \d+ readings, at most 0 slots`,
+			`no alarm of daemon or kernel \|( yes \|)? 0 alarms`, `^online_p99_ms protected [\d.-]+ < 50\.0 ms`,
 		},
 	},
 	{
 		id: "R30", asks: "TC2: a request every 100 ms, loss < 10 %, 10 minutes (here 10 s)", on: "trial",
 		command: `gplab trial --plan every-100ms-10min ` + works0 + `--duration 10s --warm-up 1s --repeats 1 --arm 'offline alone' --arm protected --output-dir $DIR/tc2; gplab report $DIR/tc2`,
 		shows: []string{
-			`^protected 1 1\d\d 0 `, `^offline_loss_percent protected [\d.-]+ < 10\.0 %`, `no fault of the run \| yes`, `0 lost, 0 repeated`,
+			`^protected 1 1\d\d 0 `, `^offline_loss_percent protected [\d.-]+ < 10\.0 %`, `no fault of the run \|( yes \|)? 0 faults`, `0 lost, 0 repeated`,
 		},
 	},
 	{
 		id: "R31", asks: "TC3: no offline queue; several online tasks at once", on: "trial",
 		command: `gpctl lease create --ttl 1s
 gplab trial --plan five-at-once ` + works0 + `--count 30 --warm-up 1s --repeats 1 --arm protected --output-dir $DIR/tc3; gplab report $DIR/tc3`,
-		shows: []string{`quiet after [\d.]+.s`, `\b0 targets`, `^protected 1 [3-9]\d 0 `, `online requests have a result \| yes \| \d+ of \d+`},
+		shows: []string{`quiet after [\d.]+.s`, `\b0 targets`, `^protected 1 [3-9]\d 0 `, `online requests have a result \|( yes \|)? \d+ of \d+`},
 	},
 	{
 		id: "R32", asks: "KPIs: online < 50 ms, suspend and resume < 5 ms, loss < 10 %",
