@@ -130,7 +130,7 @@ func TestBacklogIsThatOfTheDaemonWithoutALog(t *testing.T) {
 
 func TestReportSaysEachReasonOnce(t *testing.T) {
 	r := Report{
-		Origin: "emulated", Backend: "a model", Cases: []Summary{{Name: "cnn", Work: "python3 `cnn`.py", Seconds: 60, Steps: 120, Unit: "steps"}, {Name: "b", Work: "b", Seconds: 60, Faults: []string{"it stood still"}}},
+		Origin: "emulated", Backend: "a model", Cases: []Summary{{Name: "cnn", Work: "python3 `cnn`.py", Seconds: 60, Steps: 120, Unit: "steps", Device: "device cpu: 2 threads"}, {Name: "b", Work: "b", Seconds: 60, Faults: []string{"it stood still"}}},
 		Figures: Figures([]Case{{Seen: &Seen{Queues: 2}}, {}}), Missing: []string{"no HIP logs: none was written"},
 	}
 	r.Learn = Learning(r.Figures)
@@ -139,7 +139,7 @@ func TestReportSaysEachReasonOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"# Capture on a model: EMULATED\n", "- **cnn**: `python3 'cnn'.py`, 60 s, 2 steps/s\n", "- **b**: `b`, 60 s, unknown progress\n  - it stood still\n",
+		"# Capture on a model: EMULATED\n", "- **cnn**: `python3 'cnn'.py`, 60 s, 2 steps/s\n  - device cpu: 2 threads\n", "- **b**: `b`, 60 s, unknown progress\n  - it stood still\n",
 		"| figure | target | cnn | b | result |\n| --- | --- | --- | --- | --- |\n", "| compute queues of a process | 1 to 3 | 2 | unknown | unknown |\n",
 		"- no HIP logs: none was written\n", "- to learn create a queue, p99; MQD writes for a new queue; jobs on kernel queues (KCQ): " + fromTrace + "\n",
 	} {

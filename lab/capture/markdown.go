@@ -33,7 +33,9 @@ type Summary struct {
 	Steps float64 `json:"steps"`
 	Unit  string  `json:"unit,omitempty"`
 	PIDs  []int32 `json:"pids"`
-	Seen  *Seen   `json:"seen"`
+	// Device is the line of its output that begins with "device", "" without one.
+	Device string `json:"device,omitempty"`
+	Seen   *Seen  `json:"seen"`
 	// Faults are what went wrong with its run.
 	Faults []string `json:"faults,omitempty"`
 }
@@ -67,6 +69,9 @@ func (r *Report) Markdown(w io.Writer) error {
 	for i := range r.Cases {
 		c := &r.Cases[i]
 		fmt.Fprintf(&b, "- **%s**: `%s`, %.0f s, %s\n", c.Name, strings.ReplaceAll(c.Work, "`", "'"), c.Seconds, c.Rate())
+		if c.Device != "" {
+			fmt.Fprintf(&b, "  - %s\n", c.Device)
+		}
 		for _, fault := range c.Faults {
 			fmt.Fprintf(&b, "  - %s\n", fault)
 		}

@@ -261,6 +261,7 @@ func readCase(c *captured, folder string, run *evidence.Run, readings capture.Re
 	for _, row := range rows {
 		targets, summary.PIDs = append(targets, row.Target), append(summary.PIDs, row.PID)
 	}
+	summary.Device = deviceLine(filepath.Join(folder, evidence.LogsDir))
 	recorded.Seen = readings.Of(targets)
 	summary.Seen = recorded.Seen
 	traces, err := filepath.Glob(filepath.Join(folder, evidence.KFDDir, "*.json"))
@@ -278,6 +279,31 @@ func readCase(c *captured, folder string, run *evidence.Run, readings capture.Re
 		recorded.Log, err = readLogs(append(made, c.logs...))
 	}
 	return recorded, summary, err
+}
+
+// deviceLine returns how a command says on which device it runs, as the workloads do first; "" if none does.
+func deviceLine(dir string) string {
+	const most = 64 << 10
+	paths, err := filepath.Glob(filepath.Join(dir, "offline-alone-*-job-*.log"))
+	if err != nil {
+		return ""
+	}
+	for _, path := range paths {
+		f, err := regular.Open(path, mostHIPLog)
+		if err != nil {
+			return ""
+		}
+		text, readErr := io.ReadAll(io.LimitReader(f, most))
+		if errors.Join(readErr, f.Close()) != nil {
+			return ""
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "device ") {
+				return term.Printable(strings.TrimSpace(line))
+			}
+		}
+	}
+	return ""
 }
 
 func readJSON(path string, into any) error {
@@ -326,6 +352,9 @@ func printCapture(p *term.Printer, r *capture.Report, page string) {
 	for i := range r.Cases {
 		c := &r.Cases[i]
 		p.Linef("%s: %s, %.0f s, %s", c.Name, c.Work, c.Seconds, c.Rate())
+		if c.Device != "" {
+			p.Linef("  %s", c.Device)
+		}
 		for _, fault := range c.Faults {
 			p.Line(term.Cell{Text: "  " + fault, Style: term.StyleNote})
 		}

@@ -64,12 +64,16 @@ func TestCaptureSaysWhatBothCasesMade(t *testing.T) {
 		"7001@1": {Readings: 60, Queues: 2, Active: 120, Quanta: []uint32{0x111}},
 		"7002@1": {Readings: 60, Queues: 1, Active: 59, Idle: 1, Quanta: []uint32{0x111}, Backlog: &backlog},
 	}
+	folder := caseFolder(t, 7001, trace, hipLog(7001, 8), hipLog(7003, 4))
+	if err := os.WriteFile(filepath.Join(folder, evidence.LogsDir, "offline-alone-1-job-1-1.log"), []byte("loading\ndevice cuda: MI300X\nstep 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	elsewhere := filepath.Join(t.TempDir(), "hip")
 	if err := os.WriteFile(elsewhere, []byte(hipLog(7002, 3)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	// The first case has two processes, each with a log, and the log of the second was made elsewhere.
-	a, first, err := readCase(&captured{name: "cnn", work: "python3 cnn.py"}, caseFolder(t, 7001, trace, hipLog(7001, 8), hipLog(7003, 4)), run, readings)
+	a, first, err := readCase(&captured{name: "cnn", work: "python3 cnn.py"}, folder, run, readings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +94,7 @@ func TestCaptureSaysWhatBothCasesMade(t *testing.T) {
 	said, _, _ := strings.Cut(out.String(), "\n  reason:")
 	want := `capture on the kernel's driver: HARDWARE
 cnn: python3 cnn.py, 60 s, 10 steps/s
+  device cuda: MI300X
 chat: pid:7002, 60 s, 10 steps/s
 
 FIGURE                                      TARGET  CNN    CHAT     RESULT
