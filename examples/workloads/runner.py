@@ -51,7 +51,7 @@ class Device:
         self.scale = args.scale or (1 if kind == "cuda" else small)
         self.torch = torch.device("cuda" if kind == "cuda" else "cpu")
         self.side = torch.cuda.Stream(priority=priority) if kind == "cuda" else None
-        self.emulated = None
+        self.emulated, self.begun = None, False
         where = f"PyTorch {torch.__version__} on the CPU"
         if kind == "cuda":
             runtime = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
@@ -65,6 +65,9 @@ class Device:
         say(f"device {kind}: {where}; scale {self.scale:g}")
 
     def stream(self):
+        if self.side and not self.begun:
+            torch.cuda.synchronize()  # weights and data were made in another stream
+            self.begun = True
         return torch.cuda.stream(self.side) if self.side else nullcontext()
 
     def done(self):

@@ -62,6 +62,8 @@ for name, device, beside in ("alone", equal, False), ("equal priority", equal, T
         infer(device)
         took.append((time.monotonic() - due) * 1e3)
         runner.say(f"gpreempt-request total_ms={took[-1]:.3f}")
+    if not took:
+        break  # it was ended
     took.sort()
     rate = (steps - before) / (time.monotonic() - began)
     results.append(f"{name}: {len(took)} requests, p50 {took[len(took) // 2]:.2f} ms, "

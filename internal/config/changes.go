@@ -53,16 +53,6 @@ func WithRestartKeys(from, to Config) Config {
 	return to
 }
 
-// LiveKeys returns the keys that a running daemon puts into force.
-func LiveKeys() (names []string) {
-	for _, key := range yamlfile.Keys(new(Config)) {
-		if live(key) {
-			names = append(names, key.Name)
-		}
-	}
-	return names
-}
-
 func live(key yamlfile.Key) bool {
 	_, ok := key.Tag.Lookup("live")
 	return ok

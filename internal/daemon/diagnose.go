@@ -105,18 +105,12 @@ func Diagnose(ctx context.Context, opts Options) *gpreemptv1.DiagnoseResponse {
 
 // examination returns the facts about this host and its config for an examination.
 func (o Options) examination(cfg config.Config) safety.Config {
-	var needMQDs []string
-	for _, r := range cfg.Rules {
-		if r.Match.QueuePriority != nil || r.Match.RingAddress != nil {
-			needMQDs = append(needMQDs, r.Name)
-		}
-	}
 	var nvidia func() (string, string, bool)
 	if slices.Contains(cfg.Mechanisms, mechanism.NVChannels) && o.Host.RM != nil {
 		nvidia = func() (string, string, bool) { return examineNVIDIA(o.Host.files(), o.Host.RM, cfg.Safety.Hazards) }
 	}
 	return safety.Config{
-		NVIDIA: nvidia, Debugfs: cfg.Discovery.Debugfs, MQDsRules: needMQDs,
+		NVIDIA: nvidia, Debugfs: cfg.Discovery.Debugfs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(),
 		PrivateKey: keyWarnings(cfg.TCP),
 	}

@@ -47,9 +47,8 @@ type Config struct {
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
 	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
-	// Debugfs is discovery.debugfs, and MQDsRules are the names of the rules that need what mqds has.
-	Debugfs   bool
-	MQDsRules []string
+	// Debugfs is discovery.debugfs.
+	Debugfs bool
 	// ConfigErr is why the config file cannot be used; then the defaults are assumed.
 	ConfigErr error
 	// PrivateKey are the warnings about the access to the private key for TCP.

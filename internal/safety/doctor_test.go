@@ -105,7 +105,6 @@ var hosts = []testHost{
 	{"yama-3", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "3\n") }, notReady},
 	{"no-yama", false, func(h *fakeHost) { h.remove("proc/sys/kernel/yama") }, ready},
 	{"lockdown", false, func(h *fakeHost) { h.denied["sys/kernel/debug/kfd/mqds"] = true }, limited},
-	{"mqds-needed", false, func(h *fakeHost) { h.cfg.Debugfs, h.cfg.MQDsRules = false, []string{"low-priority-streams"} }, limited},
 	{"mqds-not-read", false, func(h *fakeHost) { h.cfg.Debugfs = false }, ready},
 	{"debugfs-missing", false, func(h *fakeHost) { h.remove("sys/kernel/debug") }, limited},
 	{"drm-queues", false, func(h *fakeHost) {

@@ -215,12 +215,8 @@ func (h *host) debugfs() finding {
 	if err := file.Close(); err != nil {
 		return unread(err)
 	}
-	const remedy = "set discovery.debugfs: true"
-	switch rules := h.cfg.MQDsRules; {
-	case h.cfg.Debugfs:
+	if h.cfg.Debugfs {
 		return ok("/%s is read", path)
-	case len(rules) > 0:
-		return warn(remedy+"; "+use, "/%s is not read, because discovery.debugfs is false: %s; such rules are %s", path, lost, listed(rules))
 	}
 	return ok("/%s is not read, because discovery.debugfs is false: %s", path, lost)
 }

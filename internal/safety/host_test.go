@@ -93,11 +93,6 @@ func (h *fakeHost) process(pid int, comm, cmdline string, tracer int, gpus ...gp
 	}
 }
 
-// thread writes the files of a thread, which procfs does not list.
-func (h *fakeHost) thread(tid, pid int, comm string) {
-	h.write(fmt.Sprintf("proc/%d/status", tid), processStatus(comm, pid, 0, 0, 0))
-}
-
 // part writes the files of a process of gpreempt that has the driver open.
 func (h *fakeHost) part(pid int, comm, cmdline string) {
 	h.process(pid, comm, cmdline, 0)

@@ -47,7 +47,7 @@ func (r Readings) Add(queues []*gpreemptv1.Queue, slots []*gpreemptv1.Hqd) {
 	}
 	has, doubtful, read := map[queue]*gpreemptv1.Hqd{}, map[uint32]bool{}, map[uint32]bool{}
 	for _, h := range slots {
-		if h.GetKind() != "cp" || h.GetXcc() != 0 { // a queue has the same slot on each XCC
+		if h.GetKind() != "cp" {
 			continue
 		}
 		read[h.GetGpuId()] = true

@@ -106,6 +106,18 @@ func TestFiguresAreHeldAgainstTheirTargets(t *testing.T) {
 	}
 }
 
+// A target that one case misses is missed, wherever the unknown one stands.
+func TestUnknownDoesNotHideAMissedTarget(t *testing.T) {
+	missed, unknown := Case{Seen: &Seen{Queues: 4}}, Case{}
+	for _, cases := range [][]Case{{missed, unknown}, {unknown, missed}} {
+		for _, f := range Figures(cases) {
+			if f.Name == "compute queues of a process" && f.Result != Missed {
+				t.Errorf("%v: %s", f.Values, f.Result)
+			}
+		}
+	}
+}
+
 // The backlog that the daemon read counts where there is no HIP log.
 func TestBacklogIsThatOfTheDaemonWithoutALog(t *testing.T) {
 	n := uint64(7)

@@ -297,7 +297,7 @@ func trialRun(a *term.App, cmd *cobra.Command, p *trial.Plan, command, dir strin
 	}
 	finish()
 	if err != nil {
-		failed := trialFailed(ctx, a, err)
+		failed := trialFailed(ctx, a, err, run != nil)
 		if run != nil {
 			failed.Next = fmt.Sprintf("%s; its figures are in %s, and gplab trial --resume %s continues it", term.Or(failed.Next, "see "+dir+"/"+evidence.LogsDir), dir, dir)
 			if page, err := reportIn(dir, run); err == nil {
@@ -316,12 +316,12 @@ func trialRun(a *term.App, cmd *cobra.Command, p *trial.Plan, command, dir strin
 	return shown
 }
 
-// trialFailed returns the failure for the error of a trial.
-func trialFailed(ctx context.Context, a *term.App, err error) *term.Failure {
+// trialFailed returns the failure for the error of a trial, which may have measured something before.
+func trialFailed(ctx context.Context, a *term.App, err error, measured bool) *term.Failure {
 	if ctx.Err() != nil {
 		return &term.Failure{Code: term.ExitFailure, Message: err.Error(), Next: "nothing of it is left running"}
 	}
-	if preflight, ok := errors.AsType[*trial.PreflightError](err); ok {
+	if preflight, ok := errors.AsType[*trial.PreflightError](err); ok && !measured {
 		return &term.Failure{Code: term.ExitFailure, Message: "nothing was measured: " + preflight.Problem, Next: preflight.Remedy}
 	}
 	if missing, ok := errors.AsType[*trial.MissingError](err); ok {

@@ -114,9 +114,11 @@ func printRun(p *term.Printer, r *trialResult) {
 	var rows, moves []setting
 	for i := range r.Arms {
 		s := &r.Arms[i]
-		rows = append(rows, setting{s.Arm, []any{s.Repeats, s.Latency.N + s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
+		rows = append(rows, setting{s.Arm, []any{
+			s.Repeats, s.Latency.N + s.Failed, s.Failed, inMS(s.Latency.N, s.Latency.Mean), inMS(s.Latency.N, s.Latency.Std), inMS(s.Latency.N, s.Latency.P50),
 			inMS(s.Latency.N, s.Latency.P95), inMS(s.Latency.N, s.Latency.P99), inMS(s.Latency.N, s.Latency.Max), inMS(min(s.Latency.N, s.Repeats-1), s.Latency.SpreadP99),
-			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s)}})
+			inMS(s.Announce.N, s.Announce.P50), inMS(s.Start.N, s.Start.P50), inMS(s.Service.N, s.Service.P50), workText(s), relative(s),
+		}})
 	}
 	if printJoined(t, rows) {
 		p.Linef(noDifference)

@@ -102,6 +102,9 @@ func AnswerOf(run *evidence.Run, v *evidence.Verdict) Answer {
 		case others > 1:
 			a.Protected += fmt.Sprintf(". %d other settings are below", others)
 		}
+		if a.Columns[2].Within >= a.Columns[1].Within {
+			a.Protected += ". Its requests are no faster than shared"
+		}
 		a.limit = latencyLimit(v, chosen.Arm.Name, q, a.Columns[0].Within)
 	}
 	a.Why = why(v)
@@ -213,7 +216,13 @@ var plain = map[string]string{
 func words(c *evidence.Criterion) string { return cmp.Or(plain[c.Name], c.Name) }
 
 // amount formats a figure of a criterion.
-func amount(v float64, unit string) string { return strings.TrimSpace(fmt.Sprintf("%.3g %s", v, unit)) }
+func amount(v float64, unit string) string {
+	format := "%.3g %s"
+	if v >= 1000 && v < 1e9 {
+		format = "%.0f %s"
+	}
+	return strings.TrimSpace(fmt.Sprintf(format, v, unit))
+}
 
 // why returns the reason of a verdict in a sentence.
 func why(v *evidence.Verdict) string {

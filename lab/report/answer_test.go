@@ -181,6 +181,13 @@ func TestFirstScreenShowsAnArmThatDecides(t *testing.T) {
 	if v.Result == evidence.Pass || a.Protected != "balanced. One other setting is below" || a.Columns[2].Latency() != "10.5 ms" {
 		t.Errorf("%s: %+v", v.Result, a)
 	}
+	for i := range run.Arms[2].Repeats {
+		run.Arms[2].Repeats[i].Requests = run.Arms[1].Repeats[i].Requests
+	}
+	a = AnswerOf(&run, &v)
+	if !strings.HasSuffix(a.Protected, ". Its requests are no faster than shared") {
+		t.Errorf("protected as slow as shared: %q", a.Protected)
+	}
 	run.Arms[0].Repeats = nil
 	a = AnswerOf(&run, &v)
 	if a.Columns[2].Work() != "-" || a.Columns[0].Work() != "-" || a.Columns[1].Latency() == "-" {

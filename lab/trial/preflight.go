@@ -46,7 +46,11 @@ func (t *trial) bound(long, quick time.Duration) time.Duration {
 // requests for a plan without one.
 func (t *trial) preflight(ctx context.Context) (err error) {
 	p := &play{trial: t, arm: t.hardest(), name: "preflight", repeat: -1}
-	defer func() { err = p.undo(ctx, err) }()
+	defer func() {
+		if err = p.undo(ctx, err); ctx.Err() != nil {
+			err = fmt.Errorf("it was interrupted before its arms: %w", context.Cause(ctx))
+		}
+	}()
 	p.say("looking whether the work runs")
 	if p.events, err = p.daemon.watch(ctx); err != nil {
 		return err
