@@ -24,7 +24,7 @@ func (m *softGPU) evict(verb string, w *worker) {
 }
 
 // awaitReads has the test wait for longer: in a guest that gets no CPU for 10 s a read of mqds is abandoned, and the
-// daemon waits for 50 times as long before the next one.
+// daemon waits for 5 minutes before the next one.
 func (m *softGPU) awaitReads() {
 	before := timeout
 	timeout = 15 * time.Minute
@@ -131,7 +131,7 @@ func TestSoftGPUQueuesThatNobodyAttachedToAreFound(t *testing.T) {
 	}
 	all("the end of the looks")
 
-	d.check(0, "", "target", "suspend", fmt.Sprint(job.PID), "--ttl", "5m")
+	d.ctl("target", "suspend", fmt.Sprint(job.PID), "--ttl", "5m") // it may be under way when it returns
 	m.awaitEach(job, 3, softOff)
 	d.eventually("the suspended job has no slot", func() bool { return slots() == 0 })
 	d.check(0, "", "target", "resume", fmt.Sprint(job.PID))
