@@ -142,12 +142,12 @@ func TestInvalidCommandLinesAreErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"srve"}, `"srve"`},
+		{[]string{"srve"}, "try: gpreemptd serve"},
 		{[]string{"serve", "now"}, `"now"`},
 		{[]string{"serve", "--no-such-flag"}, "--no-such-flag"},
 		{[]string{"serve", "--config", bad}, bad + ":2:"},
 		{[]string{"serve", "--config", bad + ".not"}, bad + ".not"},
-		{[]string{"config", "chekc"}, `"chekc"`},
+		{[]string{"config", "chekc"}, "try: gpreemptd config check"},
 		{[]string{"config", "check", bad, bad}, "at most 1"},
 		{[]string{"version", "please"}, `"please"`},
 	} {

@@ -14,22 +14,22 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 	tests := []wrongFile{
 		{
 			"out of range", "policy:\n  share_floor: 1.5\n",
-			[]string{"2:16: policy.share_floor: 1.5 is outside 0 to 0.95; 1.5 % is 0.015: write a value in this range, or remove it to use the preset's"},
+			[]string{"2:16: policy.share_floor: 1.5 is outside 0 to 0.95; 1.5 % is 0.015: write another value, or remove it to use the preset's"},
 		},
 		{
 			"a cap below what follows max_suspend", "policy: {max_suspend: 100ms, share_cap: 0.3}\n",
-			[]string{"1:41: policy.share_cap: 0.3 is less than 0.33: max_suspend ends each suspension after 100ms, and a job runs for 50ms then: remove it to use the preset's value"},
+			[]string{"1:41: policy.share_cap: 0.3 is less than 0.33: max_suspend ends each suspension after 100ms, and a job runs for 50ms then: write another value, or remove it to use the preset's"},
 		},
 		{
 			"a cap below the floor", "policy: {preset: share, share_cap: 0.4}\n",
-			[]string{"1:36: policy.share_cap: 0.4 is less than share_floor, 0.5: remove it to use the preset's value"},
+			[]string{"1:36: policy.share_cap: 0.4 is less than share_floor, 0.5: write another value, or remove it to use the preset's"},
 		},
 		{
 			"all of them, in order", "log: {level: loud}\npolicy:\n  max_wait: 1h\n  linger: 2s\nsocket: run/x\n",
 			[]string{
 				`1:14: log.level: "loud" is not known here: write debug, info, warn or error`,
-				"3:13: policy.max_wait: 1h0m0s is outside 0s to 10s: write a value in this range, or remove it to use the preset's",
-				"4:11: policy.linger: 2s is outside 0s to 1s: write a value in this range, or remove it to use the preset's",
+				"3:13: policy.max_wait: 1h0m0s is outside 0s to 10s: write another value, or remove it to use the preset's",
+				"4:11: policy.linger: 2s is outside 0s to 1s: write another value, or remove it to use the preset's",
 				`5:9: socket: "run/x" is not a clean absolute path: write an absolute path without // or ..`,
 			},
 		},

@@ -63,7 +63,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 	const rest = ", why: W., action: deny}\n"
 	tests := []struct{ name, text, want string }{
 		{"not a list", "id: a\n", "1:1: is a mapping: write a list, such as [0, 1] or lines that begin with a dash"},
-		{"not a row", "- 5\n", `1:3: [0]: is the number 5: write keys and values, one ` + "`key: value` a line"},
+		{"not a row", "- 5\n", `1:3: [0]: is the number 5: write keys and values, one ` + "`key: value` a line; the keys here are id, gfx, apu, kernel, driver, process, mes, mes_kiq, mec, sdma, mechanisms, nvidia, model, action, why, issues, read, searched, remedy"},
 		{
 			"unknown key", "- {id: a, gfx: [gfx900], because: x" + rest,
 			"1:26: [0].because: unknown key: the keys here are id, gfx, apu, kernel, driver, process, mes, mes_kiq, mec, sdma, mechanisms, nvidia, model, action, why, issues, read, searched, remedy",

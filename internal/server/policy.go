@@ -63,7 +63,7 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 	if err := p.Validate(); err != nil {
 		next := "gpctl policy get shows what is in force"
 		if k, ok := errors.AsType[*scheduler.KnobError](err); ok {
-			next = fmt.Sprintf("use a value of %s in this range", k.Knob)
+			next = fmt.Sprintf("use another value of %s", k.Knob)
 		}
 		return p, badPolicy(err.Error(), next)
 	}
