@@ -159,7 +159,8 @@ func runCapture(a *term.App, cmd *cobra.Command, cases []captured, dir string) e
 		unread := end()
 		finish()
 		if err != nil {
-			failed := trialFailed(ctx, a, fmt.Errorf("case %s: %w", cases[i].name, err))
+			failed := trialFailed(ctx, a, err, run != nil)
+			failed.Message = fmt.Sprintf("case %s: %s", cases[i].name, failed.Message)
 			failed.Next = term.Or(failed.Next, "the work must use a GPU queue; its output is in "+filepath.Join(folder, evidence.LogsDir))
 			return failed
 		}
