@@ -19,7 +19,7 @@ import (
 const (
 	progressTime, quickProgressTime = time.Minute, 15 * time.Second
 	suspendTime                     = 15 * time.Second
-	quickReadyTime                  = 20 * time.Second
+	quickReadyTime                  = 40 * time.Second
 	// whyTime is how long a mechanism may take to be ready, and whyPause that between two looks.
 	whyTime, whyPause = time.Second, 100 * time.Millisecond
 	// reportedTime is how long a command that makes its requests itself may take for the first.

@@ -73,7 +73,7 @@ func TestTrialFailsBeforeItsArms(t *testing.T) {
 	}{
 		"job that ends":                    {slices.Concat(answer, []string{"--offline", fmt.Sprintf(workReports, work, " --packets 1")}), "offline job 1 ended early"},
 		"job without queues that ends":     {slices.Concat(answer, []string{"--offline", "sleep 0.3"}), "offline job 1 ended early"},
-		"job without queues":               {slices.Concat(answer, []string{"--offline", "sleep 600"}), "job 1 has no GPU queue after 20s\n  try: it must use a GPU of this daemon"},
+		"job without queues":               {slices.Concat(answer, []string{"--offline", "sleep 600"}), "job 1 has no GPU queue after 40s\n  try: it must use a GPU of this daemon"},
 		"job that reports nothing":         {slices.Concat(answer, []string{"--offline", work + " --runtime"}), "job 1 reported no progress within 15s: its last line is "},
 		"job that cannot be suspended":     {slices.Concat(answer, []string{"--offline", work + " --steps", "--progress", "step ([0-9]+)"}), "did not enable its ROCm runtime"},
 		"policy that suspends nothing":     {slices.Concat(answer, job, []string{"--policy", "shadow"}), "the policy shadow suspends nothing\n  try: gpctl policy set balanced"},
