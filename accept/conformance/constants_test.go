@@ -16,8 +16,7 @@ import (
 // and a new one may change that without another number: each that is passed to the driver names
 // the expectation that shows it. The rest is marked with a "-" and why it is not passed.
 var constants = map[string]string{
-	"GraceMin":     "grace-of-one-is-one",
-	"GraceDefault": "grace-by-default",
+	"GraceMin": "grace-of-one-is-one",
 
 	"MaxQueues":        "suspend-of-more-queues-than-there-can-be",
 	"QueueErrorMask":   "suspend-of-an-id-with-the-error-mark",

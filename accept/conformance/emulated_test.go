@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -212,7 +213,7 @@ func (p *emulatedProcess) raise(gpu, queue uint32, mask uint64) error {
 
 func (p *emulatedProcess) evict() error {
 	s, _ := p.state()
-	return p.host.e.Driver().Evict(s.MM, kfd.TriggerUserptr)
+	return p.host.e.Driver().Evict(s.MM, kfdabi.TriggerUserptr)
 }
 
 func (p *emulatedProcess) restore() error {

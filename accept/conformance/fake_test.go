@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -286,7 +287,7 @@ func (p *fakeProcess) raise(gpu uint32, queue uint32, mask uint64) error {
 	return nil
 }
 
-func (p *fakeProcess) evict() error   { return p.host.machine.Evict(p.MM(), kfd.TriggerUserptr) }
+func (p *fakeProcess) evict() error   { return p.host.machine.Evict(p.MM(), kfdabi.TriggerUserptr) }
 func (p *fakeProcess) restore() error { return p.host.machine.Restore(p.MM()) }
 
 func (p *fakeProcess) hold() error {

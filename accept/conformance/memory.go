@@ -66,7 +66,7 @@ func (d *doing) acquire(gpu uint32) error {
 		return err
 	}
 	args := kfdabi.AcquireVMArgs{DRMFD: uint32(fd), GPUID: gpu}
-	_, err = d.ioctl(kfd.ReqAcquireVM, kfd.PointerTo(&args))
+	_, err = d.ioctl(kfdabi.ReqAcquireVM, kfd.PointerTo(&args))
 	return err
 }
 
@@ -75,12 +75,12 @@ func (d *doing) acquire(gpu uint32) error {
 func (d *doing) acquireAll() ([]kfdabi.ProcessDeviceApertures, error) {
 	buf := make([]kfdabi.ProcessDeviceApertures, 8)
 	args := kfdabi.ProcessAperturesNewArgs{}
-	if _, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
+	if _, err := d.ioctl(kfdabi.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
 		return nil, err
 	}
 	args.Apertures = kfd.PointerToSlice(buf)
 	args.NumOfNodes = min(args.NumOfNodes, uint32(len(buf)))
-	if _, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
+	if _, err := d.ioctl(kfdabi.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
 		return nil, err
 	}
 	gpus := buf[:args.NumOfNodes]
@@ -104,12 +104,12 @@ func (d *doing) allocate(gpu uint32, bytes uint64, own bool) (uint64, error) {
 	if !own {
 		alloc.MmapOffset, alloc.Flags = 0, kfdabi.AllocGTT|kfdabi.AllocWritable
 	}
-	if _, err := d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc)); err != nil {
+	if _, err := d.ioctl(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc)); err != nil {
 		return 0, fmt.Errorf("allocate %d bytes: %w", bytes, err)
 	}
 	gpus := []uint32{gpu}
 	mapped := kfdabi.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
-	if _, err := d.ioctl(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&mapped)); err != nil {
+	if _, err := d.ioctl(kfdabi.ReqMapMemoryToGPU, kfd.PointerTo(&mapped)); err != nil {
 		return 0, fmt.Errorf("map %d bytes: %w", bytes, err)
 	}
 	return at, nil

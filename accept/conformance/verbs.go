@@ -95,7 +95,7 @@ var verbs = map[string]func(*doing) (int64, error){
 		n := d.num("n", 0)
 		buf := make([]kfdabi.ProcessDeviceApertures, max(n, 1))
 		args := kfdabi.ProcessAperturesNewArgs{Apertures: kfd.PointerToSlice(buf), NumOfNodes: uint32(n)}
-		r, err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
+		r, err := d.ioctl(kfdabi.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
 		d.out("n", args.NumOfNodes)
 		if err == nil && n > 0 {
 			var gpus []uint32
@@ -299,7 +299,7 @@ func version(d *doing) (int64, error) {
 
 func runtimeCall(d *doing, mode uint64) (int64, error) {
 	args := kfdabi.RuntimeEnableArgs{RDebug: d.num("r_debug", 0), ModeMask: uint32(mode)}
-	return d.ioctl(kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqRuntimeEnable, kfd.PointerTo(&args))
 }
 
 // smiEvents reads the pending evictions and restores; the answer is their number.
@@ -338,8 +338,8 @@ func smiEvents(d *doing) (int64, error) {
 }
 
 var criuOps = map[string]kfd.CRIUOp{
-	"process_info": kfd.CRIUOpProcessInfo, "checkpoint": kfd.CRIUOpCheckpoint, "unpause": kfd.CRIUOpUnpause,
-	"restore": kfd.CRIUOpRestore, "resume": kfd.CRIUOpResume,
+	"process_info": kfd.CRIUOpProcessInfo, "checkpoint": kfdabi.CRIUOpCheckpoint, "unpause": kfd.CRIUOpUnpause,
+	"restore": kfdabi.CRIUOpRestore, "resume": kfdabi.CRIUOpResume,
 }
 
 func criu(d *doing) (int64, error) {
@@ -359,15 +359,15 @@ var exceptionNames = []struct {
 	code kfd.ExceptionCode
 	name string
 }{
-	{kfd.ECQueueWaveAbort, "abort"},
-	{kfd.ECQueueWaveTrap, "trap"},
-	{kfd.ECQueueWaveMemoryViolation, "memory"},
+	{kfdabi.ECQueueWaveAbort, "abort"},
+	{kfdabi.ECQueueWaveTrap, "trap"},
+	{kfdabi.ECQueueWaveMemoryViolation, "memory"},
 	{kfd.ECQueueNew, "new"},
-	{kfd.ECDeviceQueueDelete, "delete"},
-	{kfd.ECDeviceMemoryViolation, "fault"},
-	{kfd.ECDeviceNew, "device"},
+	{kfdabi.ECDeviceQueueDelete, "delete"},
+	{kfdabi.ECDeviceMemoryViolation, "fault"},
+	{kfdabi.ECDeviceNew, "device"},
 	{kfd.ECProcessRuntime, "runtime"},
-	{kfd.ECProcessDeviceRemove, "remove"},
+	{kfdabi.ECProcessDeviceRemove, "remove"},
 }
 
 // showMask returns a mask in the form of scripts.

@@ -19,15 +19,15 @@ func init() {
 		"create_event": createEvent,
 		"destroy_event": func(d *doing) (int64, error) {
 			args := kfdabi.DestroyEventArgs{EventID: uint32(d.num("id", 0))}
-			return d.ioctl(kfd.ReqDestroyEvent, kfd.PointerTo(&args))
+			return d.ioctl(kfdabi.ReqDestroyEvent, kfd.PointerTo(&args))
 		},
 		"set_event": func(d *doing) (int64, error) {
 			args := kfdabi.SetEventArgs{EventID: uint32(d.num("id", 0))}
-			return d.ioctl(kfd.ReqSetEvent, kfd.PointerTo(&args))
+			return d.ioctl(kfdabi.ReqSetEvent, kfd.PointerTo(&args))
 		},
 		"reset_event": func(d *doing) (int64, error) {
 			args := kfdabi.ResetEventArgs{EventID: uint32(d.num("id", 0))}
-			return d.ioctl(kfd.ReqResetEvent, kfd.PointerTo(&args))
+			return d.ioctl(kfdabi.ReqResetEvent, kfd.PointerTo(&args))
 		},
 		"wait_events": waitEvents,
 
@@ -37,13 +37,13 @@ func init() {
 		"alloc": allocMemory,
 		"free": func(d *doing) (int64, error) {
 			args := kfdabi.FreeMemoryArgs{Handle: d.handle()}
-			return d.ioctl(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&args))
+			return d.ioctl(kfdabi.ReqFreeMemoryOfGPU, kfd.PointerTo(&args))
 		},
 		"map":   mapMemory,
 		"unmap": unmapMemory,
 		"available": func(d *doing) (int64, error) {
 			args := kfdabi.AvailableMemoryArgs{GPUID: uint32(d.num("gpu", 0))}
-			r, err := d.ioctl(kfd.ReqAvailableMemory, kfd.PointerTo(&args))
+			r, err := d.ioctl(kfdabi.ReqAvailableMemory, kfd.PointerTo(&args))
 			d.out("mib", args.Available>>20)
 			return r, err
 		},
@@ -67,12 +67,12 @@ func createEvent(d *doing) (r int64, err error) {
 		if given && page != "none" {
 			args.EventPageOffset = d.num("gpu", 1)<<32 | d.num("page", 0)
 		}
-		r, err = d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&args))
+		r, err = d.ioctl(kfdabi.ReqCreateEvent, kfd.PointerTo(&args))
 		if errors.Is(err, unix.ENOMEM) && !given {
 			if args.EventPageOffset, err = d.eventPage(); err != nil {
 				return r, err
 			}
-			r, err = d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&args))
+			r, err = d.ioctl(kfdabi.ReqCreateEvent, kfd.PointerTo(&args))
 		}
 		if err != nil {
 			return r, err
@@ -97,7 +97,7 @@ func (d *doing) eventPage() (uint64, error) {
 		return 0, err
 	}
 	alloc := kfdabi.AllocMemoryArgs{VAAddr: at, Size: bytes, GPUID: gpus[0].GPUID, Flags: kfdabi.AllocGTT | kfdabi.AllocWritable}
-	_, err = d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc))
+	_, err = d.ioctl(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc))
 	return alloc.Handle, err
 }
 
@@ -114,7 +114,7 @@ func waitEvents(d *doing) (int64, error) {
 		EventsPtr: pointer(d, list), NumEvents: uint32(d.num("n", uint64(len(ids)))), WaitForAll: uint32(d.num("all", 0)),
 		Timeout: uint32(d.num("timeout", 0)), WaitResult: 99,
 	}
-	r, err := d.ioctl(kfd.ReqWaitEvents, kfd.PointerTo(&args))
+	r, err := d.ioctl(kfdabi.ReqWaitEvents, kfd.PointerTo(&args))
 	d.out("result", args.WaitResult)
 	d.out("timeout", args.Timeout)
 	words := make([]string, len(ids))
@@ -142,7 +142,7 @@ func allocMemory(d *doing) (int64, error) {
 	for word := range strings.SplitSeq(d.text("flags", "vram"), "+") {
 		args.Flags |= allocFlags[word]
 	}
-	r, err := d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args))
+	r, err := d.ioctl(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&args))
 	d.out("handle", uint32(args.Handle))
 	d.out("gpu", args.Handle>>32)
 	return r, err
@@ -159,7 +159,7 @@ func mapMemory(d *doing) (int64, error) {
 		Handle: d.handle(), DeviceIDsArrayPtr: pointer(d, append(ids, 0)), NumDevices: uint32(d.num("n", uint64(len(ids)))),
 		NumSuccess: uint32(d.num("done", 0)),
 	}
-	r, err := d.ioctl(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args))
+	r, err := d.ioctl(kfdabi.ReqMapMemoryToGPU, kfd.PointerTo(&args))
 	d.out("done", args.NumSuccess)
 	return r, err
 }
@@ -170,7 +170,7 @@ func unmapMemory(d *doing) (int64, error) {
 		Handle: d.handle(), DeviceIDsArrayPtr: pointer(d, append(ids, 0)), NumDevices: uint32(d.num("n", uint64(len(ids)))),
 		NumSuccess: uint32(d.num("done", 0)),
 	}
-	r, err := d.ioctl(kfd.ReqUnmapMemoryFromGPU, kfd.PointerTo(&args))
+	r, err := d.ioctl(kfdabi.ReqUnmapMemoryFromGPU, kfd.PointerTo(&args))
 	d.out("done", args.NumSuccess)
 	return r, err
 }

@@ -44,7 +44,7 @@ func (d *doing) svm(op uint32, attrs []kfdabi.SVMAttribute) ([]kfdabi.SVMAttribu
 	}
 	copy(c.Attrs[:], attrs)
 	const header, attribute = 24, 8
-	r, err := d.ioctl(kfd.ReqSVM&0xc000ffff|kfd.Request(header+attribute*len(attrs))<<16, kfd.PointerTo(&c))
+	r, err := d.ioctl(kfdabi.ReqSVM&0xc000ffff|kfd.Request(header+attribute*len(attrs))<<16, kfd.PointerTo(&c))
 	return c.Attrs[:len(attrs)], r, err
 }
 

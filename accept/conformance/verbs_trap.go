@@ -44,7 +44,7 @@ func trapSend(d *doing) (int64, error) {
 }
 
 func trapSetExceptions(d *doing) (int64, error) {
-	args := kfdabi.TrapSetExceptionsEnabledArgs{PID: d.pid(), Op: kfd.TrapSetExceptionsEnabled, ExceptionMask: d.mask("mask")}
+	args := kfdabi.TrapSetExceptionsEnabledArgs{PID: d.pid(), Op: kfdabi.TrapSetExceptionsEnabled, ExceptionMask: d.mask("mask")}
 	return d.trap(kfd.PointerTo(&args))
 }
 
@@ -165,20 +165,20 @@ func trapDevices(d *doing) (int64, error) {
 }
 
 func trapSetFlags(d *doing) (int64, error) {
-	args := kfdabi.TrapSetFlagsArgs{PID: d.pid(), Op: kfd.TrapSetFlags, Flags: uint32(d.num("flags", 0))}
+	args := kfdabi.TrapSetFlagsArgs{PID: d.pid(), Op: kfdabi.TrapSetFlags, Flags: uint32(d.num("flags", 0))}
 	r, err := d.trap(kfd.PointerTo(&args))
 	d.out("flags", args.Flags)
 	return r, err
 }
 
 func trapLaunchMode(d *doing) (int64, error) {
-	args := kfdabi.TrapSetWaveLaunchModeArgs{PID: d.pid(), Op: kfd.TrapSetWaveLaunchMode, LaunchMode: uint32(d.num("mode", 0))}
+	args := kfdabi.TrapSetWaveLaunchModeArgs{PID: d.pid(), Op: kfdabi.TrapSetWaveLaunchMode, LaunchMode: uint32(d.num("mode", 0))}
 	return d.trap(kfd.PointerTo(&args))
 }
 
 func trapLaunchOverride(d *doing) (int64, error) {
 	args := kfdabi.TrapSetWaveLaunchOverrideArgs{
-		PID: d.pid(), Op: kfd.TrapSetWaveLaunchOverride, OverrideMode: uint32(d.num("mode", 0)),
+		PID: d.pid(), Op: kfdabi.TrapSetWaveLaunchOverride, OverrideMode: uint32(d.num("mode", 0)),
 		EnableMask: uint32(d.num("traps", 0)), SupportRequestMask: uint32(d.num("support", 0)),
 	}
 	r, err := d.trap(kfd.PointerTo(&args))
@@ -189,7 +189,7 @@ func trapLaunchOverride(d *doing) (int64, error) {
 
 func trapWatch(d *doing) (int64, error) {
 	args := kfdabi.TrapSetNodeAddressWatchArgs{
-		PID: d.pid(), Op: kfd.TrapSetNodeAddressWatch, Address: d.num("address", 0x1000),
+		PID: d.pid(), Op: kfdabi.TrapSetNodeAddressWatch, Address: d.num("address", 0x1000),
 		Mode: uint32(d.num("mode", 0)), Mask: uint32(d.num("bits", 0)), GPUID: uint32(d.num("gpu", 0)),
 	}
 	r, err := d.trap(kfd.PointerTo(&args))
@@ -199,7 +199,7 @@ func trapWatch(d *doing) (int64, error) {
 
 func trapClearWatch(d *doing) (int64, error) {
 	args := kfdabi.TrapClearNodeAddressWatchArgs{
-		PID: d.pid(), Op: kfd.TrapClearNodeAddressWatch, GPUID: uint32(d.num("gpu", 0)), ID: uint32(d.num("id", 0)),
+		PID: d.pid(), Op: kfdabi.TrapClearNodeAddressWatch, GPUID: uint32(d.num("gpu", 0)), ID: uint32(d.num("id", 0)),
 	}
 	return d.trap(kfd.PointerTo(&args))
 }
@@ -223,7 +223,7 @@ func createQueue(d *doing) (int64, error) {
 			return 0, err
 		}
 	}
-	r, err := d.ioctl(kfd.ReqCreateQueue, kfd.PointerTo(&args))
+	r, err := d.ioctl(kfdabi.ReqCreateQueue, kfd.PointerTo(&args))
 	d.out("id", args.QueueID)
 	d.sys.program().remember(&args)
 	return r, err
@@ -231,7 +231,7 @@ func createQueue(d *doing) (int64, error) {
 
 func destroyQueue(d *doing) (int64, error) {
 	args := kfdabi.DestroyQueueArgs{QueueID: uint32(d.num("id", 0))}
-	return d.ioctl(kfd.ReqDestroyQueue, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqDestroyQueue, kfd.PointerTo(&args))
 }
 
 func updateQueue(d *doing) (int64, error) {
@@ -239,16 +239,16 @@ func updateQueue(d *doing) (int64, error) {
 		RingBaseAddress: d.num("ring", d.sys.program().ring(uint32(d.num("id", 0)))), QueueID: uint32(d.num("id", 0)), RingSize: uint32(d.num("size", 65536)),
 		QueuePercentage: uint32(d.num("percent", 100)), QueuePriority: uint32(d.num("priority", 7)),
 	}
-	return d.ioctl(kfd.ReqUpdateQueue, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqUpdateQueue, kfd.PointerTo(&args))
 }
 
 func cuMask(d *doing) (int64, error) {
 	mask := []uint32{uint32(d.num("mask", 0xffffffff))}
 	args := kfdabi.SetCUMaskArgs{QueueID: uint32(d.num("id", 0)), NumCUMask: uint32(d.num("n", 32)), CUMaskPtr: kfd.PointerToSlice(mask)}
-	return d.ioctl(kfd.ReqSetCUMask, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqSetCUMask, kfd.PointerTo(&args))
 }
 
 func gws(d *doing) (int64, error) {
 	args := kfdabi.AllocQueueGWSArgs{QueueID: uint32(d.num("id", 0)), NumGWS: uint32(d.num("n", 64))}
-	return d.ioctl(kfd.ReqAllocQueueGWS, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqAllocQueueGWS, kfd.PointerTo(&args))
 }

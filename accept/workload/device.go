@@ -36,12 +36,12 @@ func openDevice(gpu uint32, xnack string) (*device, error) {
 		return nil, fmt.Errorf("open %s: %w", kfd.DevicePath, err)
 	}
 	var args kfdabi.ProcessAperturesNewArgs
-	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
+	if err := d.ioctl(kfdabi.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
 		return nil, err
 	}
 	list := make([]kfdabi.ProcessDeviceApertures, max(args.NumOfNodes, 1))
 	args.Apertures = kfd.PointerToSlice(list)
-	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
+	if err := d.ioctl(kfdabi.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
 		return nil, err
 	}
 	for _, a := range list[:min(int(args.NumOfNodes), len(list))] {
@@ -65,7 +65,7 @@ func openDevice(gpu uint32, xnack string) (*device, error) {
 		if xnack == "on" {
 			args.XnackEnabled = 1
 		}
-		if err := d.ioctl(kfd.ReqSetXnackMode, kfd.PointerTo(&args)); err != nil {
+		if err := d.ioctl(kfdabi.ReqSetXnackMode, kfd.PointerTo(&args)); err != nil {
 			return nil, err
 		}
 	}
@@ -75,7 +75,7 @@ func openDevice(gpu uint32, xnack string) (*device, error) {
 // setRuntime enables the runtime, or ends it with mode 0.
 func (d *device) setRuntime(mode uint32) error {
 	args := kfdabi.RuntimeEnableArgs{ModeMask: mode}
-	return d.ioctl(kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqRuntimeEnable, kfd.PointerTo(&args))
 }
 
 // ioctl makes a call until no signal interrupts it.
@@ -98,7 +98,7 @@ func (d *device) acquireVM(gpu uint32, minor uint64) error {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
 	args := kfdabi.AcquireVMArgs{DRMFD: uint32(fd), GPUID: gpu}
-	return d.ioctl(kfd.ReqAcquireVM, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqAcquireVM, kfd.PointerTo(&args))
 }
 
 // doorbellBytes is the size of a process's doorbells on a GPU. The offset in the result of
@@ -108,7 +108,7 @@ const doorbellBytes = 8192
 // createQueue creates a queue and returns its doorbell.
 func (d *device) createQueue(args *kfdabi.CreateQueueArgs) (doorbell, error) {
 	args.GPUID, args.QueuePercentage, args.QueuePriority = d.gpu, 100, 7
-	if err := d.ioctl(kfd.ReqCreateQueue, kfd.PointerTo(args)); err != nil {
+	if err := d.ioctl(kfdabi.ReqCreateQueue, kfd.PointerTo(args)); err != nil {
 		return doorbell{}, err
 	}
 	if d.doorbells == nil {
@@ -123,7 +123,7 @@ func (d *device) createQueue(args *kfdabi.CreateQueueArgs) (doorbell, error) {
 
 func (d *device) destroyQueue(id uint32) error {
 	args := kfdabi.DestroyQueueArgs{QueueID: id}
-	return d.ioctl(kfd.ReqDestroyQueue, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqDestroyQueue, kfd.PointerTo(&args))
 }
 
 // cus is the number of compute units of all XCCs.

@@ -50,11 +50,11 @@ func (d *device) place(bytes, protection int, flags, gpu uint32, users []uint32)
 	if flags&kfdabi.AllocUserptr != 0 {
 		args.MmapOffset = m.base
 	}
-	if err := d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)); err != nil {
+	if err := d.ioctl(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)); err != nil {
 		return memory{}, errors.Join(fmt.Errorf("allocate %d bytes: %w", bytes, err), unix.Munmap(mem))
 	}
 	mapped := kfdabi.MapMemoryArgs{Handle: args.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(users), NumDevices: uint32(len(users))}
-	if err := d.ioctl(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&mapped)); err != nil {
+	if err := d.ioctl(kfdabi.ReqMapMemoryToGPU, kfd.PointerTo(&mapped)); err != nil {
 		return memory{}, fmt.Errorf("map %d bytes on the GPUs: %w", bytes, err)
 	}
 	return m, nil

@@ -56,7 +56,7 @@ func (d *device) debugtrap(ctx context.Context, handler bool) (uint32, error) {
 		}
 		args.TBAAddr = c.addr(int(c.symbols["trapped"]))
 	}
-	if err := d.ioctl(kfd.ReqSetTrapHandler, kfd.PointerTo(&args)); err != nil {
+	if err := d.ioctl(kfdabi.ReqSetTrapHandler, kfd.PointerTo(&args)); err != nil {
 		return 0, err
 	}
 	if err := d.run(ctx, "debugtrap", out.base); err != nil {
@@ -74,7 +74,7 @@ func (d *device) touch(ctx context.Context, mapped bool) (string, error) {
 		return "", err
 	}
 	created := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeMemory}
-	if err := d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&created)); err != nil {
+	if err := d.ioctl(kfdabi.ReqCreateEvent, kfd.PointerTo(&created)); err != nil {
 		return "", err
 	}
 	event := []kfdabi.MemoryEventData{{EventID: created.EventID}}
@@ -89,7 +89,7 @@ func (d *device) touch(ctx context.Context, mapped bool) (string, error) {
 		}
 	}
 	if err == nil {
-		err = d.ioctl(kfd.ReqWaitEvents, kfd.PointerTo(&wait))
+		err = d.ioctl(kfdabi.ReqWaitEvents, kfd.PointerTo(&wait))
 	}
 	switch {
 	case err != nil:

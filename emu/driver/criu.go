@@ -1,6 +1,9 @@
 package driver
 
-import "github.com/gpreempt/gpreempt/pkg/kfd"
+import (
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // Sizes of the parts of a checkpoint: struct kfd_criu_process_priv_data,
 // kfd_criu_device_priv_data and kfd_criu_queue_priv_data, and a queue's MQD.
@@ -19,7 +22,7 @@ func (d *Driver) criu(c *call, args *kfd.CRIUArgs) (int, errno) {
 		return 0, d.criuProcessInfo(c, args)
 	case kfd.CRIUOpUnpause:
 		return 0, d.criuUnpause(c)
-	case kfd.CRIUOpCheckpoint, kfd.CRIUOpRestore, kfd.CRIUOpResume:
+	case kfdabi.CRIUOpCheckpoint, kfdabi.CRIUOpRestore, kfdabi.CRIUOpResume:
 		return 0, ENOSYS
 	default:
 		return 0, EINVAL

@@ -49,7 +49,7 @@ func (c *client) call(req kfd.Request, args ...uint32) []uint32 {
 // doorbell's offset.
 func (c *client) queue(ring uint32) (id, doorbell uint32) {
 	c.Helper()
-	out := c.call(kfd.ReqCreateQueue, ring, 0, ring+1, 0, ring+2, 0, 0, 0, 4096, 7, 2, 100, 5, 0, 0, 0, 0, 0, ring+3, 0, 8192, 64)
+	out := c.call(kfdabi.ReqCreateQueue, ring, 0, ring+1, 0, ring+2, 0, 0, 0, 4096, 7, 2, 100, 5, 0, 0, 0, 0, 0, ring+3, 0, 8192, 64)
 	return out[13], out[6]
 }
 
@@ -99,7 +99,7 @@ func TestStepsHaveTheQueuesThatTheHardwareGets(t *testing.T) {
 		id, _ := a.queue(2 << 20)
 		b.queue(3 << 20)
 		lastOfB := last
-		a.call(kfd.ReqDestroyQueue, id)
+		a.call(kfdabi.ReqDestroyQueue, id)
 		if again, _ := a.queue(4 << 20); again != id {
 			t.Errorf("ID %d, want %d: only the serial distinguishes the two", again, id)
 		}
@@ -138,11 +138,11 @@ func TestQueuesAreReportedBeforeTheHardwareSeesThemAndAfterItsLastUse(t *testing
 	})
 	c := newClient(t, d, 10)
 	id, _ := c.queue(1 << 20)
-	c.call(kfd.ReqDestroyQueue, id)
+	c.call(kfdabi.ReqDestroyQueue, id)
 	c.queue(2 << 20)
 	fail = true
 	memory := space{bytes: append(words(3<<20, 0, 1, 0, 2, 0, 0, 0, 4096, 7, 2, 100, 5), make([]byte, 512)...)}
-	if _, errno := d.Ioctl(c.task, c.file, kfd.ReqCreateQueue, memory); errno != driver.EIO {
+	if _, errno := d.Ioctl(c.task, c.file, kfdabi.ReqCreateQueue, memory); errno != driver.EIO {
 		t.Errorf("a queue that the hardware rejected: %v, want EIO", errno)
 	}
 	fail = false
@@ -177,7 +177,7 @@ func TestSDMAQueuesAreLimited(t *testing.T) {
 	var got []syscall.Errno
 	create := func(c *client, gpu, kind uint32) {
 		memory := space{bytes: append(words(1<<20, 0, 1, 0, 2, 0, 0, 0, 4096, gpu, kind, 100, 5), make([]byte, 512)...)}
-		_, errno := c.d.Ioctl(c.task, c.file, kfd.ReqCreateQueue, memory)
+		_, errno := c.d.Ioctl(c.task, c.file, kfdabi.ReqCreateQueue, memory)
 		got = append(got, errno)
 	}
 	create(a, 7, kfd.QueueTypeSDMA)
@@ -187,7 +187,7 @@ func TestSDMAQueuesAreLimited(t *testing.T) {
 	create(a, 7, kfd.QueueTypeSDMAXGMI)
 	create(a, 7, kfd.QueueTypeSDMAXGMI)
 	create(a, 7, kfd.QueueTypeComputeAQL)
-	a.call(kfd.ReqDestroyQueue, 0)
+	a.call(kfdabi.ReqDestroyQueue, 0)
 	create(b, 7, kfd.QueueTypeSDMA)
 	const ok, full = syscall.Errno(0), driver.ENOMEM
 	if diff := cmp.Diff([]syscall.Errno{ok, ok, full, ok, ok, full, ok, ok}, got); diff != "" {
@@ -228,10 +228,10 @@ func TestOffsetsAreThoseOfTheConfiguration(t *testing.T) {
 	if got := state.Queues[0]; got.ID != id || doorbell != 7<<13|got.Doorbell || got.Doorbell == state.Queues[1].Doorbell {
 		t.Errorf("doorbell of queue %d at %#x: %+v", id, doorbell, state.Queues)
 	}
-	if out := c.call(kfd.ReqCreateEvent); out[0] != 0x123000 {
+	if out := c.call(kfdabi.ReqCreateEvent); out[0] != 0x123000 {
 		t.Errorf("events at %#x", out[0])
 	}
-	out := c.call(kfd.ReqAllocMemoryOfGPU, 0, 1, 4096, 0, 0, 0, 0, 0, 7, kfdabi.AllocMMIORemap)
+	out := c.call(kfdabi.ReqAllocMemoryOfGPU, 0, 1, 4096, 0, 0, 0, 0, 0, 7, kfdabi.AllocMMIORemap)
 	if out[6] != 7<<12 {
 		t.Errorf("registers at %#x", out[6])
 	}
@@ -250,7 +250,7 @@ func TestStatesDistinguishContexts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, errno := d.Ioctl(c.task, other, kfd.ReqCreateProcess, nil); errno != 0 {
+	if _, errno := d.Ioctl(c.task, other, kfdabi.ReqCreateProcess, nil); errno != 0 {
 		t.Fatal(errno)
 	}
 	type context struct {
@@ -284,17 +284,17 @@ func TestWaitUsesTheClockOfTheConfiguration(t *testing.T) {
 			},
 		}, nil)
 		c := newClient(t, d, 10)
-		out := c.call(kfd.ReqGetClockCounters, 0, 0, 0, 0, 0, 0, 0, 0, 7)
+		out := c.call(kfdabi.ReqGetClockCounters, 0, 0, 0, 0, 0, 0, 0, 0, 7)
 		if diff := cmp.Diff([]uint32{7, 0, 705032704, 1, 1705032704, 1, 1e9, 0}, out[:8]); diff != "" {
 			t.Errorf("counters (-want +got):\n%s", diff)
 		}
-		id := c.call(kfd.ReqCreateEvent)[6]
+		id := c.call(kfdabi.ReqCreateEvent)[6]
 		// The event's ID is 40 bytes behind the array's beginning, which is at 32.
 		args := make([]uint32, 19)
 		args[0], args[2], args[4], args[18] = 32, 1, 250, id
 		wait := func() <-chan []uint32 {
 			done := make(chan []uint32, 1)
-			go func() { done <- c.call(kfd.ReqWaitEvents, args...) }()
+			go func() { done <- c.call(kfdabi.ReqWaitEvents, args...) }()
 			return done
 		}
 		done := wait()
@@ -321,14 +321,14 @@ func TestInterruptedWaitIsRestartedWithTheRestOfTheTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDriver(t, 90402, driver.Config{}, nil)
 		c := newClient(t, d, 10)
-		id := c.call(kfd.ReqCreateEvent)[6]
+		id := c.call(kfdabi.ReqCreateEvent)[6]
 		args := make([]uint32, 19)
 		args[0], args[2], args[4], args[18] = 32, 1, 1000, id
 		memory := space{bytes: words(args...)}
 		memory.bytes = append(memory.bytes, make([]byte, 64)...)
 		done := make(chan error, 1)
 		go func() {
-			_, errno := d.Ioctl(c.task, c.file, kfd.ReqWaitEvents, memory)
+			_, errno := d.Ioctl(c.task, c.file, kfdabi.ReqWaitEvents, memory)
 			done <- errno
 		}()
 		time.Sleep(400 * time.Millisecond)
@@ -345,7 +345,7 @@ func TestInterruptedWaitIsRestartedWithTheRestOfTheTime(t *testing.T) {
 			t.Errorf("%d ms remain, want 600", left)
 		}
 		// A pending signal takes precedence over events.
-		if _, errno := d.Ioctl(c.task, c.file, kfd.ReqWaitEvents, memory); errno != driver.ERESTARTSYS {
+		if _, errno := d.Ioctl(c.task, c.file, kfdabi.ReqWaitEvents, memory); errno != driver.ERESTARTSYS {
 			t.Errorf("with a signal pending: %v", errno)
 		}
 	})
@@ -361,7 +361,7 @@ func BenchmarkSignalEvent(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, errno := d.Ioctl(t, f, kfd.ReqCreateEvent, space{bytes: make([]byte, 32)}); errno != 0 {
+	if _, errno := d.Ioctl(t, f, kfdabi.ReqCreateEvent, space{bytes: make([]byte, 32)}); errno != 0 {
 		b.Fatal(errno)
 	}
 	for b.Loop() {

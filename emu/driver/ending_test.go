@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -39,8 +40,8 @@ func newSession(t *testing.T, profile string) *session {
 	if s.dbgFD, err = s.d.Open(s.dbg); err != nil {
 		t.Fatal(err)
 	}
-	s.must(s.job, s.jobFD, kfd.ReqRuntimeEnable, 1, 0, 1)
-	s.must(s.job, s.jobFD, kfd.ReqCreateQueue, 1<<20, 0, 0, 0, 0, 0, 0, 0, 4096, 7, 2, 100)
+	s.must(s.job, s.jobFD, kfdabi.ReqRuntimeEnable, 1, 0, 1)
+	s.must(s.job, s.jobFD, kfdabi.ReqCreateQueue, 1<<20, 0, 0, 0, 0, 0, 0, 0, 4096, 7, 2, 100)
 	s.must(s.dbg, s.dbgFD, kfd.ReqDbgTrap, 10, 0, 0, 0, 64, 0, 16, 5)
 	s.must(s.dbg, s.dbgFD, kfd.ReqDbgTrap, 10, 13, 0x40000000, 0, 64, 0, 1, 64)
 	s.must(s.dbg, s.dbgFD, kfd.ReqDbgTrap, 10, 6, 0, 0, 32, 0, 1, 0, 0)

@@ -14,14 +14,14 @@ func (d *Driver) raise(c *call, p *process, g *gpu, mask kfd.ExceptionMask, sour
 	}
 	defer d.hold(c, &p.events)()
 	switch {
-	case mask&kfd.ExceptionsOfDevice != 0:
+	case mask&kfdabi.ExceptionsOfDevice != 0:
 		for _, x := range p.pdds {
 			if x.gpu == g {
-				x.exceptions |= mask & kfd.ExceptionsOfDevice
+				x.exceptions |= mask & kfdabi.ExceptionsOfDevice
 			}
 		}
-	case mask&kfd.ExceptionsOfProcess != 0:
-		p.Exceptions |= mask & kfd.ExceptionsOfProcess
+	case mask&kfdabi.ExceptionsOfProcess != 0:
+		p.Exceptions |= mask & kfdabi.ExceptionsOfProcess
 	default:
 		if q := p.queue(source); q != nil && q.pdd.gpu == g {
 			q.Exceptions |= mask
@@ -71,7 +71,7 @@ func (d *Driver) setExceptionsEnabled(c *call, args *kfdabi.TrapSetExceptionsEna
 // sendRuntimeEvent is kfd_dbg_send_exception_to_runtime.
 func (d *Driver) sendRuntimeEvent(c *call, args *kfd.TrapSendRuntimeEventArgs) (int, errno) {
 	p, mask := c.target, args.ExceptionMask
-	if violation := kfd.ECDeviceMemoryViolation.Mask(); mask&violation != 0 {
+	if violation := kfdabi.ECDeviceMemoryViolation.Mask(); mask&violation != 0 {
 		x := p.pdd(args.GPUID)
 		if x == nil {
 			return 0, ENODEV
@@ -133,20 +133,20 @@ func (d *Driver) queryExceptionInfo(c *call, args *kfd.TrapQueryExceptionInfoArg
 	var pending *kfd.ExceptionMask
 	var known []byte
 	switch mask := args.ExceptionCode.Mask(); {
-	case mask&kfd.ExceptionsOfQueue != 0:
+	case mask&kfdabi.ExceptionsOfQueue != 0:
 		q := p.queue(args.SourceID)
 		if q == nil {
 			return 0, EINVAL
 		}
 		pending = &q.Exceptions
-	case mask&kfd.ExceptionsOfDevice != 0:
+	case mask&kfdabi.ExceptionsOfDevice != 0:
 		x := p.pdd(args.SourceID)
 		if x == nil {
 			return 0, EINVAL
 		}
 		// The driver has data of a memory violation, but never sets its size.
 		pending = &x.exceptions
-	case mask&kfd.ExceptionsOfProcess != 0:
+	case mask&kfdabi.ExceptionsOfProcess != 0:
 		pending = &p.Exceptions
 		if args.ExceptionCode == kfd.ECProcessRuntime {
 			known = p.runtimeInfo()
@@ -197,20 +197,20 @@ func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
 	if p == nil || g == nil {
 		return
 	}
-	d.emit(g, kfd.SMIVMFault, d.smiAbout(p), "%x:%s\n", uint32(p.PID), p.lead.Comm())
-	d.interrupt(&call{d: d}, p, g, kfdabi.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), new(fault.data(g)))
+	d.emit(g, kfdabi.SMIVMFault, d.smiAbout(p), "%x:%s\n", uint32(p.PID), p.lead.Comm())
+	d.interrupt(&call{d: d}, p, g, kfdabi.NoQueue, kfdabi.ECDeviceMemoryViolation.Mask(), new(fault.data(g)))
 }
 
 // interrupt is kfd_set_dbg_ev_from_interrupt.
 func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.ExceptionMask, fault *kfdabi.MemoryEventData) bool {
-	if x := p.pdd(uint32(g.ID)); p.Enabled && x.fault == nil && mask.Has(kfd.ECDeviceMemoryViolation) {
+	if x := p.pdd(uint32(g.ID)); p.Enabled && x.fault == nil && mask.Has(kfdabi.ECDeviceMemoryViolation) {
 		x.fault = fault
 	}
 	if d.raise(c, p, g, mask, queue, nil) {
 		return true
 	}
 	switch {
-	case mask&kfd.ExceptionsOfQueue != 0 && p.Runtime == kfd.RuntimeEnabled:
+	case mask&kfdabi.ExceptionsOfQueue != 0 && p.Runtime == kfd.RuntimeEnabled:
 		defer d.hold(c, &p.mutex)()
 		q := p.queue(queue)
 		if q == nil || q.pdd.gpu != g {
@@ -218,7 +218,7 @@ func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.E
 		}
 		q.Sent |= mask
 		return true
-	case mask.Has(kfd.ECDeviceMemoryViolation):
+	case mask.Has(kfdabi.ECDeviceMemoryViolation):
 		d.evict(c, p.pdd(uint32(g.ID)))
 		p.signalFault(orImprecise(fault, g))
 		return true

@@ -3,7 +3,6 @@ package driver
 import (
 	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // gpu is a node with its queue manager: struct kfd_node, struct device_queue_manager.
@@ -260,11 +259,11 @@ func (d *Driver) StartReset(id gpreempt.GPUID) {
 		return
 	}
 	g.resets++
-	d.smiReset(g, kfd.SMIGPUPreReset)
+	d.smiReset(g, kfdabi.SMIGPUPreReset)
 	if d.locked++; d.locked == 1 {
 		for _, p := range d.procs {
 			if p.table {
-				d.evictProcess(&call{d: d}, p, kfd.TriggerSuspend) // a failure is only logged
+				d.evictProcess(&call{d: d}, p, kfdabi.TriggerSuspend) // a failure is only logged
 			}
 		}
 	}
@@ -286,6 +285,6 @@ func (d *Driver) EndReset(id gpreempt.GPUID) {
 	g.Resetting, g.Hung = false, false
 	g.GraceNow = DefaultGrace
 	d.locked--
-	d.smiReset(g, kfd.SMIGPUPostReset)
+	d.smiReset(g, kfdabi.SMIGPUPostReset)
 	d.note()
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/gpreempt/gpreempt/emu/kfdabi"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -18,7 +19,10 @@ const OpOpen Op = "open"
 func TrapOp(op kfd.TrapOp) Op { return Op(kfd.ReqDbgTrap.String() + " " + op.String()) }
 
 // CRIUOp returns the name of the call CRIU_OP op.
-func CRIUOp(op kfd.CRIUOp) Op { return Op(kfd.ReqCRIUOp.String() + " " + op.String()) }
+func CRIUOp(op kfd.CRIUOp) Op {
+	step := gpreempt.Word(op, "op", "PROCESS_INFO", "CHECKPOINT", "UNPAUSE", "RESTORE", "RESUME")
+	return Op(kfd.ReqCRIUOp.String() + " " + step)
+}
 
 // RequestOp returns the name of the call req, which may carry any size.
 func RequestOp(req kfd.Request) Op {
@@ -40,7 +44,7 @@ func Ops() []Op {
 	for op := kfd.TrapEnable; op <= kfd.TrapGetDeviceSnapshot; op++ {
 		ops = append(ops, TrapOp(op))
 	}
-	for op := kfd.CRIUOpProcessInfo; op <= kfd.CRIUOpResume; op++ {
+	for op := kfd.CRIUOpProcessInfo; op <= kfdabi.CRIUOpResume; op++ {
 		ops = append(ops, CRIUOp(op))
 	}
 	slices.Sort(ops)
@@ -90,7 +94,7 @@ func Describe(req kfd.Request, arg Memory) Described {
 		case kfd.TrapResumeQueues:
 			args := copyIn[kfd.TrapResumeQueuesArgs](c)
 			d.Queues = ids(&args.QueueArrayPtr, args.NumQueues)
-		case kfd.TrapEnable, kfd.TrapSendRuntimeEvent, kfd.TrapSetExceptionsEnabled, kfd.TrapQueryDebugEvent,
+		case kfd.TrapEnable, kfd.TrapSendRuntimeEvent, kfdabi.TrapSetExceptionsEnabled, kfd.TrapQueryDebugEvent,
 			kfd.TrapGetQueueSnapshot, kfd.TrapGetDeviceSnapshot:
 			d.Mask = args.ExceptionMask // the first field of these arms, too
 		default:

@@ -262,7 +262,7 @@ func (d *Driver) reap() {
 		d.terminate(&call{d: d, caller: p.PID}, p)
 		for _, x := range p.pdds {
 			if x.vm && d.prof.contexts {
-				d.smiProcess(x, kfd.SMIProcessEnd)
+				d.smiProcess(x, kfdabi.SMIProcessEnd)
 			}
 		}
 		p.freeAll()

@@ -190,7 +190,7 @@ func (d *Driver) stop(c *call, q *queue) (gone bool, err errno) {
 	x.queues = slices.DeleteFunc(x.queues, func(o *queue) bool { return o == q })
 	g.queues--
 	d.unlock(&g.dqm)
-	d.raise(c, x.p, g, kfd.ECDeviceQueueDelete.Mask(), 0, c.task)
+	d.raise(c, x.p, g, kfdabi.ECDeviceQueueDelete.Mask(), 0, c.task)
 	return true, err
 }
 

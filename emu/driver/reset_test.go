@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -15,7 +16,7 @@ import (
 // typed is client.queue with the type of the queue.
 func (c *client) typed(ring, kind uint32) (id uint32) {
 	c.Helper()
-	return c.call(kfd.ReqCreateQueue, ring, 0, ring+1, 0, ring+2, 0, 0, 0, 4096, 7, kind, 100, 5, 0, 0, 0, 0, 0, ring+3, 0, 8192, 64)[13]
+	return c.call(kfdabi.ReqCreateQueue, ring, 0, ring+1, 0, ring+2, 0, 0, 0, 4096, 7, kind, 100, 5, 0, 0, 0, 0, 0, ring+3, 0, 8192, 64)[13]
 }
 
 // resetOf returns the processes that have a reset queue, and those whose queues of it are active.
@@ -74,7 +75,7 @@ func TestQueueThatDoesNotLeaveTheGPUIsReset(t *testing.T) {
 			young.typed(0x10000, tt.kind)
 			stuck = driver.QueueOf{PID: 10}
 			memory := space{bytes: append(words(0x20000, 0, 0x20001, 0, 0x20002, 0, 0, 0, 4096, 7, kfd.QueueTypeComputeAQL, 100, 5, 0, 0, 0, 0, 0, 0x20003, 0, 8192, 64), make([]byte, 512)...)}
-			_, errno := d.Ioctl(young.task, young.file, kfd.ReqCreateQueue, memory)
+			_, errno := d.Ioctl(young.task, young.file, kfdabi.ReqCreateQueue, memory)
 			reset, active := resetOf(d)
 			if diff := cmp.Diff(tt.lines, lines); diff != "" || errno != tt.errno {
 				t.Errorf("%v, want %v; lines (-want +got):\n%s", errno, tt.errno, diff)
@@ -116,7 +117,7 @@ func TestQueueThatMESDoesNotRemove(t *testing.T) {
 			c := newClient(t, d, 10)
 			id := c.typed(0x10000, kfd.QueueTypeComputeAQL)
 			// UPDATE_QUEUE with a percentage of 0 takes the queue off the GPU.
-			_, errno := d.Ioctl(c.task, c.file, kfd.ReqUpdateQueue, space{bytes: append(words(0x10000, 0, id, 4096, 0, 5), make([]byte, 64)...)})
+			_, errno := d.Ioctl(c.task, c.file, kfdabi.ReqUpdateQueue, space{bytes: append(words(0x10000, 0, id, 4096, 0, 5), make([]byte, 64)...)})
 			q := d.Processes()[0].Queues[0]
 			if diff := cmp.Diff(tt.lines, lines); diff != "" || errno != tt.errno || q.Running != tt.running {
 				t.Errorf("%v, want %v; queue %+v, want it running %v; lines (-want +got):\n%s", errno, tt.errno, q, tt.running, diff)

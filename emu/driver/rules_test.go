@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -121,9 +122,9 @@ func TestArgumentsInAnotherAddressSpace(t *testing.T) {
 				t.Fatal(errno)
 			}
 		}
-		_, _, errno := call(job, jobFile, kfd.ReqRuntimeEnable, 1, 0, 1)
+		_, _, errno := call(job, jobFile, kfdabi.ReqRuntimeEnable, 1, 0, 1)
 		must(errno)
-		_, _, errno = call(job, jobFile, kfd.ReqCreateQueue, 1<<20, 0, 0, 0, 0, 0, 0, 0, 4096, 7, 2, 100)
+		_, _, errno = call(job, jobFile, kfdabi.ReqCreateQueue, 1<<20, 0, 0, 0, 0, 0, 0, 0, 4096, 7, 2, 100)
 		must(errno)
 		const id = 10
 		_, out, errno := call(dbg, dbgFile, kfd.ReqDbgTrap, id, 0, 0, 0, 64, 0, 16, 5)
@@ -149,7 +150,7 @@ func TestArgumentsInAnotherAddressSpace(t *testing.T) {
 		// A call that a signal ends returns the kernel's internal errno.
 		destroyed := make(chan syscall.Errno, 1)
 		go func() {
-			_, _, errno := call(job, jobFile, kfd.ReqDestroyQueue, 0)
+			_, _, errno := call(job, jobFile, kfdabi.ReqDestroyQueue, 0)
 			destroyed <- errno
 		}()
 		synctest.Wait()

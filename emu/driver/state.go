@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -103,7 +104,7 @@ type GPUState struct {
 }
 
 // DefaultGrace is USE_DEFAULT_GRACE_PERIOD: the register keeps the firmware's value.
-const DefaultGrace = kfd.GraceDefault
+const DefaultGrace = kfdabi.GraceDefault
 
 // Processes returns the state of every process, the oldest first.
 func (d *Driver) Processes() []ProcessState {

@@ -3,26 +3,27 @@ package driver
 import (
 	"fmt"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // trapOps implement the operations of DBG_TRAP. The target's mutex is held.
 var trapOps = map[kfd.TrapOp]handler{
-	kfd.TrapEnable:                ioctl((*Driver).enable),
-	kfd.TrapDisable:               (*Driver).disableTarget,
-	kfd.TrapSendRuntimeEvent:      ioctl((*Driver).sendRuntimeEvent),
-	kfd.TrapSetExceptionsEnabled:  ioctl((*Driver).setExceptionsEnabled),
-	kfd.TrapSetWaveLaunchOverride: ioctl((*Driver).setLaunchOverride),
-	kfd.TrapSetWaveLaunchMode:     ioctl((*Driver).setLaunchMode),
-	kfd.TrapSuspendQueues:         ioctl((*Driver).suspendQueues),
-	kfd.TrapResumeQueues:          ioctl((*Driver).resumeQueues),
-	kfd.TrapSetNodeAddressWatch:   ioctl((*Driver).setWatch),
-	kfd.TrapClearNodeAddressWatch: ioctl((*Driver).clearWatch),
-	kfd.TrapSetFlags:              ioctl((*Driver).setFlags),
-	kfd.TrapQueryDebugEvent:       ioctl((*Driver).queryDebugEvent),
-	kfd.TrapQueryExceptionInfo:    ioctl((*Driver).queryExceptionInfo),
-	kfd.TrapGetQueueSnapshot:      ioctl((*Driver).queueSnapshot),
-	kfd.TrapGetDeviceSnapshot:     ioctl((*Driver).deviceSnapshot),
+	kfd.TrapEnable:                   ioctl((*Driver).enable),
+	kfd.TrapDisable:                  (*Driver).disableTarget,
+	kfd.TrapSendRuntimeEvent:         ioctl((*Driver).sendRuntimeEvent),
+	kfdabi.TrapSetExceptionsEnabled:  ioctl((*Driver).setExceptionsEnabled),
+	kfdabi.TrapSetWaveLaunchOverride: ioctl((*Driver).setLaunchOverride),
+	kfdabi.TrapSetWaveLaunchMode:     ioctl((*Driver).setLaunchMode),
+	kfd.TrapSuspendQueues:            ioctl((*Driver).suspendQueues),
+	kfd.TrapResumeQueues:             ioctl((*Driver).resumeQueues),
+	kfdabi.TrapSetNodeAddressWatch:   ioctl((*Driver).setWatch),
+	kfdabi.TrapClearNodeAddressWatch: ioctl((*Driver).clearWatch),
+	kfdabi.TrapSetFlags:              ioctl((*Driver).setFlags),
+	kfd.TrapQueryDebugEvent:          ioctl((*Driver).queryDebugEvent),
+	kfd.TrapQueryExceptionInfo:       ioctl((*Driver).queryExceptionInfo),
+	kfd.TrapGetQueueSnapshot:         ioctl((*Driver).queueSnapshot),
+	kfd.TrapGetDeviceSnapshot:        ioctl((*Driver).deviceSnapshot),
 }
 
 // dbgTrap is kfd_ioctl_set_debug_trap.
@@ -96,8 +97,8 @@ func (d *Driver) allowed(c *call, target *process, op kfd.TrapOp) bool {
 // needsRuntime reports whether op requires that the target's runtime is enabled.
 func needsRuntime(op kfd.TrapOp) bool {
 	switch op {
-	case kfd.TrapSetWaveLaunchOverride, kfd.TrapSetWaveLaunchMode, kfd.TrapSuspendQueues, kfd.TrapResumeQueues,
-		kfd.TrapSetNodeAddressWatch, kfd.TrapClearNodeAddressWatch, kfd.TrapSetFlags:
+	case kfdabi.TrapSetWaveLaunchOverride, kfdabi.TrapSetWaveLaunchMode, kfd.TrapSuspendQueues, kfd.TrapResumeQueues,
+		kfdabi.TrapSetNodeAddressWatch, kfdabi.TrapClearNodeAddressWatch, kfdabi.TrapSetFlags:
 		return true
 	default:
 		return false

@@ -11,6 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -127,7 +128,7 @@ func (l *life) checkAttached(key gpreempt.ProcessKey, specs []gpumodel.QueueSpec
 			Doorbell, ControlStackBytes, ReadIndex                              uint32
 			AQL                                                                 bool
 		}
-		c, err := debugfs.DecodeCompute(dump.XCCs[0])
+		c, err := registers.DecodeCompute(dump.XCCs[0])
 		l.ok(err)
 		// One AQL packet is over; PM4 is not counted in packets, and that queue saves nothing.
 		want := image{s.Ring, s.RingBytes, s.Read, s.Write, s.Save, uint64(s.SaveBytes), read, write, page + s.Doorbell/4, c.WaveStateOffset, 1, true}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -98,7 +99,7 @@ func (l *life) gotSlots(slots []debugfs.Slot) []place {
 			d := s.SDMA
 			p.RingBase, p.VMID, p.Read, p.Write, p.Doorbell = d.RingBase, d.VMID, d.ReadPosition, d.WritePosition, d.DoorbellEnabled
 		case debugfs.SlotCP:
-			c := s.Compute
+			c := registers.Of(s.Compute)
 			p.MQD, p.RingBase, p.VMID, p.PipePriority, p.Doorbell = c.MQD, c.RingBase, c.VMID, c.PipePriority, c.DoorbellEnabled
 			// The read position wraps with the ring, and the write position does not.
 			p.Write = c.WritePosition

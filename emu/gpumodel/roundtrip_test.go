@@ -14,6 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -329,7 +330,7 @@ func (l *life) gotMQDs(dump debugfs.MQDDump) []block {
 				continue
 			}
 			for _, words := range q.XCCs {
-				c, err := debugfs.DecodeCompute(words)
+				c, err := registers.DecodeCompute(words)
 				l.ok(err)
 				got := computeImage{
 					Valid: c.Valid, MQD: c.MQD, VMID: c.VMID, RingBase: c.RingBase, RingBytes: c.RingBytes, AQL: c.AQL, Empty: c.Empty,

@@ -1,7 +1,7 @@
 // Package kfdabi declares the structures of those calls of /dev/kfd that gpreempt itself does
 // not make: a program makes them about its own queues, memory and events, and a debugger
 // about waves and addresses, for one. The emulator answers them, and the acceptance of a GPU makes
-// them. Requests and the types that all calls share are those of package kfd.
+// them. The requests, codes and types of the calls that gpreempt makes are those of package kfd.
 //
 // The structures are those of include/uapi/linux/kfd_ioctl.h, named in each comment. The
 // layouts are those of 6.5 to 7.2 except as noted; the layout tests of package kfd compare

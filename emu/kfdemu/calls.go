@@ -256,14 +256,14 @@ func (e *Emulator) allocation(space *Space, arg driver.Memory) *driver.Allocatio
 }
 
 var (
-	opCreateQueue = driver.RequestOp(kfd.ReqCreateQueue)
-	opFree        = driver.RequestOp(kfd.ReqFreeMemoryOfGPU)
+	opCreateQueue = driver.RequestOp(kfdabi.ReqCreateQueue)
+	opFree        = driver.RequestOp(kfdabi.ReqFreeMemoryOfGPU)
 )
 
 // settles are the calls that may change the driver's list of processes, or their VMs.
 var settles = map[driver.Op]bool{
-	driver.RequestOp(kfd.ReqCreateProcess): true, driver.TrapOp(kfd.TrapEnable): true,
-	driver.RequestOp(kfd.ReqAcquireVM): true, opCreateQueue: true,
+	driver.RequestOp(kfdabi.ReqCreateProcess): true, driver.TrapOp(kfd.TrapEnable): true,
+	driver.RequestOp(kfdabi.ReqAcquireVM): true, opCreateQueue: true,
 }
 
 // before finds the fault of a call, nil for none, and applies it before the call has an

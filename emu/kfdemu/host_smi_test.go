@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -118,7 +119,7 @@ func (l *listener) read() string {
 // evict causes an event for every GPU, and another one.
 func (l *listener) evict() {
 	l.t.Helper()
-	if err := l.driver.Evict(l.task.MM(), kfd.TriggerUserptr); err != nil {
+	if err := l.driver.Evict(l.task.MM(), kfdabi.TriggerUserptr); err != nil {
 		l.t.Fatal(err)
 	}
 	if err := l.driver.Restore(l.task.MM()); err != nil {

@@ -61,10 +61,10 @@ func TestTimeOfTheGPUsStandsStillDuringTheEmulatorsWork(t *testing.T) {
 		call(kfd.ReqGetVersion, kfd.PointerTo(&kfd.GetVersionArgs{}))
 		runs()
 		queue := kfdabi.CreateQueueArgs{GPUID: gpu, QueueType: kfd.QueueTypeSDMA, RingSize: 4096, QueuePercentage: 100, RingBaseAddress: 1 << 20}
-		call(kfd.ReqCreateQueue, kfd.PointerTo(&queue)) // waits for the hardware
-		call(kfd.ReqDestroyQueue, kfd.PointerTo(&kfdabi.DestroyQueueArgs{QueueID: queue.QueueID}))
+		call(kfdabi.ReqCreateQueue, kfd.PointerTo(&queue)) // waits for the hardware
+		call(kfdabi.ReqDestroyQueue, kfd.PointerTo(&kfdabi.DestroyQueueArgs{QueueID: queue.QueueID}))
 		event := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal, NodeID: gpu}
-		call(kfd.ReqCreateEvent, kfd.PointerTo(&event))
+		call(kfdabi.ReqCreateEvent, kfd.PointerTo(&event))
 		tid := int32(unix.Gettid())
 		awaited := make(chan struct{})
 		go func() {
@@ -81,7 +81,7 @@ func TestTimeOfTheGPUsStandsStillDuringTheEmulatorsWork(t *testing.T) {
 			e.driver.SignalEvent(task.Space(), event.EventID)
 		}()
 		data := []kfdabi.SignalEventData{{EventID: event.EventID}}
-		call(kfd.ReqWaitEvents, kfd.PointerTo(&kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(data), NumEvents: 1, Timeout: kfdabi.WaitForever}))
+		call(kfdabi.ReqWaitEvents, kfd.PointerTo(&kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(data), NumEvents: 1, Timeout: kfdabi.WaitForever}))
 		<-awaited
 		runs()
 	})

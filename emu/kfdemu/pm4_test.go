@@ -50,7 +50,7 @@ func (c *pm4Client) open(gpu uint32) {
 	c.memory, err = unix.Mmap(-1, 0, pm4Bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	c.must("mmap", err)
 	event := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal, AutoReset: 1}
-	c.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&event))
+	c.ioctl(kfdabi.ReqCreateEvent, kfd.PointerTo(&event))
 	page, err := unix.Mmap(c.fd, int64(event.EventPageOffset), 8*kfdabi.SignalEventLimit, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	c.must("map the events", err)
 	c.event, c.slot = event.EventID, addressOf(page)+8*uint64(event.EventSlotIndex)
@@ -58,7 +58,7 @@ func (c *pm4Client) open(gpu uint32) {
 		RingBaseAddress: c.address(pm4RingAt), RingSize: pm4RingBytes, ReadPointerAddress: c.address(pm4Read), WritePointerAddress: c.address(pm4WritePtr),
 		GPUID: gpu, QueueType: kfd.QueueTypeCompute, QueuePercentage: 100, QueuePriority: 7,
 	}
-	c.ioctl(kfd.ReqCreateQueue, kfd.PointerTo(&queue))
+	c.ioctl(kfdabi.ReqCreateQueue, kfd.PointerTo(&queue))
 	const doorbells = 8192
 	bells, err := unix.Mmap(c.fd, int64(queue.DoorbellOffset&^(doorbells-1)), doorbells, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	c.must("map the doorbells", err)
@@ -114,7 +114,7 @@ func (c *pm4Client) submit(packets ...[]byte) {
 func (c *pm4Client) wait(ms uint32) bool {
 	data := kfdabi.SignalEventData{EventID: c.event}
 	args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1, Timeout: ms}
-	c.ioctl(kfd.ReqWaitEvents, kfd.PointerTo(&args))
+	c.ioctl(kfdabi.ReqWaitEvents, kfd.PointerTo(&args))
 	return args.WaitResult == kfdabi.WaitResultComplete
 }
 
@@ -138,7 +138,7 @@ func TestPM4QueueGoesOnInTheMiddleOfABuffer(t *testing.T) {
 					for c.word(0) != n { // it is in the buffer
 						c.wait(1)
 					}
-					c.must("evict", e.driver.Evict(mm, kfd.TriggerUserptr))
+					c.must("evict", e.driver.Evict(mm, kfdabi.TriggerUserptr))
 					was := [3]uint32{c.word(0), c.word(1), c.word(2)}
 					if was[2] != n {
 						between++

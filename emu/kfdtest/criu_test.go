@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -131,7 +132,7 @@ func TestCopiedDescriptorKeepsTheQueuesOfADeadProcess(t *testing.T) {
 func TestOtherCheckpointOperations(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		fd := s.stolen()
-		for op, want := range map[kfd.CRIUOp]unix.Errno{9: unix.EINVAL, kfd.CRIUOpCheckpoint: unix.ENOSYS} {
+		for op, want := range map[kfd.CRIUOp]unix.Errno{9: unix.EINVAL, kfdabi.CRIUOpCheckpoint: unix.ENOSYS} {
 			args := kfd.CRIUArgs{Op: op}
 			_, err := s.dbg.Main().Ioctl(fd, kfd.ReqCRIUOp, kfd.PointerTo(&args))
 			s.want(want, err)
@@ -225,7 +226,7 @@ func TestSMIEventsAreDroppedWhole(t *testing.T) {
 
 func TestProcessEventsExistSince72(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
-		stream := s.smi(s.dbg, kfd.SMIEvents(kfd.SMIProcessStart, kfd.SMIProcessEnd))
+		stream := s.smi(s.dbg, kfd.SMIEvents(kfdabi.SMIProcessStart, kfdabi.SMIProcessEnd))
 		s.queue(gpuA)
 		s.job.Kill()
 		events, err := stream.Read()
@@ -234,7 +235,7 @@ func TestProcessEventsExistSince72(t *testing.T) {
 		for _, e := range events {
 			ids = append(ids, e.ID)
 		}
-		if !slices.Equal(ids, []kfd.SMIEventID{kfd.SMIProcessStart, kfd.SMIProcessEnd}) {
+		if !slices.Equal(ids, []kfd.SMIEventID{kfdabi.SMIProcessStart, kfdabi.SMIProcessEnd}) {
 			s.Errorf("events: %v", ids)
 		}
 	})
@@ -262,12 +263,12 @@ func TestPauseThatFailsOnOneGPU(t *testing.T) {
 
 func TestEventsEndWithTheirDescriptor(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		stream := s.smi(s.job, kfd.SMIEvents(kfd.SMIGPUPreReset))
+		stream := s.smi(s.job, kfd.SMIEvents(kfdabi.SMIGPUPreReset))
 		s.m.StartReset(gpuA)
 		s.m.EndReset(gpuA)
 		events, err := stream.Read()
 		s.must(err)
-		if diff := cmp.Diff([]kfd.SMIEvent{{ID: kfd.SMIGPUPreReset, Text: "1 "}}, events); diff != "" {
+		if diff := cmp.Diff([]kfd.SMIEvent{{ID: kfdabi.SMIGPUPreReset, Text: "1 "}}, events); diff != "" {
 			s.Errorf("events (-want +got):\n%s", diff)
 		}
 		s.must(stream.Close())
@@ -281,7 +282,7 @@ func TestEventsEndWithTheirDescriptor(t *testing.T) {
 // and 7.3 have it, and 7.2 does not.
 func TestSMIEventsOfOthersNeedARight(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
-		all := kfd.SMIEvents(kfd.SMIVMFault, kfd.SMIProcessStart, kfd.SMIProcessEnd)
+		all := kfd.SMIEvents(kfdabi.SMIVMFault, kfdabi.SMIProcessStart, kfdabi.SMIProcessEnd)
 		powerless := s.m.Spawn()
 		powerless.SetCaps()
 		streams := map[string]*kfd.SMIStream{"own": s.smi(s.job, all), "powerful": s.smi(s.dbg, all|kfd.SMIAllProcesses), "powerless": s.smi(powerless, all)}
@@ -294,7 +295,7 @@ func TestSMIEventsOfOthersNeedARight(t *testing.T) {
 			for _, e := range events {
 				got = append(got, e.ID)
 			}
-			want := []kfd.SMIEventID{kfd.SMIProcessStart, kfd.SMIVMFault}
+			want := []kfd.SMIEventID{kfdabi.SMIProcessStart, kfdabi.SMIVMFault}
 			if s.device.Version().Minor < 23 {
 				want = want[1:]
 			}

@@ -261,7 +261,7 @@ func TestProcessWithGWSCannotBeDebuggedEverywhere(t *testing.T) {
 	for gfx, want := range map[uint32]unix.Errno{hws: 0, 110000: unix.EBUSY, mes: 0} {
 		stage(t, "6.12.103", gfx, func(s *scene) {
 			args := kfdabi.AllocQueueGWSArgs{QueueID: s.queue(gpuA), NumGWS: 1}
-			_, err := s.job.Main().Ioctl(s.fd, kfd.ReqAllocQueueGWS, kfd.PointerTo(&args))
+			_, err := s.job.Main().Ioctl(s.fd, kfdabi.ReqAllocQueueGWS, kfd.PointerTo(&args))
 			s.must(err)
 			_, err = s.device.Enable(s.job.PID(), enabledMask, s.pipe)
 			s.want(want, err)
@@ -296,7 +296,7 @@ func TestCUMaskMakesSomeGPUsBusy(t *testing.T) {
 		words := []uint32{0xf}
 		args := kfdabi.SetCUMaskArgs{QueueID: s.queue(gpuA), NumCUMask: 32, CUMaskPtr: kfd.PointerToSlice(words)}
 		set := func() error {
-			_, err := s.job.Main().Ioctl(s.fd, kfd.ReqSetCUMask, kfd.PointerTo(&args))
+			_, err := s.job.Main().Ioctl(s.fd, kfdabi.ReqSetCUMask, kfd.PointerTo(&args))
 			return err
 		}
 		s.must(set())

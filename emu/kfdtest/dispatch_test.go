@@ -36,7 +36,7 @@ func TestUnknownNumberIsENOTTYSince612(t *testing.T) {
 			_, err := s.job.Main().Ioctl(s.fd, 0xC0004B00|nr|8<<16, kfd.PointerTo(&args))
 			s.want(want, err)
 		}
-		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqProfiler, kfd.PointerTo(&kfdabi.ProfilerArgs{Op: kfdabi.ProfilerVersion}))
+		_, err := s.job.Main().Ioctl(s.fd, kfdabi.ReqProfiler, kfd.PointerTo(&kfdabi.ProfilerArgs{Op: kfdabi.ProfilerVersion}))
 		if s.device.Version().Minor >= 23 {
 			want = 0
 		}
@@ -63,7 +63,7 @@ func TestProfilesAgreeWithPackageKFD(t *testing.T) {
 		if args.EntrySize != size {
 			s.Errorf("device entries of %d bytes, want %d", args.EntrySize, size)
 		}
-		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqCreateProcess, kfd.Pointer{})
+		_, err = s.job.Main().Ioctl(s.fd, kfdabi.ReqCreateProcess, kfd.Pointer{})
 		want := unix.Errno(0)
 		if !contexts {
 			want = unix.ENOTTY
@@ -91,16 +91,16 @@ func TestShortStructureIsExtendedWithZeros(t *testing.T) {
 func TestArgumentsAreCopiedBackOnErrors(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		args := kfdabi.CreateQueueArgs{RingSize: 8, GPUID: 99}
-		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqCreateQueue, kfd.PointerTo(&args))
+		_, err := s.job.Main().Ioctl(s.fd, kfdabi.ReqCreateQueue, kfd.PointerTo(&args))
 		s.want(unix.EINVAL, err)
 		if args.RingSize != 1024 {
 			s.Errorf("ring size %d, want the smallest there is", args.RingSize)
 		}
 		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqGetVersion, kfdtest.Unmapped())
 		s.want(unix.EFAULT, err)
-		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqCreateQueue, kfdtest.Unmapped())
+		_, err = s.job.Main().Ioctl(s.fd, kfdabi.ReqCreateQueue, kfdtest.Unmapped())
 		s.want(unix.EFAULT, err)
-		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqCreateQueue, kfd.Pointer{})
+		_, err = s.job.Main().Ioctl(s.fd, kfdabi.ReqCreateQueue, kfd.Pointer{})
 		s.want(unix.EFAULT, err)
 	})
 }
@@ -149,20 +149,20 @@ func TestOpeningTheDriver(t *testing.T) {
 func TestAperturesAreCountedAndListed(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		args := kfdabi.ProcessAperturesNewArgs{}
-		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
+		_, err := s.job.Main().Ioctl(s.fd, kfdabi.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
 		s.must(err)
 		if args.NumOfNodes != 2 {
 			s.Errorf("%d nodes, want 2", args.NumOfNodes)
 		}
 		list := make([]kfdabi.ProcessDeviceApertures, 3)
 		args = kfdabi.ProcessAperturesNewArgs{Apertures: kfd.PointerToSlice(list), NumOfNodes: 3}
-		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
+		_, err = s.job.Main().Ioctl(s.fd, kfdabi.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
 		s.must(err)
 		if args.NumOfNodes != 2 || list[1].GPUID != uint32(gpuB) || list[2].GPUID != 0 {
 			s.Errorf("%d nodes: %+v", args.NumOfNodes, list)
 		}
 		args.NumOfNodes = 4 // more than the topology has
-		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
+		_, err = s.job.Main().Ioctl(s.fd, kfdabi.ReqGetProcessAperturesNew, kfd.PointerTo(&args))
 		s.want(unix.EINVAL, err)
 	})
 }
@@ -193,7 +193,7 @@ func TestSDMAQueueByEngineHasTheEnginesKind(t *testing.T) {
 				RingBaseAddress: 1 << 20, RingSize: 4096, GPUID: uint32(gpuA), QueueType: kfd.QueueTypeSDMAByEngID,
 				QueuePercentage: 100, SDMAEngineID: engine,
 			}
-			_, err := s.job.Main().Ioctl(s.fd, kfd.ReqCreateQueue, kfd.PointerTo(&args))
+			_, err := s.job.Main().Ioctl(s.fd, kfdabi.ReqCreateQueue, kfd.PointerTo(&args))
 			s.must(err)
 			if got := s.job.Queues()[args.QueueID].Type; got != kind {
 				s.Errorf("engine %d: type %d, want %d", engine, got, kind)
@@ -206,12 +206,12 @@ func TestSecondaryContextCannotDebug(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		fd, err := s.dbg.Main().OpenKFD()
 		s.must(err)
-		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqCreateProcess, kfd.Pointer{})
+		_, err = s.dbg.Main().Ioctl(fd, kfdabi.ReqCreateProcess, kfd.Pointer{})
 		s.must(err)
 		args := kfd.TrapDisableArgs{PID: uint32(s.job.PID()), Op: kfd.TrapDisable}
 		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqDbgTrap, kfd.PointerTo(&args))
 		s.want(unix.EOPNOTSUPP, err)
-		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqCreateProcess, kfd.Pointer{})
+		_, err = s.dbg.Main().Ioctl(fd, kfdabi.ReqCreateProcess, kfd.Pointer{})
 		s.want(unix.EINVAL, err) // one context per open file
 		s.must(s.dbg.Main().Close(fd))
 		if n := len(s.m.Processes()); n != 2 {
@@ -224,7 +224,7 @@ func TestProfilerBelongsToOneProcessAtATime(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		lock := func(p *kfdtest.Process, fd int, gpu, on uint32) error {
 			args := kfdabi.ProfilerArgs{Op: kfdabi.ProfilerPMC, GPUID: gpu, Lock: on}
-			_, err := p.Main().Ioctl(fd, kfd.ReqProfiler, kfd.PointerTo(&args))
+			_, err := p.Main().Ioctl(fd, kfdabi.ReqProfiler, kfd.PointerTo(&args))
 			return err
 		}
 		dbgFD := s.fdOf(s.dbg)
@@ -247,10 +247,10 @@ func TestRequestsOfTheOldDebugInterface(t *testing.T) {
 			s.want(unix.EPERM, err)
 		}
 		vm := kfdabi.AcquireVMArgs{GPUID: uint32(gpuA)}
-		_, err := s.job.Main().Ioctl(s.fd, kfd.ReqAcquireVM, kfd.PointerTo(&vm))
+		_, err := s.job.Main().Ioctl(s.fd, kfdabi.ReqAcquireVM, kfd.PointerTo(&vm))
 		s.must(err)
 		vm.GPUID = 5
-		_, err = s.job.Main().Ioctl(s.fd, kfd.ReqAcquireVM, kfd.PointerTo(&vm))
+		_, err = s.job.Main().Ioctl(s.fd, kfdabi.ReqAcquireVM, kfd.PointerTo(&vm))
 		s.want(unix.EINVAL, err)
 	})
 }

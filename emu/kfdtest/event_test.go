@@ -30,20 +30,20 @@ func (s *scene) newEvent(kind uint32, autoReset bool) uint32 {
 		s.eventPage = s.alloc(gpuA, kfdabi.AllocGTT, 8*kfdabi.SignalEventLimit)
 		args.EventPageOffset = s.eventPage
 	}
-	s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+	s.must(s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&args)))
 	return args.EventID
 }
 
 func (s *scene) setEvent(id uint32) error {
-	return s.do(kfd.ReqSetEvent, kfd.PointerTo(&kfdabi.SetEventArgs{EventID: id}))
+	return s.do(kfdabi.ReqSetEvent, kfd.PointerTo(&kfdabi.SetEventArgs{EventID: id}))
 }
 
 func (s *scene) resetEvent(id uint32) error {
-	return s.do(kfd.ReqResetEvent, kfd.PointerTo(&kfdabi.ResetEventArgs{EventID: id}))
+	return s.do(kfdabi.ReqResetEvent, kfd.PointerTo(&kfdabi.ResetEventArgs{EventID: id}))
 }
 
 func (s *scene) destroyEvent(id uint32) error {
-	return s.do(kfd.ReqDestroyEvent, kfd.PointerTo(&kfdabi.DestroyEventArgs{EventID: id}))
+	return s.do(kfdabi.ReqDestroyEvent, kfd.PointerTo(&kfdabi.DestroyEventArgs{EventID: id}))
 }
 
 // waited is the result of a wait.
@@ -66,7 +66,7 @@ func (s *scene) wait(t *kfdtest.Thread, all bool, timeout uint32, ids []uint32, 
 	if all {
 		args.WaitForAll = 1
 	}
-	_, err := t.Ioctl(s.fd, kfd.ReqWaitEvents, kfd.PointerTo(&args))
+	_, err := t.Ioctl(s.fd, kfdabi.ReqWaitEvents, kfd.PointerTo(&args))
 	w := waited{Result: args.WaitResult, Timeout: args.Timeout, Err: err}
 	for i := range ages {
 		w.Ages = append(w.Ages, list[i].LastEventAge)
@@ -118,7 +118,7 @@ func TestEventsGetTheLowestFreeIDs(t *testing.T) {
 		s.want(unix.EINVAL, s.destroyEvent(1))
 		s.same([]uint32{1, 1 << 30}, []uint32{s.newEvent(kfdabi.EventTypeSignal, false), s.newEvent(99, false)})
 		args := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal}
-		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		s.must(s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&args)))
 		s.same(kfdabi.CreateEventArgs{EventPageOffset: 2 << 62, EventTriggerData: 3, EventID: 3, EventSlotIndex: 3}, args)
 	})
 }
@@ -130,9 +130,9 @@ func TestSignalEventsNeedThePageOfTheProcessSince73(t *testing.T) {
 			want = unix.ENOMEM
 		}
 		for _, kind := range []uint32{kfdabi.EventTypeSignal, kfdabi.EventTypeDebug} {
-			s.want(want, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{EventType: kind})))
+			s.want(want, s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{EventType: kind})))
 		}
-		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeMemory})))
+		s.must(s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeMemory})))
 	})
 }
 
@@ -274,9 +274,9 @@ func TestWaitForUnknownEventsFails(t *testing.T) {
 		s.same(fail(unix.EINVAL), s.wait(s.job.Main(), false, 0, []uint32{id, 7}))
 		s.same([]uint32(nil), s.poll(id)) // events that were reset by then are lost
 		args := kfdabi.WaitEventsArgs{NumEvents: 1}
-		s.want(unix.EFAULT, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		s.want(unix.EFAULT, s.do(kfdabi.ReqWaitEvents, kfd.PointerTo(&args)))
 		args = kfdabi.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: 1}
-		s.want(unix.EFAULT, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		s.want(unix.EFAULT, s.do(kfdabi.ReqWaitEvents, kfd.PointerTo(&args)))
 		s.same(kfdabi.WaitResultFail, args.WaitResult)
 	})
 }
@@ -289,7 +289,7 @@ func TestNumberOfEventsToWaitForIsLimited(t *testing.T) {
 		}
 		for n, want := range map[uint32]unix.Errno{limit: unix.EFAULT, limit + 1: unix.ENOMEM} {
 			args := kfdabi.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: n}
-			s.want(want, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+			s.want(want, s.do(kfdabi.ReqWaitEvents, kfd.PointerTo(&args)))
 		}
 	})
 }
@@ -316,25 +316,25 @@ func TestEventPageLimitsTheSignals(t *testing.T) {
 			s.newEvent(kfdabi.EventTypeSignal, false)
 		}
 		args := kfdabi.CreateEventArgs{EventType: kfdabi.EventTypeSignal}
-		s.want(unix.ENOSPC, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		s.want(unix.ENOSPC, s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&args)))
 		s.newEvent(kfdabi.EventTypeMemory, false)
 		// Another page is too late.
 		args.EventPageOffset = s.alloc(gpuA, kfdabi.AllocGTT, 8*kfdabi.SignalEventLimit)
-		s.want(unix.EINVAL, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		s.want(unix.EINVAL, s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&args)))
 	})
 	stage(t, "6.12", hws, func(s *scene) {
 		page := s.alloc(gpuA, kfdabi.AllocGTT, 8*kfdabi.SignalEventLimit)
 		for _, handle := range []uint64{s.alloc(gpuA, kfdabi.AllocGTT, 4096), s.allocUserptr(gpuA), page + 9, 1} {
 			args := kfdabi.CreateEventArgs{EventPageOffset: handle}
-			s.want(unix.EINVAL, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+			s.want(unix.EINVAL, s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&args)))
 		}
 		args := kfdabi.CreateEventArgs{EventPageOffset: page}
-		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		s.must(s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&args)))
 		for range kfdabi.SignalEventLimit - 2 {
 			s.newEvent(kfdabi.EventTypeSignal, false)
 		}
 		args = kfdabi.CreateEventArgs{}
-		s.want(unix.ENOSPC, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		s.want(unix.ENOSPC, s.do(kfdabi.ReqCreateEvent, kfd.PointerTo(&args)))
 		s.want(unix.EPERM, s.free(page))
 	})
 }
@@ -349,7 +349,7 @@ func TestCreateEventWaitsForADebuggersSuspend(t *testing.T) {
 			s.Fatal("the hardware does not hold the call")
 		}
 		created := start(func() error {
-			_, err := s.job.NewThread().Ioctl(s.fd, kfd.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{}))
+			_, err := s.job.NewThread().Ioctl(s.fd, kfdabi.ReqCreateEvent, kfd.PointerTo(&kfdabi.CreateEventArgs{}))
 			return err
 		})
 		if !waits(created) {
@@ -382,7 +382,7 @@ func (s *scene) memoryEvents(ids []uint32, want kfdabi.MemoryEventData) (signall
 	for _, id := range ids {
 		list[0] = kfdabi.MemoryEventData{EventID: id}
 		args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: 1}
-		s.must(s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		s.must(s.do(kfdabi.ReqWaitEvents, kfd.PointerTo(&args)))
 		if args.WaitResult == kfdabi.WaitResultComplete {
 			signalled = append(signalled, id)
 			s.same(want, list[0])
@@ -395,14 +395,14 @@ func TestDebuggerDecidesWhetherTheRuntimeGetsAFault(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		id := s.newEvent(kfdabi.EventTypeMemory, true)
 		s.queue(gpuA)
-		_, err := s.device.Enable(s.job.PID(), kfd.ECDeviceMemoryViolation.Mask(), s.pipe)
+		_, err := s.device.Enable(s.job.PID(), kfdabi.ECDeviceMemoryViolation.Mask(), s.pipe)
 		s.must(err)
 		s.m.Fault(s.job.MM(), gpuA, driver.MemoryFault{VA: 0x1000, NoExecute: true})
 		s.same(1, s.dots())
 		s.same([]uint32(nil), s.poll(id))
 		s.same([]uint32{0}, s.running())
 		args := kfd.TrapSendRuntimeEventArgs{
-			PID: uint32(s.job.PID()), Op: kfd.TrapSendRuntimeEvent, ExceptionMask: kfd.ECDeviceMemoryViolation.Mask(), GPUID: uint32(gpuA),
+			PID: uint32(s.job.PID()), Op: kfd.TrapSendRuntimeEvent, ExceptionMask: kfdabi.ECDeviceMemoryViolation.Mask(), GPUID: uint32(gpuA),
 		}
 		_, err = s.trap(kfd.PointerTo(&args))
 		s.must(err)
@@ -422,7 +422,7 @@ func TestResetSignalsAnEventOfEveryProcess(t *testing.T) {
 		list := make([]kfdabi.HWEventData, 1)
 		list[0].EventID = id
 		args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: 1}
-		s.must(s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		s.must(s.do(kfdabi.ReqWaitEvents, kfd.PointerTo(&args)))
 		s.same(kfdabi.HWEventData{MemoryLost: 1, GPUID: uint32(gpuB), EventID: id}, list[0])
 		s.same([]uint32(nil), s.poll(memory))
 	})

@@ -107,7 +107,7 @@ func (l *limits) create(j *actor) {
 	args := kfdabi.CreateQueueArgs{
 		RingBaseAddress: 1 << 20, RingSize: 4096, GPUID: uint32(gpu), QueueType: kind, QueuePercentage: 100, QueuePriority: l.priority(),
 	}
-	l.call(j, func(t *kfdtest.Thread) { _, _ = t.Ioctl(j.fd, kfd.ReqCreateQueue, kfd.PointerTo(&args)) })
+	l.call(j, func(t *kfdtest.Thread) { _, _ = t.Ioctl(j.fd, kfdabi.ReqCreateQueue, kfd.PointerTo(&args)) })
 	_, _ = l.dbg.device.Snapshot(j.PID(), kfd.ECQueueNew.Mask())
 }
 
@@ -130,7 +130,7 @@ func (l *limits) actions() map[string]func(*rapid.T) {
 				RingBaseAddress: 1 << 20, QueueID: id(), RingSize: 4096, QueuePercentage: rapid.SampledFrom([]uint32{0, 100}).Draw(l.rt, "percent"),
 				QueuePriority: l.priority(),
 			}
-			_, _ = j.Main().Ioctl(j.fd, kfd.ReqUpdateQueue, kfd.PointerTo(&args))
+			_, _ = j.Main().Ioctl(j.fd, kfdabi.ReqUpdateQueue, kfd.PointerTo(&args))
 		},
 		"evict":      func(*rapid.T) { _ = l.m.Evict(job().MM(), kfd.TriggerTTM) },
 		"restore":    func(*rapid.T) { _ = l.m.Restore(job().MM()) },

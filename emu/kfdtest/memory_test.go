@@ -20,14 +20,14 @@ const (
 func (s *scene) acquire(gpus ...gpreempt.GPUID) {
 	s.Helper()
 	for _, gpu := range gpus {
-		s.must(s.do(kfd.ReqAcquireVM, kfd.PointerTo(&kfdabi.AcquireVMArgs{GPUID: uint32(gpu)})))
+		s.must(s.do(kfdabi.ReqAcquireVM, kfd.PointerTo(&kfdabi.AcquireVMArgs{GPUID: uint32(gpu)})))
 	}
 }
 
 // tryAlloc allocates at an address that depends on the size.
 func (s *scene) tryAlloc(gpu gpreempt.GPUID, flags uint32, size uint64) (kfdabi.AllocMemoryArgs, error) {
 	args := kfdabi.AllocMemoryArgs{VAAddr: 1<<40 + size, Size: size, GPUID: uint32(gpu), Flags: flags}
-	err := s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args))
+	err := s.do(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&args))
 	return args, err
 }
 
@@ -43,26 +43,26 @@ func (s *scene) alloc(gpu gpreempt.GPUID, flags uint32, size uint64) uint64 {
 func (s *scene) allocUserptr(gpu gpreempt.GPUID) uint64 {
 	s.Helper()
 	args := kfdabi.AllocMemoryArgs{Size: 8 * kfdabi.SignalEventLimit, GPUID: uint32(gpu), Flags: kfdabi.AllocUserptr, MmapOffset: 0x7f0000000000}
-	s.must(s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
+	s.must(s.do(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
 	return args.Handle
 }
 
 func (s *scene) free(handle uint64) error {
-	return s.do(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&kfdabi.FreeMemoryArgs{Handle: handle}))
+	return s.do(kfdabi.ReqFreeMemoryOfGPU, kfd.PointerTo(&kfdabi.FreeMemoryArgs{Handle: handle}))
 }
 
 // mapTo maps on the GPUs from index done on, and returns how many are done.
 func (s *scene) mapTo(handle uint64, done uint32, gpus ...gpreempt.GPUID) (uint32, error) {
 	ids := words(gpus)
 	args := kfdabi.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
-	err := s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args))
+	err := s.do(kfdabi.ReqMapMemoryToGPU, kfd.PointerTo(&args))
 	return args.NumSuccess, err
 }
 
 func (s *scene) unmapFrom(handle uint64, done uint32, gpus ...gpreempt.GPUID) (uint32, error) {
 	ids := words(gpus)
 	args := kfdabi.UnmapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
-	err := s.do(kfd.ReqUnmapMemoryFromGPU, kfd.PointerTo(&args))
+	err := s.do(kfdabi.ReqUnmapMemoryFromGPU, kfd.PointerTo(&args))
 	return args.NumSuccess, err
 }
 
@@ -77,7 +77,7 @@ func words(gpus []gpreempt.GPUID) []uint32 {
 func (s *scene) available(gpu gpreempt.GPUID) uint64 {
 	s.Helper()
 	args := kfdabi.AvailableMemoryArgs{GPUID: uint32(gpu)}
-	s.must(s.do(kfd.ReqAvailableMemory, kfd.PointerTo(&args)))
+	s.must(s.do(kfdabi.ReqAvailableMemory, kfd.PointerTo(&args)))
 	return args.Available
 }
 
@@ -92,7 +92,7 @@ func TestMemoryNeedsTheVM(t *testing.T) {
 		s.want(unix.ENODEV, err)
 		s.same(uint32(1), n)
 		importing := kfdabi.ImportDmabufArgs{GPUID: uint32(gpuB)}
-		s.want(unix.ENODEV, s.do(kfd.ReqImportDmabuf, kfd.PointerTo(&importing)))
+		s.want(unix.ENODEV, s.do(kfdabi.ReqImportDmabuf, kfd.PointerTo(&importing)))
 	})
 }
 
@@ -118,11 +118,11 @@ func TestMemoryIsCountedInTwoMebibytes(t *testing.T) {
 		fd, err := s.dbg.Main().OpenKFD()
 		s.must(err)
 		args := kfdabi.AvailableMemoryArgs{GPUID: uint32(gpuA)}
-		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqAvailableMemory, kfd.PointerTo(&args))
+		_, err = s.dbg.Main().Ioctl(fd, kfdabi.ReqAvailableMemory, kfd.PointerTo(&args))
 		s.must(err)
 		s.same(uint64(all), args.Available)
 		args.GPUID = 5
-		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqAvailableMemory, kfd.PointerTo(&args))
+		_, err = s.dbg.Main().Ioctl(fd, kfdabi.ReqAvailableMemory, kfd.PointerTo(&args))
 		s.want(unix.EINVAL, err)
 	})
 }
@@ -135,7 +135,7 @@ func TestMemoryOfASmallGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	args := kfdabi.AvailableMemoryArgs{GPUID: uint32(gpuA)}
-	if _, err := job.Main().Ioctl(fd, kfd.ReqAvailableMemory, kfd.PointerTo(&args)); err != nil || args.Available != 2*mib {
+	if _, err := job.Main().Ioctl(fd, kfdabi.ReqAvailableMemory, kfd.PointerTo(&args)); err != nil || args.Available != 2*mib {
 		t.Errorf("%d bytes available, %v; want 2 MiB", args.Available, err)
 	}
 }
@@ -228,9 +228,9 @@ func TestMappingContinuesAfterTheLastSuccess(t *testing.T) {
 		_, err = s.unmapFrom(handle, 0)
 		s.want(unix.EINVAL, err)
 		args := kfdabi.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfdtest.Unmapped(), NumDevices: 1}
-		s.want(unix.EFAULT, s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
+		s.want(unix.EFAULT, s.do(kfdabi.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
 		args.NumDevices = 1 << 30
-		s.want(unix.ENOMEM, s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
+		s.want(unix.ENOMEM, s.do(kfdabi.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
 	})
 }
 
@@ -240,22 +240,22 @@ func TestNoFileIsADmabuf(t *testing.T) {
 		user := s.allocUserptr(gpuA)
 		for fd, want := range map[int]unix.Errno{s.fd: unix.EINVAL, 99: unix.EBADF} {
 			info := kfdabi.DmabufInfoArgs{DmabufFD: uint32(fd)}
-			s.want(want, s.do(kfd.ReqGetDmabufInfo, kfd.PointerTo(&info)))
+			s.want(want, s.do(kfdabi.ReqGetDmabufInfo, kfd.PointerTo(&info)))
 			importing := kfdabi.ImportDmabufArgs{GPUID: uint32(gpuA), DmabufFD: uint32(fd)}
-			s.want(want, s.do(kfd.ReqImportDmabuf, kfd.PointerTo(&importing)))
+			s.want(want, s.do(kfdabi.ReqImportDmabuf, kfd.PointerTo(&importing)))
 		}
 		for h, want := range map[uint64]unix.Errno{handle: unix.ENOMEM, user: unix.EPERM, handle + 9: unix.EINVAL, 3: unix.EINVAL} {
-			s.want(want, s.do(kfd.ReqExportDmabuf, kfd.PointerTo(&kfdabi.ExportDmabufArgs{Handle: h})))
+			s.want(want, s.do(kfdabi.ReqExportDmabuf, kfd.PointerTo(&kfdabi.ExportDmabufArgs{Handle: h})))
 		}
 	})
 }
 
 func TestSecondaryContextCannotUseProcessMemory(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
-		s.must(s.do(kfd.ReqCreateProcess, kfd.Pointer{}))
+		s.must(s.do(kfdabi.ReqCreateProcess, kfd.Pointer{}))
 		s.acquire(gpuA)
 		args := kfdabi.AllocMemoryArgs{Size: 4096, GPUID: uint32(gpuA), Flags: kfdabi.AllocUserptr, MmapOffset: 0x7f0000000000}
-		s.want(unix.EOPNOTSUPP, s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
+		s.want(unix.EOPNOTSUPP, s.do(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
 		s.want(unix.EOPNOTSUPP, s.svm(&svmCall{SVMArgs: kfdabi.SVMArgs{StartAddr: 4096, Size: 4096}}))
 	})
 }

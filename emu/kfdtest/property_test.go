@@ -82,7 +82,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			args := kfdabi.UpdateQueueArgs{
 				RingBaseAddress: 1 << 20, QueueID: id(), RingSize: 4096, QueuePercentage: rapid.SampledFrom([]uint32{0, 100}).Draw(h.rt, "percent"),
 			}
-			_, _ = j.Main().Ioctl(j.fd, kfd.ReqUpdateQueue, kfd.PointerTo(&args))
+			_, _ = j.Main().Ioctl(j.fd, kfdabi.ReqUpdateQueue, kfd.PointerTo(&args))
 		},
 		"runtime on":  func(*rapid.T) { j := job(); h.begin(j, func(t *kfdtest.Thread) { _ = t.RuntimeEnable(j.fd) }) },
 		"runtime off": func(*rapid.T) { j := job(); h.begin(j, func(t *kfdtest.Thread) { _ = t.RuntimeDisable(j.fd) }) },

@@ -143,7 +143,7 @@ func TestPipeWithoutAReaderKillsTheTarget(t *testing.T) {
 func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		id := s.suspendable(gpuA)[0]
-		fault := kfd.ECQueueWaveMemoryViolation.Mask()
+		fault := kfdabi.ECQueueWaveMemoryViolation.Mask()
 		if !s.m.Raise(s.job.MM(), gpuA, id, fault) || s.dots() != 0 || s.job.Queues()[id].Sent != fault {
 			s.Error("the runtime did not get an exception that the debugger has not enabled")
 		}
@@ -155,7 +155,7 @@ func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
 		query := func(id uint32) (size uint32, err error) {
 			args := kfd.TrapQueryExceptionInfoArgs{
 				PID: uint32(s.job.PID()), Op: kfd.TrapQueryExceptionInfo, InfoPtr: kfd.PointerTo(new([64]byte)), InfoSize: 64,
-				SourceID: id, ExceptionCode: kfd.ECQueueWaveMemoryViolation, ClearException: 1,
+				SourceID: id, ExceptionCode: kfdabi.ECQueueWaveMemoryViolation, ClearException: 1,
 			}
 			_, err = s.trap(kfd.PointerTo(&args))
 			return args.InfoSize, err
@@ -175,7 +175,7 @@ func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
 			}))
 			return err
 		}
-		s.want(unix.ENODEV, send(kfd.ECDeviceMemoryViolation.Mask(), 99, 0))
+		s.want(unix.ENODEV, send(kfdabi.ECDeviceMemoryViolation.Mask(), 99, 0))
 		s.must(send(fault, gpuA, id))
 	})
 }
@@ -183,11 +183,11 @@ func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
 func TestQueueDeletionIsAnExceptionOfTheGPU(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		id := s.suspendable(gpuB)[0]
-		s.must(s.setExceptions(kfd.ECDeviceQueueDelete.Mask()))
+		s.must(s.setExceptions(kfdabi.ECDeviceQueueDelete.Mask()))
 		s.must(s.job.Main().DestroyQueue(s.fd, id))
-		event, _, err := s.device.QueryDebugEvent(s.job.PID(), kfd.ECDeviceQueueDelete.Mask())
+		event, _, err := s.device.QueryDebugEvent(s.job.PID(), kfdabi.ECDeviceQueueDelete.Mask())
 		s.must(err)
-		if event != (kfd.DebugEvent{Raised: kfd.ECDeviceQueueDelete.Mask(), GPU: gpuB}) {
+		if event != (kfd.DebugEvent{Raised: kfdabi.ECDeviceQueueDelete.Mask(), GPU: gpuB}) {
 			s.Errorf("event %+v", event)
 		}
 	})
@@ -197,7 +197,7 @@ func TestOtherDebugOperations(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.enable()
 		pid := uint32(s.job.PID())
-		flags := kfdabi.TrapSetFlagsArgs{PID: pid, Op: kfd.TrapSetFlags, Flags: 1}
+		flags := kfdabi.TrapSetFlagsArgs{PID: pid, Op: kfdabi.TrapSetFlags, Flags: 1}
 		_, err := s.trap(kfd.PointerTo(&flags))
 		s.must(err)
 		if flags.Flags != 0 {
@@ -206,16 +206,16 @@ func TestOtherDebugOperations(t *testing.T) {
 		flags.Flags = 2
 		_, err = s.trap(kfd.PointerTo(&flags))
 		s.want(unix.EACCES, err)
-		mode := kfdabi.TrapSetWaveLaunchModeArgs{PID: pid, Op: kfd.TrapSetWaveLaunchMode, LaunchMode: 2}
+		mode := kfdabi.TrapSetWaveLaunchModeArgs{PID: pid, Op: kfdabi.TrapSetWaveLaunchMode, LaunchMode: 2}
 		_, err = s.trap(kfd.PointerTo(&mode))
 		s.want(unix.EINVAL, err)
-		over := kfdabi.TrapSetWaveLaunchOverrideArgs{PID: pid, Op: kfd.TrapSetWaveLaunchOverride, SupportRequestMask: 1 << 30}
+		over := kfdabi.TrapSetWaveLaunchOverrideArgs{PID: pid, Op: kfdabi.TrapSetWaveLaunchOverride, SupportRequestMask: 1 << 30}
 		_, err = s.trap(kfd.PointerTo(&over))
 		s.want(unix.EACCES, err)
 		if over.SupportRequestMask != 0x1ff {
 			s.Errorf("supported: %#x", over.SupportRequestMask)
 		}
-		watch := kfdabi.TrapSetNodeAddressWatchArgs{PID: pid, Op: kfd.TrapSetNodeAddressWatch, GPUID: uint32(gpuB)}
+		watch := kfdabi.TrapSetNodeAddressWatchArgs{PID: pid, Op: kfdabi.TrapSetNodeAddressWatch, GPUID: uint32(gpuB)}
 		for id := range uint32(4) {
 			_, err = s.trap(kfd.PointerTo(&watch))
 			s.must(err)
@@ -228,7 +228,7 @@ func TestOtherDebugOperations(t *testing.T) {
 		watch.GPUID = 5
 		_, err = s.trap(kfd.PointerTo(&watch))
 		s.want(unix.ENODEV, err)
-		clearing := kfdabi.TrapClearNodeAddressWatchArgs{PID: pid, Op: kfd.TrapClearNodeAddressWatch, GPUID: uint32(gpuB), ID: 3}
+		clearing := kfdabi.TrapClearNodeAddressWatchArgs{PID: pid, Op: kfdabi.TrapClearNodeAddressWatch, GPUID: uint32(gpuB), ID: 3}
 		_, err = s.trap(kfd.PointerTo(&clearing))
 		s.must(err)
 		_, err = s.trap(kfd.PointerTo(&clearing))
@@ -267,7 +267,7 @@ func TestNoDebuggingWithoutHWS(t *testing.T) {
 func TestKillReturnsAfterTheDeathOfAWaitingProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := kfdtest.New(kfdtest.Config{Profile: "7.2", Nodes: []driver.Node{{ID: gpuA, GFX: hws}}})
-		m.Inject(kfdtest.Fault{Op: driver.RequestOp(kfd.ReqRuntimeEnable), Hold: true, Always: true})
+		m.Inject(kfdtest.Fault{Op: driver.RequestOp(kfdabi.ReqRuntimeEnable), Hold: true, Always: true})
 		for range 500 {
 			job := m.Spawn()
 			fd, err := job.Main().OpenKFD()
@@ -290,7 +290,7 @@ func TestKillReturnsAfterTheDeathOfAWaitingProcess(t *testing.T) {
 // setExceptions replaces the exceptions that the debugger is notified of.
 func (s *scene) setExceptions(mask kfd.ExceptionMask) error {
 	_, err := s.trap(kfd.PointerTo(&kfdabi.TrapSetExceptionsEnabledArgs{
-		PID: uint32(s.job.PID()), Op: kfd.TrapSetExceptionsEnabled, ExceptionMask: mask,
+		PID: uint32(s.job.PID()), Op: kfdabi.TrapSetExceptionsEnabled, ExceptionMask: mask,
 	}))
 	return err
 }

@@ -16,13 +16,13 @@ import (
 func TestSettingsNeedAGPUAndItsVM(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		policy := func(gpu gpreempt.GPUID, usual uint32) error {
-			return s.do(kfd.ReqSetMemoryPolicy, kfd.PointerTo(&kfdabi.SetMemoryPolicyArgs{GPUID: uint32(gpu), DefaultPolicy: usual}))
+			return s.do(kfdabi.ReqSetMemoryPolicy, kfd.PointerTo(&kfdabi.SetMemoryPolicyArgs{GPUID: uint32(gpu), DefaultPolicy: usual}))
 		}
 		trap := func(gpu gpreempt.GPUID) error {
-			return s.do(kfd.ReqSetTrapHandler, kfd.PointerTo(&kfdabi.SetTrapHandlerArgs{GPUID: uint32(gpu)}))
+			return s.do(kfdabi.ReqSetTrapHandler, kfd.PointerTo(&kfdabi.SetTrapHandlerArgs{GPUID: uint32(gpu)}))
 		}
 		scratch := func(gpu gpreempt.GPUID) error {
-			return s.do(kfd.ReqSetScratchBackingVA, kfd.PointerTo(&kfdabi.SetScratchBackingVAArgs{GPUID: uint32(gpu)}))
+			return s.do(kfdabi.ReqSetScratchBackingVA, kfd.PointerTo(&kfdabi.SetScratchBackingVAArgs{GPUID: uint32(gpu)}))
 		}
 		s.want(unix.EINVAL, policy(gpuA, 2))
 		s.want(unix.EINVAL, policy(5, 0))
@@ -43,7 +43,7 @@ func TestClocksAdvance(t *testing.T) {
 		read := func(gpu gpreempt.GPUID) kfdabi.ClockCountersArgs {
 			s.Helper()
 			args := kfdabi.ClockCountersArgs{GPUID: uint32(gpu), GPUClockCounter: 99}
-			s.must(s.do(kfd.ReqGetClockCounters, kfd.PointerTo(&args)))
+			s.must(s.do(kfdabi.ReqGetClockCounters, kfd.PointerTo(&args)))
 			return args
 		}
 		s.pass(time.Millisecond)
@@ -65,14 +65,14 @@ func TestTileConfigIsZeros(t *testing.T) {
 			TileConfigPtr: kfd.PointerToSlice(tiles), MacroTileConfigPtr: kfd.PointerToSlice(macro),
 			NumTileConfigs: 40, NumMacroTileConfigs: 2, GPUID: uint32(gpuA),
 		}
-		s.must(s.do(kfd.ReqGetTileConfig, kfd.PointerTo(&args)))
+		s.must(s.do(kfdabi.ReqGetTileConfig, kfd.PointerTo(&args)))
 		s.same([]uint32{32, 2, 0x2a114042}, []uint32{args.NumTileConfigs, args.NumMacroTileConfigs, args.GBAddrConfig})
 		s.same([]uint32{0, 0, 7, 0, 7}, []uint32{tiles[0], tiles[31], tiles[32], macro[1], macro[2]})
 		args = kfdabi.TileConfigArgs{NumTileConfigs: 1, GPUID: uint32(gpuA)}
-		s.want(unix.EFAULT, s.do(kfd.ReqGetTileConfig, kfd.PointerTo(&args)))
+		s.want(unix.EFAULT, s.do(kfdabi.ReqGetTileConfig, kfd.PointerTo(&args)))
 		s.same(uint32(0), args.NumTileConfigs)
 		args.GPUID = 5
-		s.want(unix.EINVAL, s.do(kfd.ReqGetTileConfig, kfd.PointerTo(&args)))
+		s.want(unix.EINVAL, s.do(kfdabi.ReqGetTileConfig, kfd.PointerTo(&args)))
 	})
 }
 
@@ -88,7 +88,7 @@ func TestOldAperturesHoldSevenGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	var args kfdabi.ProcessAperturesArgs
-	if _, err := job.Ioctl(fd, kfd.ReqGetProcessApertures, kfd.PointerTo(&args)); err != nil {
+	if _, err := job.Ioctl(fd, kfdabi.ReqGetProcessApertures, kfd.PointerTo(&args)); err != nil {
 		t.Fatal(err)
 	}
 	if args.NumOfNodes != 7 || args.ProcessApertures[6].GPUID != uint32(gpuA)+6 || args.ProcessApertures[0].GPUVMBase == 0 {
@@ -102,7 +102,7 @@ func TestWaveStateNeedsAStoppedQueue(t *testing.T) {
 		stack := make([]uint32, 4)
 		read := func(id uint32) error {
 			args := kfdabi.QueueWaveStateArgs{CtlStackAddress: kfd.PointerToSlice(stack), QueueID: id}
-			return s.do(kfd.ReqGetQueueWaveState, kfd.PointerTo(&args))
+			return s.do(kfdabi.ReqGetQueueWaveState, kfd.PointerTo(&args))
 		}
 		s.want(unix.EFAULT, read(77))
 		s.want(unix.EINVAL, read(ids[0]))
@@ -110,6 +110,6 @@ func TestWaveStateNeedsAStoppedQueue(t *testing.T) {
 		s.must(read(ids[0]))
 		s.same([]uint32{4096, 0, 4096, 0}, stack) // an empty stack of 4096 bytes, which grows down
 		args := kfdabi.QueueWaveStateArgs{QueueID: ids[0]}
-		s.want(unix.EFAULT, s.do(kfd.ReqGetQueueWaveState, kfd.PointerTo(&args)))
+		s.want(unix.EFAULT, s.do(kfdabi.ReqGetQueueWaveState, kfd.PointerTo(&args)))
 	})
 }

@@ -334,7 +334,7 @@ func TestUpdateOfASuspendedQueueLeavesItSuspended(t *testing.T) {
 		id := s.suspendable(gpuA)[0]
 		update := func(percent uint32) {
 			args := kfdabi.UpdateQueueArgs{RingBaseAddress: 1 << 20, QueueID: id, RingSize: 4096, QueuePercentage: percent}
-			_, err := s.job.Main().Ioctl(s.fd, kfd.ReqUpdateQueue, kfd.PointerTo(&args))
+			_, err := s.job.Main().Ioctl(s.fd, kfdabi.ReqUpdateQueue, kfd.PointerTo(&args))
 			s.must(err)
 		}
 		s.suspend(id)

@@ -18,7 +18,7 @@ type svmCall struct {
 
 func (s *scene) svm(c *svmCall) error {
 	const header, attribute = 24, 8
-	req := kfd.ReqSVM&0xc000ffff | kfd.Request(header+attribute*c.NumAttrs)<<16
+	req := kfdabi.ReqSVM&0xc000ffff | kfd.Request(header+attribute*c.NumAttrs)<<16
 	return s.do(req, kfd.PointerTo(c))
 }
 
@@ -129,9 +129,9 @@ func TestAddressesAreOfOneKindOfMemory(t *testing.T) {
 		s.want(unix.EADDRINUSE, s.svmSet(va-4096, 2*4096))
 		s.must(s.svmSet(va+4096, 4096))
 		args := kfdabi.AllocMemoryArgs{VAAddr: va + 4096, Size: 4096, GPUID: uint32(gpuA), Flags: kfdabi.AllocGTT}
-		s.want(unix.EADDRINUSE, s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
+		s.want(unix.EADDRINUSE, s.do(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
 		args = kfdabi.AllocMemoryArgs{Size: 4096, GPUID: uint32(gpuA), Flags: kfdabi.AllocUserptr, MmapOffset: va + 4096}
-		s.want(unix.EADDRINUSE, s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
+		s.want(unix.EADDRINUSE, s.do(kfdabi.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
 	})
 }
 
@@ -157,14 +157,14 @@ func TestSVMCallsAreChecked(t *testing.T) {
 		}
 		more := svmOf(kfdabi.SVMOpSetAttr, pages, 4096, flags)
 		more.NumAttrs = 2 // the request carries fewer
-		s.want(unix.EINVAL, s.do(kfd.ReqSVM&0xc000ffff|32<<16, kfd.PointerTo(more)))
+		s.want(unix.EINVAL, s.do(kfdabi.ReqSVM&0xc000ffff|32<<16, kfd.PointerTo(more)))
 	})
 }
 
 // xnack sets the mode and returns it.
 func (s *scene) xnack(mode int32) (uint32, error) {
 	args := kfdabi.SetXnackModeArgs{XnackEnabled: uint32(mode)}
-	err := s.do(kfd.ReqSetXnackMode, kfd.PointerTo(&args))
+	err := s.do(kfdabi.ReqSetXnackMode, kfd.PointerTo(&args))
 	return args.XnackEnabled, err
 }
 

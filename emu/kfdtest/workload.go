@@ -27,7 +27,7 @@ func (t *Thread) StartRuntime() (fd int, err error) {
 // RuntimeEnable is RUNTIME_ENABLE with the mode of a runtime. With a debugger it waits.
 func (t *Thread) RuntimeEnable(fd int) error {
 	args := kfdabi.RuntimeEnableArgs{RDebug: 0x7f0000001000, ModeMask: kfdabi.RuntimeEnableModeEnable | kfdabi.RuntimeEnableModeTTMPSave}
-	_, err := t.Ioctl(fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
+	_, err := t.Ioctl(fd, kfdabi.ReqRuntimeEnable, kfd.PointerTo(&args))
 	return err
 }
 
@@ -35,7 +35,7 @@ func (t *Thread) RuntimeEnable(fd int) error {
 // it waits.
 func (t *Thread) RuntimeDisable(fd int) error {
 	var args kfdabi.RuntimeEnableArgs
-	_, err := t.Ioctl(fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
+	_, err := t.Ioctl(fd, kfdabi.ReqRuntimeEnable, kfd.PointerTo(&args))
 	return err
 }
 
@@ -51,13 +51,13 @@ func (t *Thread) CreateQueue(fd int, gpu gpreempt.GPUID, queueType uint32) (id u
 		GPUID: uint32(gpu), QueueType: queueType, QueuePercentage: 100, QueuePriority: 7,
 		CtxSaveRestoreAddress: ring + 0x90000, CtxSaveRestoreSize: 4096, CtlStackSize: 4096,
 	}
-	_, err = t.Ioctl(fd, kfd.ReqCreateQueue, kfd.PointerTo(&args))
+	_, err = t.Ioctl(fd, kfdabi.ReqCreateQueue, kfd.PointerTo(&args))
 	return args.QueueID, err
 }
 
 // DestroyQueue destroys a queue. It waits while the queue is suspended.
 func (t *Thread) DestroyQueue(fd int, id uint32) error {
 	args := kfdabi.DestroyQueueArgs{QueueID: id}
-	_, err := t.Ioctl(fd, kfd.ReqDestroyQueue, kfd.PointerTo(&args))
+	_, err := t.Ioctl(fd, kfdabi.ReqDestroyQueue, kfd.PointerTo(&args))
 	return err
 }

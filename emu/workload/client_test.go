@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/engine"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -418,10 +419,10 @@ func TestErrorsOfTheDriverAreReported(t *testing.T) {
 		args string
 		want string
 	}{
-		{kfd.ReqCreateQueue, "", "CREATE_QUEUE GPU 7: no space left"},
-		{kfd.ReqCreateEvent, "", "CREATE_EVENT: no space left"},
-		{kfd.ReqRuntimeEnable, "--runtime", "RUNTIME_ENABLE: no space left"},
-		{kfd.ReqGetProcessAperturesNew, "", "GET_PROCESS_APERTURES_NEW: no space left"},
+		{kfdabi.ReqCreateQueue, "", "CREATE_QUEUE GPU 7: no space left"},
+		{kfdabi.ReqCreateEvent, "", "CREATE_EVENT: no space left"},
+		{kfdabi.ReqRuntimeEnable, "--runtime", "RUNTIME_ENABLE: no space left"},
+		{kfdabi.ReqGetProcessAperturesNew, "", "GET_PROCESS_APERTURES_NEW: no space left"},
 		{0, "--gpus 8", "use GPU 8"},
 	}
 	for _, test := range tests {

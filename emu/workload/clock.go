@@ -31,7 +31,7 @@ func OpenClock(sys Sys) (*Clock, error) {
 // Now returns the time since the counter was 0.
 func (c *Clock) Now() (time.Duration, error) {
 	args := kfdabi.ClockCountersArgs{GPUID: uint32(c.gpu)}
-	if err := c.d.ioctl(kfd.ReqGetClockCounters, c.gpu, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
+	if err := c.d.ioctl(kfdabi.ReqGetClockCounters, c.gpu, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return 0, fmt.Errorf("read the clock of a GPU: %w", err)
 	}
 	return time.Duration(args.GPUClockCounter) * clockTick, nil

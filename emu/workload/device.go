@@ -90,13 +90,13 @@ func refused(op string, gpu gpreempt.GPUID, queue uint32, err error) error {
 // findGPUs finds the GPUs, and the memory that their queues need.
 func (d *device) findGPUs() error {
 	var args kfdabi.ProcessAperturesNewArgs
-	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
+	if err := d.ioctl(kfdabi.ReqGetProcessAperturesNew, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return err
 	}
 	apertures := make([]kfdabi.ProcessDeviceApertures, args.NumOfNodes)
 	if len(apertures) > 0 {
 		args.Apertures = kfd.PointerToSlice(apertures)
-		if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
+		if err := d.ioctl(kfdabi.ReqGetProcessAperturesNew, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
 			return err
 		}
 	}
@@ -124,7 +124,7 @@ func (d *device) acquireVM(g *gpu) error {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
 	args := kfdabi.AcquireVMArgs{DRMFD: uint32(fd), GPUID: uint32(g.ID)}
-	err = d.ioctl(kfd.ReqAcquireVM, g.ID, kfdabi.NoQueue, kfd.PointerTo(&args))
+	err = d.ioctl(kfdabi.ReqAcquireVM, g.ID, kfdabi.NoQueue, kfd.PointerTo(&args))
 	g.HasVM, g.Render = err == nil, fd
 	d.nodes = append(d.nodes, fd)
 	return err
@@ -137,7 +137,7 @@ func (d *device) setRuntime(on bool) error {
 	if on {
 		args.ModeMask = kfdabi.RuntimeEnableModeEnable | kfdabi.RuntimeEnableModeTTMPSave
 	}
-	return d.ioctl(kfd.ReqRuntimeEnable, 0, kfdabi.NoQueue, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqRuntimeEnable, 0, kfdabi.NoQueue, kfd.PointerTo(&args))
 }
 
 // doorbellBytes is the size of a process's doorbells on a GPU: 1024 of 8 bytes. The
@@ -149,7 +149,7 @@ const doorbellBytes = 8192
 // the device is open.
 func (d *device) createQueue(args *kfdabi.CreateQueueArgs) (uint32, *atomic.Uint64, error) {
 	gpu := gpreempt.GPUID(args.GPUID)
-	if err := d.ioctl(kfd.ReqCreateQueue, gpu, kfdabi.NoQueue, kfd.PointerTo(args)); err != nil {
+	if err := d.ioctl(kfdabi.ReqCreateQueue, gpu, kfdabi.NoQueue, kfd.PointerTo(args)); err != nil {
 		return 0, nil, err
 	}
 	d.mu.Lock()
@@ -182,7 +182,7 @@ func (d *device) mapShared(offset int64, n int) (region, error) {
 // queue suspended.
 func (d *device) destroyQueue(id uint32) error {
 	args := kfdabi.DestroyQueueArgs{QueueID: id}
-	return d.ioctl(kfd.ReqDestroyQueue, 0, id, kfd.PointerTo(&args))
+	return d.ioctl(kfdabi.ReqDestroyQueue, 0, id, kfd.PointerTo(&args))
 }
 
 // close unmaps the driver's memory and closes the driver. No queue may be in use.

@@ -39,7 +39,7 @@ func (d *device) createEvent() (*event, error) {
 			return nil, fmt.Errorf("allocate the page of events: %w", err)
 		}
 	}
-	if err := d.ioctl(kfd.ReqCreateEvent, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
+	if err := d.ioctl(kfdabi.ReqCreateEvent, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return nil, err
 	}
 	e := &event{d: d, id: args.EventID}
@@ -78,7 +78,7 @@ func (d *device) allocateEventPage() (page region, handle uint64, err error) {
 		VAAddr: page.addr(0), Size: eventPageBytes, GPUID: uint32(first.ID),
 		Flags: kfdabi.AllocGTT | kfdabi.AllocWritable | kfdabi.AllocExecutable | kfdabi.AllocCoherent,
 	}
-	if err = d.ioctl(kfd.ReqAllocMemoryOfGPU, first.ID, kfdabi.NoQueue, kfd.PointerTo(&alloc)); err != nil {
+	if err = d.ioctl(kfdabi.ReqAllocMemoryOfGPU, first.ID, kfdabi.NoQueue, kfd.PointerTo(&alloc)); err != nil {
 		return page, 0, err
 	}
 	if err = d.sys.MapAt(page.mem, first.Render, int64(alloc.MmapOffset)); err != nil {
@@ -88,7 +88,7 @@ func (d *device) allocateEventPage() (page region, handle uint64, err error) {
 		return page, 0, err
 	}
 	args := kfdabi.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: uint32(len(gpus))}
-	return page, alloc.Handle, d.ioctl(kfd.ReqMapMemoryToGPU, first.ID, kfdabi.NoQueue, kfd.PointerTo(&args))
+	return page, alloc.Handle, d.ioctl(kfdabi.ReqMapMemoryToGPU, first.ID, kfdabi.NoQueue, kfd.PointerTo(&args))
 }
 
 // wait waits until the event is raised, and resets it, at most for about d. It reports
@@ -97,7 +97,7 @@ func (e *event) wait(d time.Duration) (bool, error) {
 	data := kfdabi.SignalEventData{EventID: e.id}
 	args := kfdabi.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1}
 	args.Timeout = uint32(min(max((d+time.Millisecond-1)/time.Millisecond, 0), time.Duration(kfdabi.WaitForever-1)))
-	if err := e.d.ioctl(kfd.ReqWaitEvents, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
+	if err := e.d.ioctl(kfdabi.ReqWaitEvents, 0, kfdabi.NoQueue, kfd.PointerTo(&args)); err != nil {
 		return false, err
 	}
 	return args.WaitResult != kfdabi.WaitResultTimeout, nil
@@ -106,11 +106,11 @@ func (e *event) wait(d time.Duration) (bool, error) {
 // raise signals the event, as the GPU does.
 func (e *event) raise() error {
 	args := kfdabi.SetEventArgs{EventID: e.id}
-	return e.d.ioctl(kfd.ReqSetEvent, 0, kfdabi.NoQueue, kfd.PointerTo(&args))
+	return e.d.ioctl(kfdabi.ReqSetEvent, 0, kfdabi.NoQueue, kfd.PointerTo(&args))
 }
 
 // destroy ends the event.
 func (e *event) destroy() error {
 	args := kfdabi.DestroyEventArgs{EventID: e.id}
-	return e.d.ioctl(kfd.ReqDestroyEvent, 0, kfdabi.NoQueue, kfd.PointerTo(&args))
+	return e.d.ioctl(kfdabi.ReqDestroyEvent, 0, kfdabi.NoQueue, kfd.PointerTo(&args))
 }

@@ -163,13 +163,13 @@ func (m *machine) Ioctl(_ int, req kfd.Request, arg kfd.Pointer) (uintptr, error
 		return 0, errno
 	}
 	switch req {
-	case kfd.ReqGetProcessAperturesNew:
+	case kfdabi.ReqGetProcessAperturesNew:
 		args := kfd.As[kfdabi.ProcessAperturesNewArgs](arg)
 		for i := range kfd.SliceAt[kfdabi.ProcessDeviceApertures](args.Apertures, int(args.NumOfNodes)) {
 			kfd.SliceAt[kfdabi.ProcessDeviceApertures](args.Apertures, i+1)[i].GPUID = uint32(m.gpus[i])
 		}
 		args.NumOfNodes = uint32(len(m.gpus))
-	case kfd.ReqRuntimeEnable:
+	case kfdabi.ReqRuntimeEnable:
 		on := kfd.As[kfdabi.RuntimeEnableArgs](arg).ModeMask&kfdabi.RuntimeEnableModeEnable != 0
 		switch {
 		case on && m.runtime:
@@ -178,20 +178,20 @@ func (m *machine) Ioctl(_ int, req kfd.Request, arg kfd.Pointer) (uintptr, error
 			return 0, unix.EEXIST
 		}
 		m.runtime = on
-	case kfd.ReqCreateEvent:
+	case kfdabi.ReqCreateEvent:
 		args := kfd.As[kfdabi.CreateEventArgs](arg)
 		args.EventID = lowest(m.events)
 		args.EventSlotIndex, args.EventPageOffset = args.EventID, eventOffset
 		m.events[args.EventID] = make(chan struct{}, 1)
-	case kfd.ReqDestroyEvent:
+	case kfdabi.ReqDestroyEvent:
 		delete(m.events, kfd.As[kfdabi.DestroyEventArgs](arg).EventID)
-	case kfd.ReqSetEvent:
+	case kfdabi.ReqSetEvent:
 		m.raise(kfd.As[kfdabi.SetEventArgs](arg).EventID)
-	case kfd.ReqWaitEvents:
+	case kfdabi.ReqWaitEvents:
 		return 0, m.waitEvents(kfd.As[kfdabi.WaitEventsArgs](arg))
-	case kfd.ReqCreateQueue:
+	case kfdabi.ReqCreateQueue:
 		m.createQueue(kfd.As[kfdabi.CreateQueueArgs](arg))
-	case kfd.ReqDestroyQueue:
+	case kfdabi.ReqDestroyQueue:
 		return 0, m.destroyQueue(kfd.As[kfdabi.DestroyQueueArgs](arg).QueueID)
 	default:
 		m.t.Errorf("the client called %v", req)

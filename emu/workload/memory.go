@@ -54,13 +54,13 @@ func (m *memory) mapPart(off, n int) error {
 		VAAddr: m.addr(off), Size: uint64(n), MmapOffset: m.addr(off), GPUID: uint32(m.gpu.ID),
 		Flags: kfdabi.AllocUserptr | kfdabi.AllocWritable | kfdabi.AllocExecutable,
 	}
-	if err := m.d.ioctl(kfd.ReqAllocMemoryOfGPU, m.gpu.ID, kfdabi.NoQueue, kfd.PointerTo(&alloc)); err != nil {
+	if err := m.d.ioctl(kfdabi.ReqAllocMemoryOfGPU, m.gpu.ID, kfdabi.NoQueue, kfd.PointerTo(&alloc)); err != nil {
 		return err
 	}
 	m.handles = append(m.handles, alloc.Handle)
 	gpus := []uint32{uint32(m.gpu.ID)}
 	args := kfdabi.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
-	return m.d.ioctl(kfd.ReqMapMemoryToGPU, m.gpu.ID, kfdabi.NoQueue, kfd.PointerTo(&args))
+	return m.d.ioctl(kfdabi.ReqMapMemoryToGPU, m.gpu.ID, kfdabi.NoQueue, kfd.PointerTo(&args))
 }
 
 // free unmaps the memory. Neither side may use it afterwards.
@@ -74,8 +74,8 @@ func (m *memory) free() error {
 		unmap := kfdabi.UnmapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
 		free := kfdabi.FreeMemoryArgs{Handle: handle}
 		errs = append(errs,
-			m.d.ioctl(kfd.ReqUnmapMemoryFromGPU, m.gpu.ID, kfdabi.NoQueue, kfd.PointerTo(&unmap)),
-			m.d.ioctl(kfd.ReqFreeMemoryOfGPU, m.gpu.ID, kfdabi.NoQueue, kfd.PointerTo(&free)))
+			m.d.ioctl(kfdabi.ReqUnmapMemoryFromGPU, m.gpu.ID, kfdabi.NoQueue, kfd.PointerTo(&unmap)),
+			m.d.ioctl(kfdabi.ReqFreeMemoryOfGPU, m.gpu.ID, kfdabi.NoQueue, kfd.PointerTo(&free)))
 	}
 	m.handles = nil
 	if err := errors.Join(errs...); err != nil {

@@ -53,10 +53,10 @@ func (s *strict) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error
 // memory handles the requests about memory, and checks those about queues.
 func (s *strict) memory(req kfd.Request, arg kfd.Pointer) (ours bool, _ unix.Errno) {
 	switch req {
-	case kfd.ReqAcquireVM:
+	case kfdabi.ReqAcquireVM:
 		s.vms++
 		return true, 0
-	case kfd.ReqAllocMemoryOfGPU:
+	case kfdabi.ReqAllocMemoryOfGPU:
 		args := kfd.As[kfdabi.AllocMemoryArgs](arg)
 		if args.Flags&kfdabi.AllocGTT != 0 && s.page == 0 {
 			s.page = args.VAAddr
@@ -69,28 +69,28 @@ func (s *strict) memory(req kfd.Request, arg kfd.Pointer) (ours bool, _ unix.Err
 		args.Handle = args.VAAddr
 		s.made[args.Handle], s.mapped[args.Handle] = true, args.Size
 		return true, 0
-	case kfd.ReqMapMemoryToGPU:
+	case kfdabi.ReqMapMemoryToGPU:
 		if handle := kfd.As[kfdabi.MapMemoryArgs](arg).Handle; handle != s.page && !s.made[handle] {
 			return true, unix.EINVAL
 		}
 		return true, 0
-	case kfd.ReqUnmapMemoryFromGPU:
+	case kfdabi.ReqUnmapMemoryFromGPU:
 		delete(s.mapped, kfd.As[kfdabi.UnmapMemoryArgs](arg).Handle)
 		return true, 0
-	case kfd.ReqFreeMemoryOfGPU:
+	case kfdabi.ReqFreeMemoryOfGPU:
 		handle := kfd.As[kfdabi.FreeMemoryArgs](arg).Handle
 		if _, busy := s.mapped[handle]; busy {
 			return true, unix.EBUSY
 		}
 		delete(s.made, handle)
 		return true, 0
-	case kfd.ReqCreateEvent:
+	case kfdabi.ReqCreateEvent:
 		// As Linux 7.3 does: signal events need a page of the program.
 		handle := kfd.As[kfdabi.CreateEventArgs](arg).EventPageOffset
 		if s.given = s.given || handle != 0 && handle == s.page; !s.given {
 			return true, unix.ENOMEM
 		}
-	case kfd.ReqCreateQueue:
+	case kfdabi.ReqCreateQueue:
 		return false, s.check(kfd.As[kfdabi.CreateQueueArgs](arg))
 	}
 	return false, 0

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -52,7 +53,7 @@ func TestEvictionsForLackOfMemoryAreCountedAndAWarning(t *testing.T) {
 			t.Errorf("evictions %d, known %v; want 0, true", n, known)
 		}
 		w.with(func() {
-			w.events[gpu] = []kfd.SMIEvent{eviction(2), eviction(3), {ID: kfd.SMIVMFault, Text: "1:a"}, {ID: kfd.SMIQueueEviction, Text: "nonsense"}, eviction(2)}
+			w.events[gpu] = []kfd.SMIEvent{eviction(2), eviction(3), {ID: kfdabi.SMIVMFault, Text: "1:a"}, {ID: kfd.SMIQueueEviction, Text: "nonsense"}, eviction(2)}
 		})
 		time.Sleep(time.Second)
 		if n, _ := w.MemoryEvictions(gpu); n != 2 {

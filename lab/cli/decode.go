@@ -11,6 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 )
 
 // maxDump is the largest dump that decode reads, in bytes. Those of hosts are below
@@ -108,10 +109,10 @@ func (w hexWords) MarshalText() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// computeJSON is debugfs.Compute for programs. Fields that only an image has are absent in
+// computeJSON is registers.Compute for programs. Fields that only an image has are absent in
 // a slot.
 type computeJSON struct {
-	*debugfs.Compute
+	*registers.Compute
 	MQD           jsonAddress `json:"mqd_address"`
 	Priority      uint32      `json:"kfd_priority"`
 	PriorityExact bool        `json:"kfd_priority_exact"`
@@ -132,7 +133,7 @@ func (c *computeJSON) rank(writes bool) {
 }
 
 // computeForJSON converts c, without its priority.
-func computeForJSON(c *debugfs.Compute) *computeJSON {
+func computeForJSON(c *registers.Compute) *computeJSON {
 	v := &computeJSON{
 		Compute: c, MQD: jsonAddress(c.MQD), RingBase: jsonAddress(c.RingBase),
 		Backlog: c.BacklogDwords(), ReadPointer: jsonAddress(c.ReadPointer), WritePointer: jsonAddress(c.WritePointer),
@@ -178,7 +179,7 @@ var registerColumns = term.Columns{
 	"+>SAVE AREA",
 }
 
-func computeRegisters(c *debugfs.Compute) []any {
+func computeRegisters(c *registers.Compute) []any {
 	packets, save := "PM4", "-"
 	if c.AQL {
 		packets = "AQL"

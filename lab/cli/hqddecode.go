@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 )
 
 func hqdDecode(a *term.App) *cobra.Command {
@@ -108,7 +109,8 @@ func decodeHQDs(dump *debugfs.HQDDump, all bool) *decodedHQDs {
 		if s.Kind == debugfs.SlotSDMA {
 			d.SDMA = sdmaForJSON(&s.SDMA)
 		} else {
-			d.Compute = computeForJSON(&s.Compute)
+			c := registers.Of(s.Compute)
+			d.Compute = computeForJSON(&c)
 			d.Compute.rank(writes)
 		}
 		out.Slots = append(out.Slots, d)
@@ -150,7 +152,7 @@ func (d *decodedSlot) print(t *term.Table) {
 	if d.SDMA != nil {
 		row = slices.Concat(row, []any{"-", "-"}, sdmaRegisters(&d.slot.SDMA), []any{"-", "-"})
 	} else {
-		c := &d.slot.Compute
+		c := d.Compute.Compute
 		row = slices.Concat(row, []any{c.QueuePriority, term.PipePriorityName(c.PipePriority)}, computeRegisters(c), []any{c.DequeueRequest, c.Error})
 	}
 	t.Row(append(row, term.Address(uint64(d.Address)))...)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -117,8 +118,8 @@ func decodeMQD(m *debugfs.MQD, gfx uint32) decodedMQD {
 				q.SDMA = sdmaForJSON(&s)
 			}
 		} else {
-			var c debugfs.Compute
-			if c, err = debugfs.DecodeCompute(words); err == nil {
+			var c registers.Compute
+			if c, err = registers.DecodeCompute(words); err == nil {
 				q.Compute = append(q.Compute, computeForJSON(&c))
 			}
 		}

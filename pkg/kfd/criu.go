@@ -1,28 +1,18 @@
 package kfd
 
-import "github.com/gpreempt/gpreempt/pkg/gpreempt"
-
 // CRIUOp is enum kfd_criu_op of kfd_ioctl.h: the steps of a checkpoint.
 type CRIUOp uint32
 
-// The steps. This package uses only CRIUOpProcessInfo and CRIUOpUnpause.
+// The steps that this package uses.
 const (
 	CRIUOpProcessInfo CRIUOp = 0
-	CRIUOpCheckpoint  CRIUOp = 1
 	CRIUOpUnpause     CRIUOp = 2
-	CRIUOpRestore     CRIUOp = 3
-	CRIUOpResume      CRIUOp = 4
 )
 
 const (
 	opCRIUPause   = "CRIU_OP PROCESS_INFO"
 	opCRIUUnpause = "CRIU_OP UNPAUSE"
 )
-
-// String returns the header's name without KFD_CRIU_OP_.
-func (o CRIUOp) String() string {
-	return gpreempt.Word(o, "op", "PROCESS_INFO", "CHECKPOINT", "UNPAUSE", "RESTORE", "RESUME")
-}
 
 // CRIUPause evicts every queue of pid from every GPU (criu_process_info), including those
 // created later, until CRIUUnpause. Nothing else undoes it, not even the exit of the

@@ -90,7 +90,7 @@ type DebugEvent struct {
 	Raised ExceptionMask
 	// GPU is the source's GPU, 0 if the source is the process.
 	GPU gpreempt.GPUID
-	// Queue is the source if Raised has one of ExceptionsOfQueue, otherwise 0. Queue 0 is
+	// Queue is the source if Raised has one of KFD_EC_MASK_QUEUE, otherwise 0. Queue 0 is
 	// a valid queue.
 	Queue uint32
 }

@@ -10,33 +10,19 @@ import (
 // GPU or a process that a debugger can be notified of.
 type ExceptionCode uint32
 
-// The exception codes that this project names.
+// The exception codes that the daemon acts on.
 const (
-	ECQueueWaveAbort           ExceptionCode = 1
-	ECQueueWaveTrap            ExceptionCode = 2
-	ECQueueWaveMemoryViolation ExceptionCode = 5
 	// ECQueueNew is set on every new queue, with or without a debugger. The queue cannot
 	// be suspended until a snapshot clears it.
-	ECQueueNew              ExceptionCode = 31
-	ECDeviceQueueDelete     ExceptionCode = 32
-	ECDeviceMemoryViolation ExceptionCode = 33
-	ECDeviceNew             ExceptionCode = 36
+	ECQueueNew ExceptionCode = 31
 	// ECProcessRuntime is raised when the target starts or ends the ROCm runtime. The
 	// target then blocks until AnswerRuntime sends it this code: a debugger that does
 	// not answer hangs every clean exit.
-	ECProcessRuntime      ExceptionCode = 48
-	ECProcessDeviceRemove ExceptionCode = 49
+	ECProcessRuntime ExceptionCode = 48
 )
 
 // ExceptionMask is a set of exception codes, code c being bit c-1 (KFD_EC_MASK).
 type ExceptionMask uint64
-
-// The classes of exceptions by their source.
-const (
-	ExceptionsOfQueue   ExceptionMask = 0x607f803f
-	ExceptionsOfDevice  ExceptionMask = 0xf80000000
-	ExceptionsOfProcess ExceptionMask = 0x1800000000000
-)
 
 // Mask returns the set of c alone. It is empty for a code that does not fit in a mask.
 func (c ExceptionCode) Mask() ExceptionMask {
@@ -66,21 +52,15 @@ type TrapOp uint32
 
 // The operations.
 const (
-	TrapEnable                TrapOp = 0
-	TrapDisable               TrapOp = 1
-	TrapSendRuntimeEvent      TrapOp = 2
-	TrapSetExceptionsEnabled  TrapOp = 3
-	TrapSetWaveLaunchOverride TrapOp = 4
-	TrapSetWaveLaunchMode     TrapOp = 5
-	TrapSuspendQueues         TrapOp = 6
-	TrapResumeQueues          TrapOp = 7
-	TrapSetNodeAddressWatch   TrapOp = 8
-	TrapClearNodeAddressWatch TrapOp = 9
-	TrapSetFlags              TrapOp = 10
-	TrapQueryDebugEvent       TrapOp = 11
-	TrapQueryExceptionInfo    TrapOp = 12
-	TrapGetQueueSnapshot      TrapOp = 13
-	TrapGetDeviceSnapshot     TrapOp = 14
+	TrapEnable             TrapOp = 0
+	TrapDisable            TrapOp = 1
+	TrapSendRuntimeEvent   TrapOp = 2
+	TrapSuspendQueues      TrapOp = 6
+	TrapResumeQueues       TrapOp = 7
+	TrapQueryDebugEvent    TrapOp = 11
+	TrapQueryExceptionInfo TrapOp = 12
+	TrapGetQueueSnapshot   TrapOp = 13
+	TrapGetDeviceSnapshot  TrapOp = 14
 )
 
 // trapOpNames are the header's names without KFD_IOC_DBG_TRAP_.

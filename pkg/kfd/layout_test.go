@@ -110,18 +110,18 @@ var cStructs = []cStruct{
 
 // cConstants are the C names of numbers, without the requests.
 var cConstants = map[string]uint64{
-	"EC_QUEUE_WAVE_ABORT":                    uint64(kfd.ECQueueWaveAbort),
-	"EC_QUEUE_WAVE_TRAP":                     uint64(kfd.ECQueueWaveTrap),
-	"EC_QUEUE_WAVE_MEMORY_VIOLATION":         uint64(kfd.ECQueueWaveMemoryViolation),
+	"EC_QUEUE_WAVE_ABORT":                    uint64(kfdabi.ECQueueWaveAbort),
+	"EC_QUEUE_WAVE_TRAP":                     uint64(kfdabi.ECQueueWaveTrap),
+	"EC_QUEUE_WAVE_MEMORY_VIOLATION":         uint64(kfdabi.ECQueueWaveMemoryViolation),
 	"EC_QUEUE_NEW":                           uint64(kfd.ECQueueNew),
-	"EC_DEVICE_QUEUE_DELETE":                 uint64(kfd.ECDeviceQueueDelete),
-	"EC_DEVICE_MEMORY_VIOLATION":             uint64(kfd.ECDeviceMemoryViolation),
-	"EC_DEVICE_NEW":                          uint64(kfd.ECDeviceNew),
+	"EC_DEVICE_QUEUE_DELETE":                 uint64(kfdabi.ECDeviceQueueDelete),
+	"EC_DEVICE_MEMORY_VIOLATION":             uint64(kfdabi.ECDeviceMemoryViolation),
+	"EC_DEVICE_NEW":                          uint64(kfdabi.ECDeviceNew),
 	"EC_PROCESS_RUNTIME":                     uint64(kfd.ECProcessRuntime),
-	"EC_PROCESS_DEVICE_REMOVE":               uint64(kfd.ECProcessDeviceRemove),
-	"KFD_EC_MASK_QUEUE":                      uint64(kfd.ExceptionsOfQueue),
-	"KFD_EC_MASK_DEVICE":                     uint64(kfd.ExceptionsOfDevice),
-	"KFD_EC_MASK_PROCESS":                    uint64(kfd.ExceptionsOfProcess),
+	"EC_PROCESS_DEVICE_REMOVE":               uint64(kfdabi.ECProcessDeviceRemove),
+	"KFD_EC_MASK_QUEUE":                      uint64(kfdabi.ExceptionsOfQueue),
+	"KFD_EC_MASK_DEVICE":                     uint64(kfdabi.ExceptionsOfDevice),
+	"KFD_EC_MASK_PROCESS":                    uint64(kfdabi.ExceptionsOfProcess),
 	"(__u32)KFD_DBG_QUEUE_ERROR_MASK":        uint64(kfd.QueueErrorMask),
 	"(__u32)KFD_DBG_QUEUE_INVALID_MASK":      uint64(kfd.QueueInvalidMask),
 	"DEBUG_RUNTIME_STATE_DISABLED":           uint64(kfd.RuntimeDisabled),
@@ -135,50 +135,53 @@ var cConstants = map[string]uint64{
 	"KFD_IOC_QUEUE_TYPE_COMPUTE_AQL":         uint64(kfd.QueueTypeComputeAQL),
 	"KFD_IOC_QUEUE_TYPE_SDMA_XGMI":           uint64(kfd.QueueTypeSDMAXGMI),
 	"KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID":      uint64(kfd.QueueTypeSDMAByEngID),
-	"KFD_SMI_EVENT_VMFAULT":                  uint64(kfd.SMIVMFault),
-	"KFD_SMI_EVENT_GPU_PRE_RESET":            uint64(kfd.SMIGPUPreReset),
-	"KFD_SMI_EVENT_GPU_POST_RESET":           uint64(kfd.SMIGPUPostReset),
+	"KFD_SMI_EVENT_VMFAULT":                  uint64(kfdabi.SMIVMFault),
+	"KFD_SMI_EVENT_GPU_PRE_RESET":            uint64(kfdabi.SMIGPUPreReset),
+	"KFD_SMI_EVENT_GPU_POST_RESET":           uint64(kfdabi.SMIGPUPostReset),
 	"KFD_SMI_EVENT_QUEUE_EVICTION":           uint64(kfd.SMIQueueEviction),
 	"KFD_SMI_EVENT_QUEUE_RESTORE":            uint64(kfd.SMIQueueRestore),
 	"KFD_SMI_EVENT_ALL_PROCESS":              64,
-	"KFD_QUEUE_EVICTION_TRIGGER_SVM":         uint64(kfd.TriggerSVM),
-	"KFD_QUEUE_EVICTION_TRIGGER_USERPTR":     uint64(kfd.TriggerUserptr),
+	"KFD_QUEUE_EVICTION_TRIGGER_SVM":         uint64(kfdabi.TriggerSVM),
+	"KFD_QUEUE_EVICTION_TRIGGER_USERPTR":     uint64(kfdabi.TriggerUserptr),
 	"KFD_QUEUE_EVICTION_TRIGGER_TTM":         uint64(kfd.TriggerTTM),
-	"KFD_QUEUE_EVICTION_TRIGGER_SUSPEND":     uint64(kfd.TriggerSuspend),
+	"KFD_QUEUE_EVICTION_TRIGGER_SUSPEND":     uint64(kfdabi.TriggerSuspend),
 	"KFD_QUEUE_EVICTION_CRIU_CHECKPOINT":     uint64(kfd.TriggerCRIUCheckpoint),
-	"KFD_QUEUE_EVICTION_CRIU_RESTORE":        uint64(kfd.TriggerCRIURestore),
+	"KFD_QUEUE_EVICTION_CRIU_RESTORE":        uint64(kfdabi.TriggerCRIURestore),
 }
 
 // cConstantsOf72 were added between 6.12 and 7.2, like newRequests.
 var cConstantsOf72 = map[string]uint64{
-	"KFD_SMI_EVENT_PROCESS_START":  uint64(kfd.SMIProcessStart),
-	"KFD_SMI_EVENT_PROCESS_END":    uint64(kfd.SMIProcessEnd),
+	"KFD_SMI_EVENT_PROCESS_START":  uint64(kfdabi.SMIProcessStart),
+	"KFD_SMI_EVENT_PROCESS_END":    uint64(kfdabi.SMIProcessEnd),
 	"KFD_IOC_PROFILER_PMC":         uint64(kfdabi.ProfilerPMC),
 	"KFD_IOC_PROFILER_VERSION":     uint64(kfdabi.ProfilerVersion),
 	"KFD_IOC_PROFILER_PTL_CONTROL": uint64(kfdabi.ProfilerPTLControl),
 }
 
-var newRequests = []kfd.Request{kfd.ReqCreateProcess, kfd.ReqProfiler}
+var newRequests = []kfd.Request{kfdabi.ReqCreateProcess, kfdabi.ReqProfiler}
 
 // init adds the constants whose C names can be derived from ours.
 func init() {
 	for op := kfd.TrapEnable; op <= kfd.TrapGetDeviceSnapshot; op++ {
 		cConstants["KFD_IOC_DBG_TRAP_"+op.String()] = uint64(op)
 	}
-	for op := kfd.CRIUOpProcessInfo; op <= kfd.CRIUOpResume; op++ {
-		cConstants["KFD_CRIU_OP_"+op.String()] = uint64(op)
+	for name, op := range map[string]kfd.CRIUOp{
+		"PROCESS_INFO": kfd.CRIUOpProcessInfo, "CHECKPOINT": kfdabi.CRIUOpCheckpoint, "UNPAUSE": kfd.CRIUOpUnpause,
+		"RESTORE": kfdabi.CRIUOpRestore, "RESUME": kfdabi.CRIUOpResume,
+	} {
+		cConstants["KFD_CRIU_OP_"+name] = uint64(op)
 	}
 }
 
 // requests are those of /dev/kfd.
 var requests = []kfd.Request{
-	kfd.ReqGetVersion, kfd.ReqCreateQueue, kfd.ReqDestroyQueue, kfd.ReqSetMemoryPolicy, kfd.ReqGetClockCounters,
-	kfd.ReqGetProcessApertures, kfd.ReqUpdateQueue, kfd.ReqCreateEvent, kfd.ReqDestroyEvent, kfd.ReqSetEvent,
-	kfd.ReqResetEvent, kfd.ReqWaitEvents, kfd.ReqSetScratchBackingVA, kfd.ReqGetTileConfig, kfd.ReqSetTrapHandler,
-	kfd.ReqGetProcessAperturesNew, kfd.ReqAcquireVM, kfd.ReqAllocMemoryOfGPU, kfd.ReqFreeMemoryOfGPU,
-	kfd.ReqMapMemoryToGPU, kfd.ReqUnmapMemoryFromGPU, kfd.ReqSetCUMask, kfd.ReqGetQueueWaveState, kfd.ReqGetDmabufInfo,
-	kfd.ReqImportDmabuf, kfd.ReqAllocQueueGWS, kfd.ReqSMIEvents, kfd.ReqSVM, kfd.ReqSetXnackMode, kfd.ReqCRIUOp,
-	kfd.ReqAvailableMemory, kfd.ReqExportDmabuf, kfd.ReqRuntimeEnable, kfd.ReqDbgTrap, kfd.ReqCreateProcess, kfd.ReqProfiler,
+	kfd.ReqGetVersion, kfdabi.ReqCreateQueue, kfdabi.ReqDestroyQueue, kfdabi.ReqSetMemoryPolicy, kfdabi.ReqGetClockCounters,
+	kfdabi.ReqGetProcessApertures, kfdabi.ReqUpdateQueue, kfdabi.ReqCreateEvent, kfdabi.ReqDestroyEvent, kfdabi.ReqSetEvent,
+	kfdabi.ReqResetEvent, kfdabi.ReqWaitEvents, kfdabi.ReqSetScratchBackingVA, kfdabi.ReqGetTileConfig, kfdabi.ReqSetTrapHandler,
+	kfdabi.ReqGetProcessAperturesNew, kfdabi.ReqAcquireVM, kfdabi.ReqAllocMemoryOfGPU, kfdabi.ReqFreeMemoryOfGPU,
+	kfdabi.ReqMapMemoryToGPU, kfdabi.ReqUnmapMemoryFromGPU, kfdabi.ReqSetCUMask, kfdabi.ReqGetQueueWaveState, kfdabi.ReqGetDmabufInfo,
+	kfdabi.ReqImportDmabuf, kfdabi.ReqAllocQueueGWS, kfd.ReqSMIEvents, kfdabi.ReqSVM, kfdabi.ReqSetXnackMode, kfd.ReqCRIUOp,
+	kfdabi.ReqAvailableMemory, kfdabi.ReqExportDmabuf, kfdabi.ReqRuntimeEnable, kfd.ReqDbgTrap, kfdabi.ReqCreateProcess, kfdabi.ReqProfiler,
 }
 
 // deviceInfoSize is the size of DeviceInfoEntry, to which 7.2 added two fields, at a minor version.
@@ -436,18 +439,18 @@ func TestStructuresHaveOnlyFixedSizes(t *testing.T) {
 
 func TestRequestsCarryTheirStructures(t *testing.T) {
 	sizes := map[kfd.Request]uintptr{
-		kfd.ReqGetVersion:             reflect.TypeFor[kfd.GetVersionArgs]().Size(),
-		kfd.ReqCreateQueue:            reflect.TypeFor[kfdabi.CreateQueueArgs]().Size(),
-		kfd.ReqDestroyQueue:           reflect.TypeFor[kfdabi.DestroyQueueArgs]().Size(),
-		kfd.ReqUpdateQueue:            reflect.TypeFor[kfdabi.UpdateQueueArgs]().Size(),
-		kfd.ReqSetCUMask:              reflect.TypeFor[kfdabi.SetCUMaskArgs]().Size(),
-		kfd.ReqAllocQueueGWS:          reflect.TypeFor[kfdabi.AllocQueueGWSArgs]().Size(),
-		kfd.ReqAcquireVM:              reflect.TypeFor[kfdabi.AcquireVMArgs]().Size(),
-		kfd.ReqGetProcessAperturesNew: reflect.TypeFor[kfdabi.ProcessAperturesNewArgs]().Size(),
-		kfd.ReqRuntimeEnable:          reflect.TypeFor[kfdabi.RuntimeEnableArgs]().Size(),
-		kfd.ReqProfiler:               reflect.TypeFor[kfdabi.ProfilerArgs]().Size(),
-		kfd.ReqSMIEvents:              reflect.TypeFor[kfd.SMIEventsArgs]().Size(),
-		kfd.ReqCRIUOp:                 reflect.TypeFor[kfd.CRIUArgs]().Size(),
+		kfd.ReqGetVersion:                reflect.TypeFor[kfd.GetVersionArgs]().Size(),
+		kfdabi.ReqCreateQueue:            reflect.TypeFor[kfdabi.CreateQueueArgs]().Size(),
+		kfdabi.ReqDestroyQueue:           reflect.TypeFor[kfdabi.DestroyQueueArgs]().Size(),
+		kfdabi.ReqUpdateQueue:            reflect.TypeFor[kfdabi.UpdateQueueArgs]().Size(),
+		kfdabi.ReqSetCUMask:              reflect.TypeFor[kfdabi.SetCUMaskArgs]().Size(),
+		kfdabi.ReqAllocQueueGWS:          reflect.TypeFor[kfdabi.AllocQueueGWSArgs]().Size(),
+		kfdabi.ReqAcquireVM:              reflect.TypeFor[kfdabi.AcquireVMArgs]().Size(),
+		kfdabi.ReqGetProcessAperturesNew: reflect.TypeFor[kfdabi.ProcessAperturesNewArgs]().Size(),
+		kfdabi.ReqRuntimeEnable:          reflect.TypeFor[kfdabi.RuntimeEnableArgs]().Size(),
+		kfdabi.ReqProfiler:               reflect.TypeFor[kfdabi.ProfilerArgs]().Size(),
+		kfd.ReqSMIEvents:                 reflect.TypeFor[kfd.SMIEventsArgs]().Size(),
+		kfd.ReqCRIUOp:                    reflect.TypeFor[kfd.CRIUArgs]().Size(),
 	}
 	for req, size := range sizes {
 		if int(size) != req.Size() {

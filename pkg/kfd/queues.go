@@ -25,8 +25,6 @@ const (
 	// choose: up to Linux 7.2 it was 1, and from 7.3 on, with most firmware, it leaves the
 	// default period (pm_config_dequeue_wait_counts_v9, pm_grace_period_0_supported).
 	GraceMin uint32 = 1
-	// GraceDefault is USE_DEFAULT_GRACE_PERIOD: the firmware's own period.
-	GraceDefault = ^uint32(0)
 )
 
 // QueueStatus is the result of one queue in a call to suspend or resume.

@@ -14,16 +14,10 @@ import (
 // SMIEventID is enum kfd_smi_event of kfd_ioctl.h.
 type SMIEventID uint32
 
-// The events that this project names.
+// Those of memory and queues.
 const (
-	SMIVMFault       SMIEventID = 1
-	SMIGPUPreReset   SMIEventID = 3
-	SMIGPUPostReset  SMIEventID = 4
 	SMIQueueEviction SMIEventID = 9
 	SMIQueueRestore  SMIEventID = 10
-	// SMIProcessStart and SMIProcessEnd came between 6.12 and 7.2.
-	SMIProcessStart SMIEventID = 12
-	SMIProcessEnd   SMIEventID = 13
 )
 
 // SMIMask is a set of events, event id being bit id-1.
@@ -113,13 +107,9 @@ type SMITrigger int
 
 // The triggers.
 const (
-	TriggerSVM     SMITrigger = 0
-	TriggerUserptr SMITrigger = 1
 	// TriggerTTM: another process took the memory, VRAM is oversubscribed.
 	TriggerTTM            SMITrigger = 2
-	TriggerSuspend        SMITrigger = 3
 	TriggerCRIUCheckpoint SMITrigger = 4
-	TriggerCRIURestore    SMITrigger = 5
 )
 
 // Evicted returns why the queues of a process were evicted, and false for other events

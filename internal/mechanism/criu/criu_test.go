@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdabi"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -100,7 +101,7 @@ func newContext(t tb, p *kfdtest.Process) int {
 	fd, err := p.Main().OpenKFD()
 	must(t, err)
 	var none [0]byte
-	_, err = p.Main().Ioctl(fd, kfd.ReqCreateProcess, kfd.PointerTo(&none))
+	_, err = p.Main().Ioctl(fd, kfdabi.ReqCreateProcess, kfd.PointerTo(&none))
 	must(t, err)
 	return fd
 }

@@ -94,7 +94,7 @@ func (j *realJob) do(command string, _ []string) (err error) {
 func (j *realJob) runtime(mode uint32) error {
 	args := kfdabi.RuntimeEnableArgs{ModeMask: mode}
 	for {
-		_, err := kfd.Kernel().Ioctl(j.fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
+		_, err := kfd.Kernel().Ioctl(j.fd, kfdabi.ReqRuntimeEnable, kfd.PointerTo(&args))
 		if err != unix.EINTR { //nolint:errorlint // Sys returns bare errnos
 			return err
 		}

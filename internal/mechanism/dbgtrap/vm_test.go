@@ -58,7 +58,7 @@ func (j *job) showVM(gpu gpreempt.GPUID) { j.f.write(j.vmFile(gpu), "32768\n") }
 // acquire acquires the VM of a GPU on which the job makes no queue.
 func (j *job) acquire(gpu gpreempt.GPUID) {
 	j.f.t.Helper()
-	_, err := j.Main().Ioctl(j.fd, kfd.ReqAcquireVM, kfd.PointerTo(&kfdabi.AcquireVMArgs{GPUID: uint32(gpu)}))
+	_, err := j.Main().Ioctl(j.fd, kfdabi.ReqAcquireVM, kfd.PointerTo(&kfdabi.AcquireVMArgs{GPUID: uint32(gpu)}))
 	j.must("acquire a VM", err)
 	j.showVM(gpu)
 }

@@ -9,15 +9,16 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // words ignores the words of decoded values.
 var words = cmpopts.IgnoreFields(debugfs.Compute{}, "Words", "Registers")
 
-func decodeCompute(t *testing.T, w []uint32) debugfs.Compute {
+func decodeCompute(t *testing.T, w []uint32) registers.Compute {
 	t.Helper()
-	c, err := debugfs.DecodeCompute(w)
+	c, err := registers.DecodeCompute(w)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,13 +37,14 @@ func TestImageOfAQueueIsDecoded(t *testing.T) {
 	w[0x260/4] = 1 // dequeue request
 	copy(w[0x294/4:], []uint32{0x0000fcc8, 0x1, 0x9})
 	copy(w[0x2ac/4:], []uint32{0xa4000000, 0x7f41, 0, 0x1f00, 0x2000, 0x2100, 0x00ba6000, 0, 0x5, 0, 1, 0x3b80, 0})
-	want := debugfs.Compute{
-		Image: true, Valid: true, MQD: 0x8100120000, VMID: 3, PipePriority: 2, QueuePriority: 11,
-		Quantum:  discovery.Quantum{Enabled: true, Scale: 1, Duration: 1},
-		RingBase: 0x7f0b5a200000, RingBytes: 1 << 20, AQL: true, ReadPosition: 0x3a40, WritePosition: 0x3b80,
-		ReadPointer: 0x7f0b0c100080, WritePointer: 0x7f0b0c100038, Empty: true,
-		Doorbell: 0x400, DoorbellEnabled: true,
-		SaveArea: 0x7f41a4000000, SaveBytes: 0xba6000, ControlStackBytes: 0x2000, ControlStackOffset: 0x1f00, WaveStateOffset: 0x2100,
+	want := registers.Compute{
+		Compute: debugfs.Compute{
+			Valid: true, MQD: 0x8100120000, VMID: 3, PipePriority: 2, QueuePriority: 11,
+			RingBase: 0x7f0b5a200000, RingBytes: 1 << 20, AQL: true, ReadPosition: 0x3a40, WritePosition: 0x3b80,
+			ReadPointer: 0x7f0b0c100080, WritePointer: 0x7f0b0c100038, Doorbell: 0x400, SaveArea: 0x7f41a4000000, SaveBytes: 0xba6000,
+		},
+		Image: true, Quantum: discovery.Quantum{Enabled: true, Scale: 1, Duration: 1}, Empty: true, DoorbellEnabled: true,
+		ControlStackBytes: 0x2000, ControlStackOffset: 0x1f00, WaveStateOffset: 0x2100,
 		SaveWaves: true, EOPBase: 0x10000fcc800, EOPBytes: 8 << 9, DequeueRequest: 1, Error: 5,
 		CUMask: [4]uint32{0xff, 0xffffffff, 0xf, 0x3}, DispatchInitiator: 1, Grid: [3]uint32{1024, 2, 3}, Workgroup: [3]uint32{64, 4, 5},
 	}
@@ -73,7 +75,7 @@ func TestImageOfAQueueIsDecoded(t *testing.T) {
 
 func TestInvalidImagesAreReported(t *testing.T) {
 	for _, n := range []int{0, 1, 55, 57, 128, 183} {
-		if _, err := debugfs.DecodeCompute(make([]uint32, n)); err == nil {
+		if _, err := registers.DecodeCompute(make([]uint32, n)); err == nil {
 			t.Errorf("%d words were accepted as a queue", n)
 		}
 	}
@@ -124,7 +126,7 @@ func TestBacklogWraps(t *testing.T) {
 		if rapid.Bool().Draw(t, "wrapped") {
 			rptr = uint32(read % size)
 		}
-		c, err := debugfs.DecodeCompute(queue{ringBytes: 4 * size, rptr: rptr, wptr: read + behind}.registers())
+		c, err := registers.DecodeCompute(queue{ringBytes: 4 * size, rptr: rptr, wptr: read + behind}.registers())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 )
 
 // The registers of a slot, as printed in hqds.
@@ -23,7 +24,7 @@ func ExampleParseHQDs() {
 		return
 	}
 	for _, slot := range dump.Slots() {
-		c := slot.Compute
+		c := registers.Of(slot.Compute)
 		priority, exact := c.Priority(false)
 		packets, _ := c.BacklogPackets()
 		fmt.Printf("GPU %s XCC %d pipe %d queue %d: %s, VMID %d\n", slot.GPU, slot.XCC, slot.Pipe, slot.Queue, slot.State, c.VMID)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -203,7 +204,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte, gfx uint32) {
 		w := wordsOf(b)
-		if c, err := debugfs.DecodeCompute(w); err == nil {
+		if c, err := registers.DecodeCompute(w); err == nil {
 			if len(c.Registers) != 56 {
 				t.Fatalf("%d registers", len(c.Registers))
 			}

@@ -124,7 +124,7 @@ func (c *candidate) decodeCompute(d *MQD) error {
 		return err
 	}
 	if !q.Valid {
-		return fmt.Errorf("it begins with %08x instead of %08x", q.Words[mqdHeader], computeHeader)
+		return fmt.Errorf("it begins with %08x instead of %08x", q.Words[0], computeHeader)
 	}
 	c.compute = &q
 	c.traits, c.doorbell = traitsOfCompute(&q), q.Doorbell

@@ -17,6 +17,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/discovery/registers"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -129,7 +130,7 @@ func bit(b bool) int {
 	return 0
 }
 
-func asTruth(c *debugfs.Compute) truthQueue {
+func asTruth(c *registers.Compute) truthQueue {
 	r := c.Registers
 	q := truthQueue{
 		MQDBase: hexed(c.MQD), ActiveBit: bit(c.Active), Active: hexed(r[2]), VMID: c.VMID, VMIDRaw: hexed(r[3]),
@@ -218,9 +219,9 @@ func mqdTruth(t *testing.T, p debugfs.MQDProcess) truthMQDProcess {
 			got.Devices = append(got.Devices, gpu)
 		}
 		var xccs []truthQueue
-		var first debugfs.Compute
+		var first registers.Compute
 		for x, words := range q.XCCs {
-			c, err := debugfs.DecodeCompute(words)
+			c, err := registers.DecodeCompute(words)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -370,7 +371,8 @@ func hqdTruth(t *testing.T, d *debugfs.HQDDump) truthHQDs {
 				got.Active++
 				got.ActiveHIQ++
 				rings[s.Node][c.RingBase] = true
-				q := asTruth(c)
+				whole := registers.Of(*c)
+				q := asTruth(&whole)
 				place.FirstReg = hexed(s.Address)
 				q.truthPlace = place
 				n.CP = append(n.CP, q)
