@@ -124,8 +124,8 @@ func ToFrame(err error) *gpreemptv1.FrameError {
 	return &gpreemptv1.FrameError{Code: uint32(e.Code), Reason: string(e.Reason), Message: e.Message, Next: e.Next}
 }
 
-// FromFrame returns the error that ToFrame converted. nil stays nil.
-func FromFrame(f *gpreemptv1.FrameError) error {
+// FromFrameError returns the error that ToFrame converted. nil stays nil.
+func FromFrameError(f *gpreemptv1.FrameError) error {
 	if f == nil {
 		return nil
 	}

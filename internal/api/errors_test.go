@@ -80,7 +80,7 @@ func TestStatusCarriesAllFieldsOfAnError(t *testing.T) {
 func TestFrameCarriesAllFieldsOfAnError(t *testing.T) {
 	for _, want := range everyCode() {
 		frame := api.ToFrame(fmt.Errorf("notify: %w", want))
-		if diff := cmp.Diff(error(want), api.FromFrame(frame)); diff != "" {
+		if diff := cmp.Diff(error(want), api.FromFrameError(frame)); diff != "" {
 			t.Errorf("code %d (-sent +received):\n%s", want.Code, diff)
 		}
 	}
@@ -115,7 +115,7 @@ func TestFrameKeepsMessageAndNextStepApart(t *testing.T) {
 }
 
 func TestNilIsNil(t *testing.T) {
-	if err := errors.Join(api.ToStatus(nil), api.FromStatus(nil), api.FromFrame(nil)); err != nil {
+	if err := errors.Join(api.ToStatus(nil), api.FromStatus(nil), api.FromFrameError(nil)); err != nil {
 		t.Error(err)
 	}
 	if f := api.ToFrame(nil); f != nil {
@@ -129,7 +129,7 @@ func TestContextErrorsStayContextErrors(t *testing.T) {
 		if got := api.FromStatus(overTheWire(t, api.ToStatus(wrapped))); !errors.Is(got, want) {
 			t.Errorf("status: %v became %v", wrapped, got)
 		}
-		if got := api.FromFrame(api.ToFrame(wrapped)); !errors.Is(got, want) {
+		if got := api.FromFrameError(api.ToFrame(wrapped)); !errors.Is(got, want) {
 			t.Errorf("frame: %v became %v", wrapped, got)
 		}
 	}
@@ -143,7 +143,7 @@ func TestUnknownErrorsAreInternal(t *testing.T) {
 	if diff := cmp.Diff(error(want), api.FromStatus(api.ToStatus(io.ErrUnexpectedEOF))); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(error(want), api.FromFrame(api.ToFrame(io.ErrUnexpectedEOF))); diff != "" {
+	if diff := cmp.Diff(error(want), api.FromFrameError(api.ToFrame(io.ErrUnexpectedEOF))); diff != "" {
 		t.Errorf("frame (-want +got):\n%s", diff)
 	}
 }
@@ -154,7 +154,7 @@ func TestOtherStatusKeepsItsCode(t *testing.T) {
 	if diff := cmp.Diff(want, api.FromStatus(api.ToStatus(other))); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(want, api.FromFrame(api.ToFrame(other))); diff != "" {
+	if diff := cmp.Diff(want, api.FromFrameError(api.ToFrame(other))); diff != "" {
 		t.Errorf("frame (-want +got):\n%s", diff)
 	}
 }

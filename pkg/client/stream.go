@@ -190,7 +190,7 @@ func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*
 		answer = <-waiter // received just in time
 	}
 	if refusal := answer.GetError(); refusal != nil {
-		return nil, api.FromFrame(refusal)
+		return nil, api.FromFrameError(refusal)
 	}
 	return answer, nil
 }

@@ -255,7 +255,7 @@ func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-open
-		err = api.FromFrame(resp.GetError())
+		err = api.FromFrameError(resp.GetError())
 		got[gpreempt.ReasonOf(err)]++
 		if err != nil {
 			refused = api.ToStatus(err)
