@@ -22,6 +22,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -71,7 +72,7 @@ func TestStatusCarriesAllFieldsOfAnError(t *testing.T) {
 		if got := status.Code(st); got != codes.Code(want.Code) {
 			t.Errorf("%v is sent as %v", want, got)
 		}
-		if diff := cmp.Diff(error(want), api.FromStatus(st)); diff != "" {
+		if diff := cmp.Diff(error(want), client.FromStatus(st)); diff != "" {
 			t.Errorf("code %d (-sent +received):\n%s", want.Code, diff)
 		}
 	}
@@ -80,7 +81,7 @@ func TestStatusCarriesAllFieldsOfAnError(t *testing.T) {
 func TestFrameCarriesAllFieldsOfAnError(t *testing.T) {
 	for _, want := range everyCode() {
 		frame := api.ToFrame(fmt.Errorf("notify: %w", want))
-		if diff := cmp.Diff(error(want), api.FromFrameError(frame)); diff != "" {
+		if diff := cmp.Diff(error(want), client.FromFrame(frame)); diff != "" {
 			t.Errorf("code %d (-sent +received):\n%s", want.Code, diff)
 		}
 	}
@@ -115,7 +116,7 @@ func TestFrameKeepsMessageAndNextStepApart(t *testing.T) {
 }
 
 func TestNilIsNil(t *testing.T) {
-	if err := errors.Join(api.ToStatus(nil), api.FromStatus(nil), api.FromFrameError(nil)); err != nil {
+	if err := errors.Join(api.ToStatus(nil), client.FromStatus(nil), client.FromFrame(nil)); err != nil {
 		t.Error(err)
 	}
 	if f := api.ToFrame(nil); f != nil {
@@ -126,10 +127,10 @@ func TestNilIsNil(t *testing.T) {
 func TestContextErrorsStayContextErrors(t *testing.T) {
 	for _, want := range []error{context.Canceled, context.DeadlineExceeded} {
 		wrapped := fmt.Errorf("waiting for quiet GPUs: %w", want)
-		if got := api.FromStatus(overTheWire(t, api.ToStatus(wrapped))); !errors.Is(got, want) {
+		if got := client.FromStatus(overTheWire(t, api.ToStatus(wrapped))); !errors.Is(got, want) {
 			t.Errorf("status: %v became %v", wrapped, got)
 		}
-		if got := api.FromFrameError(api.ToFrame(wrapped)); !errors.Is(got, want) {
+		if got := client.FromFrame(api.ToFrame(wrapped)); !errors.Is(got, want) {
 			t.Errorf("frame: %v became %v", wrapped, got)
 		}
 	}
@@ -140,10 +141,10 @@ func TestUnknownErrorsAreInternal(t *testing.T) {
 		Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal, Message: "unexpected EOF",
 		Next: "see the log of gpreemptd (journalctl -u gpreemptd) and report the error",
 	}
-	if diff := cmp.Diff(error(want), api.FromStatus(api.ToStatus(io.ErrUnexpectedEOF))); diff != "" {
+	if diff := cmp.Diff(error(want), client.FromStatus(api.ToStatus(io.ErrUnexpectedEOF))); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(error(want), api.FromFrameError(api.ToFrame(io.ErrUnexpectedEOF))); diff != "" {
+	if diff := cmp.Diff(error(want), client.FromFrame(api.ToFrame(io.ErrUnexpectedEOF))); diff != "" {
 		t.Errorf("frame (-want +got):\n%s", diff)
 	}
 }
@@ -151,16 +152,16 @@ func TestUnknownErrorsAreInternal(t *testing.T) {
 func TestOtherStatusKeepsItsCode(t *testing.T) {
 	other := status.Error(codes.Unimplemented, "unknown service x")
 	want := error(&gpreempt.Error{Code: gpreempt.Code(codes.Unimplemented), Message: "unknown service x"})
-	if diff := cmp.Diff(want, api.FromStatus(api.ToStatus(other))); diff != "" {
+	if diff := cmp.Diff(want, client.FromStatus(api.ToStatus(other))); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(want, api.FromFrameError(api.ToFrame(other))); diff != "" {
+	if diff := cmp.Diff(want, client.FromFrame(api.ToFrame(other))); diff != "" {
 		t.Errorf("frame (-want +got):\n%s", diff)
 	}
 }
 
 func TestOtherErrorsStayUnchanged(t *testing.T) {
-	if got := api.FromStatus(io.EOF); !errors.Is(got, io.EOF) {
+	if got := client.FromStatus(io.EOF); !errors.Is(got, io.EOF) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -174,7 +175,7 @@ func TestErrorWithoutCodeIsNeverOK(t *testing.T) {
 func TestInvalidUTF8IsReplaced(t *testing.T) {
 	sent := &gpreempt.Error{Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget, Message: "no \xff", Next: "try \xfe"}
 	want := error(&gpreempt.Error{Code: sent.Code, Reason: sent.Reason, Message: "no \uFFFD", Next: "try \uFFFD"})
-	if diff := cmp.Diff(want, api.FromStatus(overTheWire(t, api.ToStatus(sent)))); diff != "" {
+	if diff := cmp.Diff(want, client.FromStatus(overTheWire(t, api.ToStatus(sent)))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -190,7 +191,7 @@ func TestErrorsOfGRPCHaveReasons(t *testing.T) {
 	online := gpreemptv1.NewOnlineServiceClient(conn)
 
 	_, err = online.Complete(t.Context(), &gpreemptv1.CompleteRequest{})
-	if got := gpreempt.ReasonOf(api.FromStatus(err)); got != gpreempt.ReasonDaemonUnavailable {
+	if got := gpreempt.ReasonOf(client.FromStatus(err)); got != gpreempt.ReasonDaemonUnavailable {
 		t.Errorf("without a listener: reason %q of %v", got, err)
 	}
 
@@ -207,7 +208,7 @@ func TestErrorsOfGRPCHaveReasons(t *testing.T) {
 		<-served
 	}()
 	_, err = online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: strings.Repeat("7", 17)}, grpc.WaitForReady(true))
-	if got := gpreempt.ReasonOf(api.FromStatus(err)); got != gpreempt.ReasonMessageTooLarge {
+	if got := gpreempt.ReasonOf(client.FromStatus(err)); got != gpreempt.ReasonMessageTooLarge {
 		t.Errorf("too large: reason %q of %v", got, err)
 	}
 }

@@ -289,7 +289,9 @@ func (d *daemon) build(cfg config.Config) error {
 	})
 	core := scheduler.New(cfg.Policy, cfg.Limits.Leases)
 	d.runner = scheduler.NewRunner(core, time0, timer, d.sessions, d.record)
-	d.openContainers()
+	if d.backend.simulated == "" { // a simulation has no containers
+		d.containers = newContainers(d.backend.root, func(id string) { d.registry.ContainerChanged(id) }, d.log.Named("containers"))
+	}
 	d.registry = targets.NewRegistry(targets.RegistryConfig{
 		Inventory: d.inventory, Container: d.container, Sessions: d.sessions, Post: d.runner.Post, Now: time.Now,
 	})

@@ -93,13 +93,6 @@ var runtimeSockets = []string{
 	"/run/podman/podman.sock",
 }
 
-// openContainers creates the resolver of container names. A simulation has none.
-func (d *daemon) openContainers() {
-	if d.backend.simulated == "" {
-		d.containers = newContainers(d.backend.root, func(id string) { d.registry.ContainerChanged(id) }, d.log.Named("containers"))
-	}
-}
-
 func newContainers(root fs.FS, changed func(id string), logger *zap.Logger) *container.Resolver {
 	return container.New(container.Config{
 		Sockets: runtimeSockets,

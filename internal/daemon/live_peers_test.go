@@ -20,8 +20,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -126,7 +126,7 @@ func relayMain(socket string) int {
 	return 0
 }
 
-func why(err error) gpreempt.Reason { return gpreempt.ReasonOf(api.FromStatus(err)) }
+func why(err error) gpreempt.Reason { return gpreempt.ReasonOf(client.FromStatus(err)) }
 
 // session opens a session, in which nothing was sent.
 func (l *live) session(conn *grpc.ClientConn) (gpreemptv1.OnlineService_SessionClient, error) {

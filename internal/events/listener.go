@@ -1,7 +1,6 @@
 package events
 
 import (
-	"context"
 	"net"
 	"net/http"
 	"net/netip"
@@ -84,11 +83,6 @@ func (c *conn) Close() error {
 
 // connKey is the key of a request's *conn in its context.
 type connKey struct{}
-
-// withConn is the ConnContext of an http.Server.
-func withConn(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, c)
-}
 
 // protectRequests has a connection keep its place while h answers a request on it.
 func protectRequests(h http.Handler) http.Handler {

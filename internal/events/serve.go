@@ -89,7 +89,7 @@ func ServeMetrics(ctx context.Context, l net.Listener, h http.Handler, logger *z
 // newServer returns a server for the listener of Listen.
 func newServer(h http.Handler) *http.Server {
 	return &http.Server{
-		Handler: protectRequests(h), ConnContext: withConn,
+		Handler: protectRequests(h), ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeaderBytes,
 	}
 }

@@ -131,19 +131,14 @@ func (m *merge) born(p discovery.Proc) {
 }
 
 func (m *merge) stayed(old process, p discovery.Proc) {
-	if old.Equal(p.Process) && sameQueues(old.Proc, p) {
+	if old.Equal(p.Process) && slices.Equal(old.Queues, p.Queues) && slices.Equal(old.Incarnations, p.Incarnations) &&
+		slices.Equal(old.DRM, p.DRM) && old.DRMAssumed == p.DRMAssumed {
 		old.Proc = p
 		m.next = append(m.next, old)
 		return
 	}
 	m.diff.Changed = append(m.diff.Changed, p)
 	m.next = append(m.next, m.queues(old, p))
-}
-
-// sameQueues reports whether a and b have the same queues.
-func sameQueues(a, b discovery.Proc) bool {
-	return slices.Equal(a.Queues, b.Queues) && slices.Equal(a.Incarnations, b.Incarnations) &&
-		slices.Equal(a.DRM, b.DRM) && a.DRMAssumed == b.DRMAssumed
 }
 
 // queues compares the old and the new queues of one process side by side.

@@ -211,7 +211,9 @@ func (o *Observer) Run(ctx context.Context) {
 			nextScan, changed = o.cfg.Now().Add(pause), changed || changes
 		}
 		if changed {
-			nextDump = earlier(nextDump, o.soonest())
+			if soonest := o.soonest(); soonest.Before(nextDump) {
+				nextDump = soonest
+			}
 		}
 		o.readMQDs(ctx, every, nextDump)
 		tick.Reset(min(max(every.Shortest, pause/checks), max(nextScan.Sub(o.cfg.Now()), scanGap)))
@@ -223,13 +225,6 @@ func (o *Observer) Run(ctx context.Context) {
 			}
 		}
 	}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }
 
 // soonest returns when mqds may be read after a change now.

@@ -14,9 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/log"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -143,7 +141,7 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	}
 	fields = append(fields, more...)
 	if err != nil {
-		if reason := gpreempt.ReasonOf(api.FromStatus(err)); reason != "" {
+		if reason := reasonOf(err); reason != "" {
 			fields = append(fields, log.Reason(string(reason)))
 		}
 		fields = append(fields, log.Err(err))

@@ -8,7 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
@@ -175,9 +178,23 @@ func (s *Server) countRefusal(err error) {
 
 // countTooLarge counts a message that gRPC itself refuses while it is read.
 func (s *Server) countTooLarge(err error) {
-	if err != nil && gpreempt.ReasonOf(api.FromStatus(err)) == gpreempt.ReasonMessageTooLarge {
+	if reasonOf(err) == gpreempt.ReasonMessageTooLarge {
 		s.cfg.Events.Refused(gpreempt.ReasonMessageTooLarge)
 	}
+}
+
+// reasonOf returns the reason of an error, also of one that is a status by now; "" without one.
+func reasonOf(err error) gpreempt.Reason {
+	st := status.Convert(err)
+	for _, detail := range st.Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == api.Domain {
+			return gpreempt.Reason(info.GetReason())
+		}
+	}
+	if st.Code() == codes.ResourceExhausted && strings.Contains(st.Message(), api.TooLarge) {
+		return gpreempt.ReasonMessageTooLarge
+	}
+	return gpreempt.ReasonOf(err)
 }
 
 // enter identifies the caller and takes the cost of a call of its rate. The connection is

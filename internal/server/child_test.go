@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
+	goclient "github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -49,7 +49,7 @@ func childMain(socket string, in io.Reader, out io.Writer) int {
 			_, err = online.Renew(context.Background(), &gpreemptv1.RenewRequest{LeaseId: id})
 		}
 		if err != nil {
-			fmt.Fprintln(out, gpreempt.ReasonOf(api.FromStatus(err)))
+			fmt.Fprintln(out, gpreempt.ReasonOf(goclient.FromStatus(err)))
 		} else {
 			fmt.Fprintln(out, "ok")
 		}

@@ -80,11 +80,6 @@ func (c clocks) until(t scheduler.Time) *durationpb.Duration {
 	return durationpb.New(max(0, t-c.scheduler))
 }
 
-// since returns the time that has passed, not below 0.
-func (c clocks) since(t scheduler.Time) *durationpb.Duration {
-	return durationpb.New(max(0, c.scheduler-t))
-}
-
 func gpuMessage(g gpreempt.GPU, info scheduler.GPUInfo, queues int, used inventory.Occupancy, now clocks) *gpreemptv1.Gpu {
 	m := &gpreemptv1.Gpu{
 		GpuId: uint32(g.ID), Node: uint32(g.Node), Name: g.Name, GfxTargetVersion: g.GFX, Bdf: g.BDF,
@@ -146,7 +141,7 @@ func (t *target) message(now clocks, memory bool) *gpreemptv1.Target {
 	if t.info.Key.IsZero() {
 		return m
 	}
-	m.InState = now.since(t.info.Since)
+	m.InState = durationpb.New(max(0, now.scheduler-t.info.Since))
 	m.CannotSuspend, m.RefusedSuspensions = t.info.CannotSuspend, uint32(t.info.Refusals)
 	if t.info.OnResist.Enforced() {
 		m.OnResist = t.info.OnResist.String()

@@ -16,13 +16,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	goclient "github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -455,12 +455,12 @@ func (h *host) ended(tb testing.TB, lease string) (end scheduler.LeaseEnd) {
 }
 
 // reason returns the reason of an error of gRPC.
-func reason(err error) gpreempt.Reason { return gpreempt.ReasonOf(api.FromStatus(err)) }
+func reason(err error) gpreempt.Reason { return gpreempt.ReasonOf(goclient.FromStatus(err)) }
 
 // want fails the test unless err has code and reason.
 func want(tb testing.TB, err error, code gpreempt.Code, r gpreempt.Reason) {
 	tb.Helper()
-	got, ok := api.FromStatus(err).(*gpreempt.Error) //nolint:errorlint // FromStatus does not wrap it
+	got, ok := goclient.FromStatus(err).(*gpreempt.Error) //nolint:errorlint // FromStatus does not wrap it
 	switch {
 	case !ok:
 		tb.Errorf("error %v, want code %d and reason %s", err, code, r)

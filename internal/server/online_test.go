@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	goclient "github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -336,7 +336,7 @@ func TestCanceledAnnouncementLeavesNoLease(t *testing.T) {
 	}()
 	h.until(t, "the lease", func() bool { return len(h.leases()) == 1 })
 	cancel()
-	if err := testutil.Receive(t, failed, "the end of the call"); !errors.Is(api.FromStatus(err), context.Canceled) {
+	if err := testutil.Receive(t, failed, "the end of the call"); !errors.Is(goclient.FromStatus(err), context.Canceled) {
 		t.Errorf("error %v, want canceled", err)
 	}
 	h.until(t, "the end of the lease", func() bool { return len(h.leases()) == 0 })

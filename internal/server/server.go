@@ -144,7 +144,7 @@ type Config struct {
 	// Limits returns the limits in force; it is called for every call.
 	Limits func() Limits
 	// MaxMessageBytes bounds a request. gRPC itself refuses more, as
-	// RESOURCE_EXHAUSTED without an ErrorInfo; api.FromStatus recognizes the text.
+	// RESOURCE_EXHAUSTED without an ErrorInfo; client.FromStatus recognizes the text.
 	MaxMessageBytes int
 	// Epoch distinguishes the leases of this run of the daemon from those of others.
 	Epoch uint64

@@ -136,11 +136,6 @@ func (r *Registry) Apply(diff inventory.Diff) {
 	}
 }
 
-// subset reports whether all of some sorted words are among others.
-func subset(some, others []string) bool {
-	return !slices.ContainsFunc(some, func(word string) bool { return !slices.Contains(others, word) })
-}
-
 // reread classifies every process again once what new rules depend on was read.
 func (r *Registry) reread() {
 	if r.rereads == 0 {
@@ -161,7 +156,7 @@ func (r *Registry) reread() {
 func (r *Registry) SetRules(c *classify.Classifier) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.classifier != nil && len(r.known) > 0 && !subset(c.Env(), r.classifier.Env()) {
+	if r.classifier != nil && len(r.known) > 0 && slices.ContainsFunc(c.Env(), func(name string) bool { return !slices.Contains(r.classifier.Env(), name) }) {
 		r.rereads = 2 // the scan that is under way may have begun before
 		for _, p := range r.known {
 			p.Unread = true

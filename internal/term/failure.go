@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -87,7 +87,7 @@ func (a *App) FromDaemon(ctx context.Context, err error) error {
 			Next:    "systemctl status gpreemptd, or a longer --timeout",
 		}
 	}
-	e, ok := errors.AsType[*gpreempt.Error](api.FromStatus(err))
+	e, ok := errors.AsType[*gpreempt.Error](client.FromStatus(err))
 	if !ok {
 		return err
 	}

@@ -179,7 +179,7 @@ func runCapture(a *term.App, cmd *cobra.Command, cases []captured, dir string) e
 			missing[reason] = append(missing[reason], cases[i].name)
 		}
 		if unread != nil {
-			reason := "queue states: " + api.FromStatus(unread).Error()
+			reason := "queue states: " + client.FromStatus(unread).Error()
 			missing[reason] = append(missing[reason], cases[i].name)
 		}
 		all, result.Cases = append(all, recorded), append(result.Cases, summary)

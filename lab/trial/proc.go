@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/lab/evidence"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -169,7 +169,7 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 
 // isUnknownTarget reports that a target has exited.
 func isUnknownTarget(err error) bool {
-	return gpreempt.ReasonOf(api.FromStatus(err)) == gpreempt.ReasonUnknownTarget
+	return gpreempt.ReasonOf(client.FromStatus(err)) == gpreempt.ReasonUnknownTarget
 }
 
 func compareSpans(a, b *evidence.Span) int {

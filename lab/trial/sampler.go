@@ -7,8 +7,8 @@ import (
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/lab/evidence"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
@@ -130,7 +130,7 @@ type slotCounter struct {
 func (c *slotCounter) read(ctx context.Context, admin gpreemptv1.AdminServiceClient, targets []*gpreemptv1.Target) {
 	resp, err := admin.ListHqds(ctx, &gpreemptv1.ListHqdsRequest{})
 	if err != nil {
-		c.unread = api.FromStatus(err).Error() // the caller has no second reading then
+		c.unread = client.FromStatus(err).Error() // the caller has no second reading then
 		return
 	}
 	if c.last == nil {

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/lab/evidence"
+	"github.com/gpreempt/gpreempt/pkg/client"
 )
 
 // probeSlots suspends the offline targets by hand and reads the hardware slots before, during and
@@ -26,7 +26,7 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	before, failed := d.settledSlots(ctx, targets, time.Now().Add(longest), func(n int) bool { return n > 0 })
 	switch {
 	case failed != nil:
-		r.SlotsUnread = "the daemon did not read them: " + api.FromStatus(failed).Error()
+		r.SlotsUnread = "the daemon did not read them: " + client.FromStatus(failed).Error()
 		return ctx.Err()
 	case before == 0:
 		r.SlotsUnread = "the daemon has matched none with a queue of the jobs: gpctl queue find shows why"
@@ -42,7 +42,7 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	}()
 	for _, t := range targets {
 		if _, failed := d.admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: t.GetTargetId(), Ttl: durationpb.New(longest)}); failed != nil {
-			r.SlotsUnread = fmt.Sprintf("%s (%d) could not be suspended for it: %v", t.GetComm(), t.GetPid(), api.FromStatus(failed))
+			r.SlotsUnread = fmt.Sprintf("%s (%d) could not be suspended for it: %v", t.GetComm(), t.GetPid(), client.FromStatus(failed))
 			return ctx.Err()
 		}
 	}
@@ -70,7 +70,7 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	case err != nil:
 		return err
 	case failed != nil:
-		r.SlotsUnread = "the daemon did not read them while the jobs were suspended: " + api.FromStatus(failed).Error()
+		r.SlotsUnread = "the daemon did not read them while the jobs were suspended: " + client.FromStatus(failed).Error()
 		return ctx.Err()
 	case !all:
 		r.SlotsUnread = "the jobs were resumed while they were read"

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -105,7 +104,7 @@ func openStream(ctx, life context.Context, c *Client) (*stream, error) {
 	}
 	if err != nil {
 		cancel()
-		return nil, api.FromStatus(err)
+		return nil, FromStatus(err)
 	}
 	st := &stream{
 		c: c, rpc: rpc, cancel: cancel,
@@ -129,7 +128,7 @@ func (st *stream) receive() {
 			st.deliver(answer)
 			continue
 		}
-		st.err = api.FromStatus(err)
+		st.err = FromStatus(err)
 		if errors.Is(err, io.EOF) {
 			st.err = &gpreempt.Error{
 				Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonDaemonUnavailable,
@@ -189,8 +188,8 @@ func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*
 		}
 		answer = <-waiter // received just in time
 	}
-	if refusal := answer.GetError(); refusal != nil {
-		return nil, api.FromFrameError(refusal)
+	if refused := answer.GetError(); refused != nil {
+		return nil, FromFrame(refused)
 	}
 	return answer, nil
 }
@@ -223,7 +222,7 @@ func (st *stream) send(ctx context.Context, frame *gpreemptv1.SessionRequest) er
 		<-st.done
 		return st.err
 	}
-	return api.FromStatus(err)
+	return FromStatus(err)
 }
 
 func (st *stream) complete(ctx context.Context, id string) error {

@@ -161,7 +161,7 @@ func namesIn(path string) (n names) {
 		case name == "..": // seen from another cgroup namespace, which may be in a pod
 			inKubepods = true
 			continue
-		case isUserManager(unit):
+		case strings.HasPrefix(unit, "user@") && strings.HasSuffix(unit, ".service"): // the manager of a user's services
 			if n.inManager = true; inSystemd {
 				n.unit, n.userUnit = unit, namesIn(path[end:]).unit
 			}
@@ -198,11 +198,6 @@ func isUnit(name string) bool {
 		return strings.Contains(name, ".")
 	}
 	return false
-}
-
-// isUserManager reports whether a unit is the service manager of a user, user@UID.service.
-func isUserManager(unit string) bool {
-	return strings.HasPrefix(unit, "user@") && strings.HasSuffix(unit, ".service")
 }
 
 // slurmJobV2 returns the job in a path of Slurm's cgroup/v2, 0 without one:

@@ -207,7 +207,9 @@ func (f *FS) Scan() (Snapshot, error) {
 	f.scanned, f.listed, f.unique = true, listed, f.tree.unique(procsDir)
 	f.forgetOwners()
 	f.scans++
-	f.takeAnswers()
+	for f.memory.answered() {
+		f.take(<-f.memory.answers)
+	}
 	now := time.Now()
 	var s Snapshot
 	found := make([]*known, 0, len(listed))

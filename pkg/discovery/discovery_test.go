@@ -113,10 +113,9 @@ func scan(t *testing.T, f *discovery.FS) discovery.Snapshot {
 var mi300x = gpreempt.GPU{
 	ID: 63420, Node: 2, Name: "gfx942", GFX: 90402, BDF: "0001:0a:00.0",
 	RenderMinor: 128, XCCs: 8, CUs: 304, QueueSlots: 24, DebugFirmware: true,
-	PerQueueReset: true, SDMAQueueReset: true,
 }
 
-// The topology of an MI350X, of which a reset of single queues is announced.
+// The topology of an MI350X.
 func TestMI350XIsReadFromItsTopology(t *testing.T) {
 	properties := testutil.Input(t, "k14-mi350x-node-properties.txt")
 	p, err := discovery.ParseNodeProperties(bytes.NewReader(properties))
@@ -125,7 +124,7 @@ func TestMI350XIsReadFromItsTopology(t *testing.T) {
 	}
 	want := discovery.NodeProperties{
 		SIMDs: 1024, SIMDsPerCU: 4, GFX: 90500, Location: 1280, RenderMinor: 128, CPQueues: 24, XCCs: 8,
-		Capability: 2889327232, Capability2: 1, Firmware: 30, SDMAFirmware: 20,
+		Capability: 2889327232, Firmware: 30, SDMAFirmware: 20,
 	}
 	if diff := cmp.Diff(want, p); diff != "" {
 		t.Errorf("properties (-want +got):\n%s", diff)
@@ -137,27 +136,19 @@ func TestMI350XIsReadFromItsTopology(t *testing.T) {
 	}).GPUs()
 	gpus := []gpreempt.GPU{{
 		ID: 4711, Node: 1, Name: "gfx950", GFX: 90500, BDF: "0000:05:00.0", RenderMinor: 128, XCCs: 8, CUs: 256, QueueSlots: 24,
-		DebugFirmware: true, PerQueueReset: true, SDMAQueueReset: true,
+		DebugFirmware: true,
 	}}
 	if diff := cmp.Diff(gpus, got); diff != "" || err != nil {
 		t.Errorf("GPUs: %v (-want +got):\n%s", err, diff)
 	}
 }
 
-// Each capability is one bit of the topology, as kfd_sysfs.h numbers them.
-func TestCapabilitiesAreBits(t *testing.T) {
-	type bits struct{ Debug, Queue, SDMA bool }
-	tests := map[string]bits{
-		"capability 536870912\n":                          {Debug: true},
-		"capability 2147483648\n":                         {Queue: true},
-		"capability2 1\n":                                 {SDMA: true},
-		"capability 1610612735\ncapability2 4294967294\n": {},
-	}
-	for text, want := range tests {
+// The capability is one bit of the topology, as kfd_sysfs.h numbers it.
+func TestDebugFirmwareIsOneBit(t *testing.T) {
+	for text, want := range map[string]bool{"capability 536870912\n": true, "capability 1073741824\n": false, "capability 3758096383\n": false} {
 		p, err := discovery.ParseNodeProperties(strings.NewReader(text))
-		got := bits{p.DebugFirmware(), p.PerQueueReset(), p.SDMAQueueReset()}
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("%q: %v (-want +got):\n%s", text, err, diff)
+		if got := p.DebugFirmware(); got != want || err != nil {
+			t.Errorf("%q: %t, %v, want %t", text, got, err, want)
 		}
 	}
 }

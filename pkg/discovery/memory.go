@@ -176,13 +176,6 @@ func truth(b bool) int {
 	return 0
 }
 
-// takeAnswers takes the answers since the last scan.
-func (f *FS) takeAnswers() {
-	for f.memory.answered() {
-		f.take(<-f.memory.answers)
-	}
-}
-
 // take stores an answer if its process still exists and has not called exec since the
 // reading started.
 func (f *FS) take(r *reading) {

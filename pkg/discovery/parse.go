@@ -49,23 +49,14 @@ type NodeProperties struct {
 	CPQueues uint64
 	// XCCs is num_xcc, 0 on kernels without it.
 	XCCs uint64
-	// Capability and Capability2 are HSA_CAP_* and HSA_CAP2_*: what the driver can do with the node.
-	Capability, Capability2 uint64
+	// Capability is HSA_CAP_*: what the driver can do with the node.
+	Capability uint64
 	// Firmware and SDMAFirmware are fw_version, of the MEC, and sdma_fw_version.
 	Firmware, SDMAFirmware uint64
 }
 
 // DebugFirmware is HSA_CAP_TRAP_DEBUG_FIRMWARE_SUPPORTED (kfd_topology_set_dbg_firmware_support).
 func (p NodeProperties) DebugFirmware() bool { return p.Capability&(1<<29) != 0 }
-
-// PerQueueReset is HSA_CAP_PER_QUEUE_RESET_SUPPORTED (kfd_topology_set_capabilities): the driver says
-// that it resets a queue that does not leave the GPU, alone. Without the bit it may do so, too: Linux 6.12
-// does not know the bit, and from 7.3 on gfx908, gfx90a and gfx10 do not have it, but in each of them
-// reset_queues_on_hws_hang does not read it.
-func (p NodeProperties) PerQueueReset() bool { return p.Capability&(1<<31) != 0 }
-
-// SDMAQueueReset is HSA_CAP2_PER_SDMA_QUEUE_RESET_SUPPORTED (node_show): the same of SDMA queues.
-func (p NodeProperties) SDMAQueueReset() bool { return p.Capability2&1 != 0 }
 
 // ParseNodeProperties parses "name value" lines in any order. It skips unknown names,
 // whatever their value. The error is a *ParseError, or that of r.
@@ -81,7 +72,6 @@ func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
 		"num_cp_queues":      &p.CPQueues,
 		"num_xcc":            &p.XCCs,
 		"capability":         &p.Capability,
-		"capability2":        &p.Capability2,
 		"fw_version":         &p.Firmware,
 		"sdma_fw_version":    &p.SDMAFirmware,
 	}

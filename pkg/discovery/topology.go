@@ -160,9 +160,7 @@ func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.
 		QueueSlots:  queueSlots(p),
 		MES:         p.GFX >= mesGFX,
 
-		DebugFirmware:  p.DebugFirmware(),
-		PerQueueReset:  p.PerQueueReset(),
-		SDMAQueueReset: p.SDMAQueueReset(),
+		DebugFirmware: p.DebugFirmware(),
 	}
 }
 

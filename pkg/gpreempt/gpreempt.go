@@ -154,9 +154,6 @@ type GPU struct {
 	// DebugFirmware is set where the firmware can be debugged: without it on all GPUs
 	// of a host, ROCm's runtime does not let its queues be suspended by DBG_TRAP.
 	DebugFirmware bool
-	// PerQueueReset and SDMAQueueReset are set where the driver says that it resets a compute or an
-	// SDMA queue that cannot be preempted, alone; where they are not, it may do so, too.
-	PerQueueReset, SDMAQueueReset bool
 }
 
 // QueueInfo has the properties of a queue that are not in sysfs: they are in the snapshots

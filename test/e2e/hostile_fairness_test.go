@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -217,7 +217,7 @@ func leasesMain(a attack, in io.Reader, out io.Writer) int {
 		case err == nil:
 			taken++
 			continue
-		case !printed && gpreempt.ReasonOf(api.FromStatus(err)) != gpreempt.ReasonRateLimited:
+		case !printed && gpreempt.ReasonOf(client.FromStatus(err)) != gpreempt.ReasonRateLimited:
 			fmt.Fprintln(out, taken)
 			printed = true
 		}
@@ -253,7 +253,7 @@ func serveMain(a attack, out io.Writer) int {
 		}
 		cancel()
 		if err != nil {
-			is.Refused[gpreempt.ReasonOf(api.FromStatus(err))]++
+			is.Refused[gpreempt.ReasonOf(client.FromStatus(err))]++
 		}
 	}
 	is.P50, is.P99 = percentile(took, 50), percentile(took, 99)

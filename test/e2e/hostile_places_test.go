@@ -16,8 +16,8 @@ import (
 	"golang.org/x/net/http2"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -127,7 +127,7 @@ func reasonMain(a attack, out io.Writer) int {
 		_, err = gpreemptv1.NewAdminServiceClient(conn).GetPolicy(context.Background(), &gpreemptv1.GetPolicyRequest{})
 	}
 	if err != nil {
-		is.Failure = string(gpreempt.ReasonOf(api.FromStatus(err)))
+		is.Failure = string(gpreempt.ReasonOf(client.FromStatus(err)))
 	}
 	if err := json.NewEncoder(out).Encode(is); err != nil {
 		return 1

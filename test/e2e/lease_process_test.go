@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -126,7 +126,7 @@ func clientMain(socket string, in io.Reader, out io.Writer) int {
 		verb, operand, _ := strings.Cut(orders.Text(), " ")
 		answer, err := c.obey(verb, operand)
 		if err != nil {
-			answer = string(gpreempt.ReasonOf(api.FromStatus(err)))
+			answer = string(gpreempt.ReasonOf(client.FromStatus(err)))
 			if answer == "" {
 				answer = err.Error()
 			}

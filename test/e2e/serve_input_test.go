@@ -24,6 +24,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -45,7 +46,7 @@ var wantLeasesPerClient = refusal{codes.ResourceExhausted, "LEASES_PER_CLIENT", 
 func checkError(t *testing.T, what string, err error, want refusal) {
 	t.Helper()
 	var got refusal
-	if e, ok := errors.AsType[*gpreempt.Error](api.FromStatus(err)); ok {
+	if e, ok := errors.AsType[*gpreempt.Error](client.FromStatus(err)); ok {
 		got = refusal{status.Code(err), e.Reason, e.Next}
 		if strings.Contains(e.Next, want.Next) {
 			got.Next = want.Next
@@ -255,7 +256,7 @@ func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-open
-		err = api.FromFrameError(resp.GetError())
+		err = client.FromFrame(resp.GetError())
 		got[gpreempt.ReasonOf(err)]++
 		if err != nil {
 			refused = api.ToStatus(err)
