@@ -29,7 +29,11 @@ func verdictText(e *scheduler.Explanation) string {
 	case e.Suspend:
 		state = "To be suspended"
 	}
-	return fmt.Sprintf("%s: %s (%s).", state, api.Cause(string(e.Cause)), e.Cause)
+	text := fmt.Sprintf("%s: %s (%s)", state, api.Cause(string(e.Cause)), e.Cause)
+	if e.Cause == scheduler.CauseNoLease && e.Facts.ShareCap > 0 {
+		text += "; " + explained{e.Facts}.shareCap()
+	}
+	return text + "."
 }
 
 // explained are facts with the words for them.

@@ -349,6 +349,11 @@ func (m *Machine) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTarget
 		resp.Verdict = "Running: it is not offline (class-changed)."
 		return resp, nil
 	}
+	if m.policy.GetShareCap() < 1 {
+		lease.Check, lease.Detail = "share cap", "the share cap of 30% is reached; ends in 9.4s"
+		resp.Verdict = "Suspended: the share cap is used up (share-cap)."
+		return resp, nil
+	}
 	resp.Leases = m.Leases[:1]
 	resp.Verdict = "Suspended: a lease covers its GPUs (lease)."
 	return resp, nil
