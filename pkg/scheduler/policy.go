@@ -148,10 +148,8 @@ func (p Policy) Normalize() Policy {
 type KnobError struct {
 	// Knob is the knob's name in the config file and the API.
 	Knob string
-	// Problem says what is wrong and which values are valid.
-	Problem string
-	// Remedy is what to do about it, "" for another value of the knob.
-	Remedy string
+	// Problem says what is wrong and which values are valid, Remedy what to do, "" for another value.
+	Problem, Remedy string
 }
 
 func (e *KnobError) Error() string { return e.Knob + ": " + e.Problem }

@@ -154,13 +154,6 @@ func NewMachine() *Machine {
 // uptime is how long the daemon of a machine has been up.
 const uptime = 3*time.Hour + 12*time.Minute
 
-func balanced() *gpreemptv1.Policy {
-	return &gpreemptv1.Policy{
-		Preset: "balanced", Linger: Dur(0), ShareFloor: new(0.1), ShareCap: new(1.0), MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
-		AttachAfter: Dur(30 * time.Second),
-	}
-}
-
 // Serve answers on a unix socket until the test ends.
 func Serve(t testing.TB, socket string, m gpreemptv1.AdminServiceServer, opts ...grpc.ServerOption) {
 	t.Helper()
@@ -212,6 +205,9 @@ func (m *Machine) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpr
 		if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
 			resp.SuspendedCount++
 		}
+	}
+	if m.policy.GetShareCap() < 1 {
+		resp.ShareCappedCount = resp.GetSuspendedCount()
 	}
 	return resp, nil
 }
