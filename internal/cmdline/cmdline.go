@@ -76,10 +76,10 @@ func Unknown(cmd *cobra.Command, words ...string) *Mistake {
 func Flag(cmd *cobra.Command, err error) *Mistake {
 	m := &Mistake{err.Error(), Help(cmd)}
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
-		m.Message = fmt.Sprintf("invalid --%s %q; use %s", e.GetFlag().Name, e.GetValue(), values(e.GetFlag()))
+		m.Message = fmt.Sprintf("invalid --%s %q; use %s", e.GetFlag().Name, e.GetValue(), describeValues(e.GetFlag()))
 	}
 	if e, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
-		m.Message = fmt.Sprintf("--%s needs a value: %s", e.GetFlag().Name, values(e.GetFlag()))
+		m.Message = fmt.Sprintf("--%s needs a value: %s", e.GetFlag().Name, describeValues(e.GetFlag()))
 	}
 	if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		name, dashed := e.GetSpecifiedName(), "--"+e.GetSpecifiedName()
@@ -102,8 +102,8 @@ func Flag(cmd *cobra.Command, err error) *Mistake {
 	return m
 }
 
-// values describes the values of a flag.
-func values(f *pflag.Flag) string {
+// describeValues describes the values of a flag.
+func describeValues(f *pflag.Flag) string {
 	_, about := pflag.UnquoteUsage(f)
 	switch kind := f.Value.Type(); {
 	case kind == "duration":

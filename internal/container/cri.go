@@ -48,12 +48,12 @@ func criTalk(ctx context.Context, conn net.Conn, id string) (reported, error) {
 		return reported{}, err
 	}
 	defer client.Close()
-	c, err := criContainer(ctx, cri.NewRuntimeServiceClient(client), id)
+	c, err := queryCRI(ctx, cri.NewRuntimeServiceClient(client), id)
 	return c, criError(err)
 }
 
-// criContainer combines what the runtime reports of a container and of its pod.
-func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id string) (reported, error) {
+// queryCRI combines what the runtime reports of a container and of its pod.
+func queryCRI(ctx context.Context, runtime cri.RuntimeServiceClient, id string) (reported, error) {
 	// The list names the sandbox of a container, the status does not. The filter accepts
 	// prefixes of an id too.
 	list, err := runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{Id: id}})

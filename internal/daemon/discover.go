@@ -136,7 +136,7 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 		facts, _ := d.registry.Facts(key)
 		return facts.AttachError
 	}
-	return slices.Concat(all, d.resetWarning(), stuck(targets), offlineOwners(targets, by), cannotSuspend(targets, why), slowJobs(jobs, floor), slotsLow(d.inventory.GPUs(), used, parking.Spare))
+	return slices.Concat(all, d.resetWarning(), stuck(targets), offlineOwners(targets, by), cannotSuspend(targets, why), jobsBelowFloor(jobs, floor), slotsLow(d.inventory.GPUs(), used, parking.Spare))
 }
 
 // setRules uses other rules, and starts a scan for the facts that they need.

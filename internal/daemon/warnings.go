@@ -73,8 +73,8 @@ func about(kind *gpreempt.WarningKind, before string, texts []string) []gpreempt
 	return []gpreempt.Warning{kind.Warn(before + strings.Join(texts, "; "))}
 }
 
-// slowJobs returns the warning about the jobs that run for less than the share floor.
-func slowJobs(jobs []scheduler.JobInfo, floor float64) []gpreempt.Warning {
+// jobsBelowFloor returns the warning about the jobs that run for less than the share floor.
+func jobsBelowFloor(jobs []scheduler.JobInfo, floor float64) []gpreempt.Warning {
 	var slow []string
 	for _, j := range jobs {
 		if j.Slow {

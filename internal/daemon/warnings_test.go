@@ -121,7 +121,7 @@ func TestSlowJobsAreOneWarning(t *testing.T) {
 			gpreempt.WarnJobSlow.Warn("all processes of a job ran together for less than the share floor of 10%: a" + each + "; b" + each + "; c" + each + "; d" + each + "; e" + each + "; 2 more"),
 		}},
 	} {
-		if diff := cmp.Diff(test.want, slowJobs(test.jobs, 0.1)); diff != "" {
+		if diff := cmp.Diff(test.want, jobsBelowFloor(test.jobs, 0.1)); diff != "" {
 			t.Errorf("%d jobs (-want +got):\n%s", len(test.jobs), diff)
 		}
 	}

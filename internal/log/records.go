@@ -30,7 +30,7 @@ func (rs Records) Write(r scheduler.Record) {
 		reclassified(r), r.Cause == scheduler.CauseQuarantineOver:
 		level = zapcore.InfoLevel
 	}
-	if entry := rs.Log.Check(level, message(r)); entry != nil {
+	if entry := rs.Log.Check(level, changeMessage(r)); entry != nil {
 		entry.Write(rs.fields(r)...)
 	}
 }
@@ -41,8 +41,8 @@ func reclassified(r scheduler.Record) bool {
 	return r.Kind == scheduler.RecordTarget && r.Cause == scheduler.CauseClass && r.FromTarget == r.ToTarget
 }
 
-// message returns the message of a state change.
-func message(r scheduler.Record) string {
+// changeMessage returns the message of a state change.
+func changeMessage(r scheduler.Record) string {
 	switch {
 	case reclassified(r):
 		return "target reclassified"

@@ -67,7 +67,7 @@ func (r *KernelRange) UnmarshalText(text []byte) error {
 // parts that the bound has are compared: 6.12.43 is =6.12.
 func (r KernelRange) Contains(release string) bool {
 	return r == "" || comparisons(string(r), func(op, version string) error {
-		return holds(op, compareToBound(release, version))
+		return checkComparison(op, compareToBound(release, version))
 	}) == nil
 }
 
@@ -90,7 +90,7 @@ func (r *FirmwareRange) UnmarshalText(text []byte) error {
 func (r FirmwareRange) Contains(version uint32) bool {
 	return r == "" || version != 0 && comparisons(string(r), func(op, bound string) error {
 		b, err := strconv.ParseUint(bound, 0, 32)
-		return errors.Join(err, holds(op, cmp.Compare(uint64(version), b)))
+		return errors.Join(err, checkComparison(op, cmp.Compare(uint64(version), b)))
 	}) == nil
 }
 
@@ -115,8 +115,8 @@ func comparisons(s string, f func(op, version string) error) error {
 
 var errOutside = errors.New("outside of the range")
 
-// holds returns an error unless a comparison has the result c.
-func holds(op string, c int) error {
+// checkComparison returns an error unless a comparison has the result c.
+func checkComparison(op string, c int) error {
 	if c < 0 && op[0] == '<' || c > 0 && op[0] == '>' || c == 0 && strings.HasSuffix(op, "=") {
 		return nil
 	}

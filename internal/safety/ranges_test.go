@@ -117,7 +117,7 @@ func FuzzReleases(f *testing.F) {
 		}
 		sides := 0
 		for _, op := range []string{"<", "=", ">"} {
-			if holds(op, compareToBound(release, bound)) == nil {
+			if checkComparison(op, compareToBound(release, bound)) == nil {
 				sides++
 			}
 		}

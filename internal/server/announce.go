@@ -150,7 +150,7 @@ func (s *Server) announce(ctx context.Context, a *announcement, accepted func())
 		return nil, s.abandon(a, errShuttingDown)
 	}
 	a.client.stopWaiting(a.id, a.note.scope)
-	return s.answered(a), nil
+	return s.countedAnswer(a), nil
 }
 
 // abandon ends a lease that no call waits for any more, and returns why.
@@ -168,8 +168,8 @@ func (s *Server) abandon(a *announcement, why error) error {
 	return why
 }
 
-// answered counts an announcement that has its answer, and returns the answer's message.
-func (s *Server) answered(a *announcement) *gpreemptv1.NotifyOnlineResponse {
+// countedAnswer counts an announcement that has its answer, and returns the answer's message.
+func (s *Server) countedAnswer(a *announcement) *gpreemptv1.NotifyOnlineResponse {
 	now := s.cfg.Scheduler.Now()
 	if !a.known {
 		s.cfg.Events.Answered(a.answer, events.Stages{Decide: a.decided - a.Arrived, Reply: now - a.decided - a.answer.Waited})

@@ -182,7 +182,7 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 // announced returns the frame that answers an announcement.
 func (ses *session) announced(a *announcement) *gpreemptv1.SessionResponse {
 	ses.outstanding.Add(-1)
-	return &gpreemptv1.SessionResponse{Tag: a.tag, Frame: &gpreemptv1.SessionResponse_Announced{Announced: ses.s.answered(a)}}
+	return &gpreemptv1.SessionResponse{Tag: a.tag, Frame: &gpreemptv1.SessionResponse_Announced{Announced: ses.s.countedAnswer(a)}}
 }
 
 func (ses *session) send(resp *gpreemptv1.SessionResponse) error {

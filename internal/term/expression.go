@@ -31,8 +31,8 @@ func (a *App) compile(cmd *cobra.Command) (err error) {
 	return nil
 }
 
-// express prints the JSON of an answer as --jq has it.
-func (a *App) express(raw []byte) error {
+// printExpression prints the JSON of an answer as --jq has it.
+func (a *App) printExpression(raw []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber() // as it is written: 64 bits do not fit a float
 	var data any

@@ -34,7 +34,7 @@ func (a *App) Show(data any, people func(p *Printer)) error {
 	case err != nil:
 		return err
 	case a.expression != nil:
-		return a.express(raw)
+		return a.printExpression(raw)
 	case a.Output == FormatYAML:
 		return writeYAML(a.Out, raw)
 	}

@@ -352,7 +352,7 @@ func (f *FS) readProcess(procs directory, e entry, now time.Time, queues func(*k
 			return nil, nil, err
 		}
 		k.proc.Ancestors = withEarlier(f.ancestors(procs, before), k.proc.Ancestors)
-		k.due = nextDue(now, pid, isNew)
+		k.due = factsDue(now, pid, isNew)
 		k.memory.wanted = true
 	}
 	if fresh {

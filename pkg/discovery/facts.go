@@ -12,8 +12,8 @@ import (
 // a new name is detected at once: KFD removes a process that calls exec.
 const refreshEvery = 10 * time.Second
 
-// nextDue spreads the readings of processes that were found together.
-func nextDue(now time.Time, pid int32, isNew bool) time.Time {
+// factsDue spreads the readings of processes that were found together.
+func factsDue(now time.Time, pid int32, isNew bool) time.Time {
 	if isNew {
 		return now.Add(refreshEvery/2 + time.Duration(pid%64)*refreshEvery/128)
 	}

@@ -105,7 +105,7 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		t.owner.fire(c)
 	}
 	c.apply(ev)
-	c.settle()
+	c.evaluateMarked()
 	return c.actions
 }
 
@@ -216,8 +216,8 @@ func (c *Core) setPolicy(p Policy) {
 	c.markAll()
 }
 
-// settle evaluates the jobs that changed, then answers the leases that can be answered.
-func (c *Core) settle() {
+// evaluateMarked evaluates the jobs that changed, then answers the leases that can be answered.
+func (c *Core) evaluateMarked() {
 	for i := 0; i < len(c.dirty); i++ { //nolint:intrange // evaluating one may mark another
 		j := c.dirty[i]
 		j.dirty = false

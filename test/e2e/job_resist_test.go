@@ -210,7 +210,7 @@ func checkReported(t *testing.T, m *emulated, d *daemon, job *worker, mechanisms
 	if n := d.status().GetCannotSuspendCount(); n != 1 {
 		t.Errorf("the status counts %d targets that cannot be suspended, want 1", n)
 	}
-	says(t, d.ctl("status").Out, "1 cannot be suspended", "CANNOT_SUSPEND: 1 targets: process "+fmt.Sprint(job.PID))
+	says(t, d.ctl("status").Out, "1 cannot be suspended", "CANNOT_SUSPEND: 1 target: process "+fmt.Sprint(job.PID))
 	d.complete(lease.GetLeaseId())
 	m.awaitProgress(job)
 	job.kill()

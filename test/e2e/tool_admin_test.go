@@ -248,7 +248,7 @@ func TestGpctlExitStatusNamesTheFailure(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	d.check(0, "no warnings", "status")
-	d.check(2, "--help", "target", "suspend", "1")                    // no ttl
+	d.check(2, "--ttl 2s", "target", "suspend", "1")                  // no ttl
 	d.check(2, "--help", "policy", "set", "--knob", "no_such_knob=1") // no such knob
 	d.check(4, "gpctl target list", "target", "explain", "1")         // no such target
 	d.check(4, "lease_id", "lease", "release", "nonsense")            // no such lease

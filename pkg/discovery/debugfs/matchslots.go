@@ -232,7 +232,7 @@ func (m *slotMatcher) byAddress(i int) {
 		}
 		m.answer(i, o, "MQD %#x", f.mqd)
 	default:
-		m.answer(i, -1, "its MQD %#x is that of queues %s equally", f.mqd, m.names(owners))
+		m.answer(i, -1, "its MQD %#x is that of queues %s equally", f.mqd, m.ownerNames(owners))
 	}
 }
 
@@ -256,7 +256,7 @@ func (m *slotMatcher) byFirst(i int) {
 		m.answer(i, fit[0], "ring %#x in VMID %d, as in pipe %d queue %d of XCC %d",
 			f.ring, f.vmid, m.slots[at].Pipe, m.slots[at].Queue, m.slots[at].XCC)
 	default:
-		m.answer(i, -1, "its ring %#x in VMID %d is that of queues %s equally", f.ring, f.vmid, m.names(fit))
+		m.answer(i, -1, "its ring %#x in VMID %d is that of queues %s equally", f.ring, f.vmid, m.ownerNames(fit))
 	}
 }
 
@@ -289,7 +289,7 @@ func (m *slotMatcher) byRing(i int) {
 	case len(fit) == 1:
 		m.answer(i, fit[0], "ring %#x, which no other queue has", f.ring)
 	case len(fit) > 1:
-		m.answer(i, -1, "its ring %#x is that of queues %s equally", f.ring, m.names(fit))
+		m.answer(i, -1, "its ring %#x is that of queues %s equally", f.ring, m.ownerNames(fit))
 	case why != "":
 		m.answer(i, -1, "%s", why)
 	default:
@@ -307,4 +307,4 @@ func (m *slotMatcher) name(o int) string {
 	return fmt.Sprintf("%d of process %d", m.owners[o].ID, m.owners[o].Process.PID)
 }
 
-func (m *slotMatcher) names(owners []int) string { return list(owners, m.name) }
+func (m *slotMatcher) ownerNames(owners []int) string { return list(owners, m.name) }
