@@ -1,7 +1,6 @@
 package api
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -34,37 +33,6 @@ func EnumName[E Enum](e E) string {
 		return ""
 	}
 	return enumName(v)
-}
-
-// EnumNames returns the names of E in the API's order, without UNSPECIFIED.
-func EnumNames[E Enum]() (names []string) {
-	for _, v := range values[E]() {
-		names = append(names, enumName(v))
-	}
-	return names
-}
-
-// values returns the values of E in the API's order, without UNSPECIFIED.
-func values[E Enum]() (all []protoreflect.EnumValueDescriptor) {
-	var zero E
-	d := zero.Descriptor().Values()
-	for i := range d.Len() {
-		if v := d.Get(i); v.Number() != 0 {
-			all = append(all, v)
-		}
-	}
-	return all
-}
-
-// ParseEnum returns the value with the name s, in any letter case; the API's own
-// name of a value is accepted as well. The error lists the names.
-func ParseEnum[E Enum](s string) (E, error) {
-	for _, v := range values[E]() {
-		if strings.EqualFold(s, enumName(v)) || s == string(v.Name()) {
-			return E(v.Number()), nil
-		}
-	}
-	return 0, fmt.Errorf("invalid value %q: use one of %s", s, strings.Join(EnumNames[E](), ", "))
 }
 
 // enumName turns CLASS_OFFLINE of the enum Class into "offline".

@@ -7,18 +7,19 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func TestEnumNamesAreDocumented(t *testing.T) {
 	got := map[string][]string{
-		"class":        api.EnumNames[gpreemptv1.Class](),
-		"target state": api.EnumNames[gpreemptv1.TargetState](),
-		"lease state":  api.EnumNames[gpreemptv1.LeaseState](),
-		"lease end":    api.EnumNames[gpreemptv1.LeaseEnd](),
-		"event":        api.EnumNames[gpreemptv1.EventKind](),
-		"change":       api.EnumNames[gpreemptv1.QueueChange](),
-		"reason":       api.EnumNames[gpreemptv1.QuiesceReason](),
+		"class":        term.EnumNames[gpreemptv1.Class](),
+		"target state": term.EnumNames[gpreemptv1.TargetState](),
+		"lease state":  term.EnumNames[gpreemptv1.LeaseState](),
+		"lease end":    term.EnumNames[gpreemptv1.LeaseEnd](),
+		"event":        term.EnumNames[gpreemptv1.EventKind](),
+		"change":       term.EnumNames[gpreemptv1.QueueChange](),
+		"reason":       term.EnumNames[gpreemptv1.QuiesceReason](),
 	}
 	want := map[string][]string{
 		"class":        {"unmanaged", "online", "offline"},
@@ -39,20 +40,20 @@ func TestEnumNamesAreDocumented(t *testing.T) {
 
 func TestClassNamesAreThoseOfTheDomain(t *testing.T) {
 	want := []string{gpreempt.Unmanaged.String(), gpreempt.Online.String(), gpreempt.Offline.String()}
-	if diff := cmp.Diff(want, api.EnumNames[gpreemptv1.Class]()); diff != "" {
+	if diff := cmp.Diff(want, term.EnumNames[gpreemptv1.Class]()); diff != "" {
 		t.Errorf("(-domain +API):\n%s", diff)
 	}
 }
 
 func TestParseEnumAcceptsEachName(t *testing.T) {
-	for _, name := range api.EnumNames[gpreemptv1.QuiesceReason]() {
-		e, err := api.ParseEnum[gpreemptv1.QuiesceReason](name)
+	for _, name := range term.EnumNames[gpreemptv1.QuiesceReason]() {
+		e, err := term.ParseEnum[gpreemptv1.QuiesceReason](name)
 		if err != nil || api.EnumName(e) != name {
 			t.Errorf("ParseEnum(%q) = %v (%q), %v", name, e, api.EnumName(e), err)
 		}
 	}
 	for _, s := range []string{"CLASS_OFFLINE", "Offline"} {
-		if e, err := api.ParseEnum[gpreemptv1.Class](s); err != nil || e != gpreemptv1.Class_CLASS_OFFLINE {
+		if e, err := term.ParseEnum[gpreemptv1.Class](s); err != nil || e != gpreemptv1.Class_CLASS_OFFLINE {
 			t.Errorf("ParseEnum(%q) = %v, %v", s, e, err)
 		}
 	}
@@ -66,7 +67,7 @@ func TestValuesWithoutANameAreNumbers(t *testing.T) {
 		t.Errorf("a value of a newer daemon = %q, want its number", got)
 	}
 	for _, s := range []string{"", "unspecified", "CLASS_UNSPECIFIED", "ofline"} {
-		_, err := api.ParseEnum[gpreemptv1.Class](s)
+		_, err := term.ParseEnum[gpreemptv1.Class](s)
 		if err == nil {
 			t.Errorf("ParseEnum(%q) accepted it", s)
 			continue

@@ -48,7 +48,7 @@ func runCommand(a *term.App) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if class == "" {
 				return &term.Failure{
-					Code: term.ExitUsage, Message: "missing --class; use " + strings.Join(api.EnumNames[gpreemptv1.Class](), ", "),
+					Code: term.ExitUsage, Message: "missing --class; use " + strings.Join(term.EnumNames[gpreemptv1.Class](), ", "),
 					Next: "gpctl run --class offline -- " + strings.Join(args, " "),
 				}
 			}
@@ -72,9 +72,9 @@ func runCommand(a *term.App) *cobra.Command {
 	}
 	// The flags after COMMAND belong to it.
 	cmd.Flags().SetInterspersed(false)
-	cmd.Flags().StringVar(&class, "class", "", "the class: "+strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
+	cmd.Flags().StringVar(&class, "class", "", "the class: "+strings.Join(term.EnumNames[gpreemptv1.Class](), ", "))
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: the class's)")
-	term.Complete(cmd, "class", api.EnumNames[gpreemptv1.Class]())
+	term.Complete(cmd, "class", term.EnumNames[gpreemptv1.Class]())
 	return cmd
 }
 

@@ -32,8 +32,8 @@ func filterFlags(a *term.App, cmd *cobra.Command, f *filter, names ...string) {
 	for _, name := range names {
 		switch name {
 		case "class":
-			cmd.Flags().StringVar(&f.class, name, "", "only this class: "+strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
-			term.Complete(cmd, name, api.EnumNames[gpreemptv1.Class]())
+			cmd.Flags().StringVar(&f.class, name, "", "only this class: "+strings.Join(term.EnumNames[gpreemptv1.Class](), ", "))
+			term.Complete(cmd, name, term.EnumNames[gpreemptv1.Class]())
 		case "gpu":
 			cmd.Flags().StringVar(&f.gpu, name, "", "only this GPU: "+term.SelectorHelp)
 			term.CompleteBy(cmd, name, a.CompleteGPUs)
@@ -72,7 +72,7 @@ func parseClass(cmd *cobra.Command, s string) (gpreemptv1.Class, error) {
 	if s == "" {
 		return gpreemptv1.Class_CLASS_UNSPECIFIED, nil
 	}
-	class, err := api.ParseEnum[gpreemptv1.Class](s)
+	class, err := term.ParseEnum[gpreemptv1.Class](s)
 	if err != nil {
 		return class, term.Usage(cmd, "class: %v", err)
 	}
@@ -216,12 +216,12 @@ func targetClassify(a *term.App) *cobra.Command {
 		Args:  term.Operands("TARGET", "CLASS"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			if len(args) == 1 {
-				return append(api.EnumNames[gpreemptv1.Class](), "auto"), cobra.ShellCompDirectiveNoFileComp
+				return append(term.EnumNames[gpreemptv1.Class](), "auto"), cobra.ShellCompDirectiveNoFileComp
 			}
 			return a.Named(cmd, args, word)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := api.ParseEnum[gpreemptv1.Class](args[0]); err == nil || args[0] == "auto" {
+			if _, err := term.ParseEnum[gpreemptv1.Class](args[0]); err == nil || args[0] == "auto" {
 				next := strings.Join([]string{cmd.CommandPath(), args[1], args[0]}, " ")
 				return &term.Failure{Code: term.ExitUsage, Message: "the class " + args[0] + " comes after the target", Next: next}
 			}
@@ -234,7 +234,7 @@ func targetClassify(a *term.App) *cobra.Command {
 				if cmd.Flags().Changed("priority") || cmd.Flags().Changed("ttl") || mechanism != "" {
 					return term.Usage(cmd, "--priority, --ttl and --mechanism cannot be used with auto")
 				}
-			} else if req.Class, err = api.ParseEnum[gpreemptv1.Class](args[1]); err != nil {
+			} else if req.Class, err = term.ParseEnum[gpreemptv1.Class](args[1]); err != nil {
 				return term.Usage(cmd, "class: %v, auto", err)
 			}
 			if cmd.Flags().Changed("priority") {

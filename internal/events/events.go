@@ -13,9 +13,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// ReadChunk is the most entries that one Read returns.
-const ReadChunk = inventory.ReadChunk
-
 // ErrCompacted is the error for a revision whose next entry is overwritten, or that the
 // log has not reached.
 var ErrCompacted error = &gpreempt.Error{
@@ -59,7 +56,7 @@ func NewLog(capacity int) *Log {
 }
 
 // Append adds a state change seen at the given wall clock time. It waits for no reader
-// longer than a copy of ReadChunk entries takes, and allocates only to count a cause,
+// longer than a copy of inventory.ReadChunk entries takes, and allocates only to count a cause,
 // a mechanism or a duration unlike any before, and to close a channel that Wait made.
 // mechanism is the name of the target's mechanism, "" for none; it is only counted.
 func (l *Log) Append(at time.Time, r scheduler.Record, mechanism string) {
@@ -100,7 +97,7 @@ func (l *Log) Oldest() uint64 {
 	return l.entries.Oldest()
 }
 
-// Read appends to dst the entries after a revision, oldest first and at most ReadChunk of
+// Read appends to dst the entries after a revision, oldest first and at most inventory.ReadChunk of
 // them. After 0 it begins with the actions of admins that are older than the oldest entry
 // kept, at most AdminsKept. The error is ErrCompacted.
 func (l *Log) Read(after uint64, dst []Entry) ([]Entry, error) {

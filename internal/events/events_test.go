@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -179,7 +180,7 @@ func TestReadAgreesWithAnUnboundedList(t *testing.T) {
 					t.Fatal(err)
 				}
 				first := max(after, kept)
-				want := all[first:min(len(all), first+events.ReadChunk)]
+				want := all[first:min(len(all), first+inventory.ReadChunk)]
 				if !slices.EqualFunc(want, got, func(a, b events.Entry) bool { return reflect.DeepEqual(a, b) }) { // cmp.Diff alone takes seconds
 					t.Fatalf("Read(%d) (-want +got):\n%s", after, cmp.Diff(want, got))
 				}

@@ -40,8 +40,8 @@ func classOf(c gpreemptv1.Class) (class gpreempt.Class, ok bool) {
 // quiesceReasons has the API's value for each reason of an answer, by its name.
 var quiesceReasons = func() map[gpreempt.Reason]gpreemptv1.QuiesceReason {
 	values := map[gpreempt.Reason]gpreemptv1.QuiesceReason{}
-	for _, name := range api.EnumNames[gpreemptv1.QuiesceReason]() {
-		values[gpreempt.Reason(name)], _ = api.ParseEnum[gpreemptv1.QuiesceReason](name)
+	for n := range gpreemptv1.QuiesceReason_name {
+		values[gpreempt.Reason(api.EnumName(gpreemptv1.QuiesceReason(n)))] = gpreemptv1.QuiesceReason(n)
 	}
 	return values
 }()

@@ -18,7 +18,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
 )
 
@@ -58,8 +57,8 @@ func TestSizesAreInTheLargestExactUnit(t *testing.T) {
 }
 
 func TestEveryQuiesceReasonIsDescribed(t *testing.T) {
-	for _, w := range api.EnumNames[gpreemptv1.QuiesceReason]() {
-		r, err := api.ParseEnum[gpreemptv1.QuiesceReason](w)
+	for _, w := range EnumNames[gpreemptv1.QuiesceReason]() {
+		r, err := ParseEnum[gpreemptv1.QuiesceReason](w)
 		if err != nil {
 			t.Fatal(err)
 		}
