@@ -39,6 +39,7 @@ func printExplanation(a *term.App, p *term.Printer, e *gpreemptv1.ExplainTargetR
 		p.Linef("")
 		printClassification(p, steps)
 	}
+	suspendedBy := ""
 	if checks := e.GetChecks(); len(checks) > 0 {
 		p.Linef("")
 		t := p.Table("", term.Columns{">#", "CHECK", "RESULT", "DETAIL"})
@@ -46,6 +47,9 @@ func printExplanation(a *term.App, p *term.Printer, e *gpreemptv1.ExplainTargetR
 			result := term.Cell{Text: api.EnumName(c.GetResult())}
 			if c.GetDecides() {
 				result = term.Cell{Text: result.Text + " (decides)", Style: term.StyleNote}
+				if c.GetResult() == gpreemptv1.CheckResult_CHECK_RESULT_SUSPEND {
+					suspendedBy = fmt.Sprintf(": check %d, %s, has it suspended", i+1, c.GetCheck())
+				}
 			}
 			t.Row(i+1, c.GetCheck(), result, c.GetDetail())
 		}
@@ -54,7 +58,7 @@ func printExplanation(a *term.App, p *term.Printer, e *gpreemptv1.ExplainTargetR
 
 	p.Linef("")
 	if len(e.GetLeases()) == 0 {
-		p.Linef("No lease covers its GPUs.")
+		p.Linef("No lease covers its GPUs%s.", suspendedBy)
 		return
 	}
 	printLeases(a, p, e.GetLeases(), names)

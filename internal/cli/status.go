@@ -62,6 +62,9 @@ func printStatus(a *term.App, p *term.Printer, st *gpreemptv1.GetStatusResponse)
 	}
 	field("GPUs", st.GetGpuCount(), term.StyleNone)
 	ofThese := []string{fmt.Sprintf("%d offline", st.GetOfflineCount()), fmt.Sprintf("%d suspended now", st.GetSuspendedCount())}
+	if n := st.GetShareCappedCount(); n > 0 {
+		ofThese = append(ofThese, fmt.Sprintf("%d by the share cap", n))
+	}
 	if n := st.GetCannotSuspendCount(); n > 0 {
 		ofThese = append(ofThese, fmt.Sprintf("%d cannot be suspended", n))
 	}

@@ -22,7 +22,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		},
 		{
 			"a cap below the floor", "policy: {preset: share, share_cap: 0.4}\n",
-			[]string{"1:36: policy.share_cap: 0.4 is less than share_floor, 0.5: write another value, or remove it to use the preset's"},
+			[]string{"1:36: policy.share_cap: 0.4 is less than share_floor, 0.5: raise share_cap, or set share_floor to at most 0.4"},
 		},
 		{
 			"all of them, in order", "log: {level: loud}\npolicy:\n  max_wait: 1h\n  linger: 2s\nsocket: run/x\n",

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -137,7 +138,7 @@ func (ps *problems) policy(p scheduler.Policy) {
 		if !invalid {
 			return
 		}
-		ps.add("policy."+ke.Knob, ke.Problem, "write another value, or remove it to use the preset's")
+		ps.add("policy."+ke.Knob, ke.Problem, cmp.Or(ke.Remedy, "write another value, or remove it to use the preset's"))
 		i := slices.IndexFunc(knobs, func(k yamlfile.Key) bool { return k.Name == ke.Knob })
 		if i < 0 || knobs[i].Value.Equal(defaults[i].Value) {
 			return // the preset's value contradicts another knob

@@ -16,7 +16,7 @@ import (
 
 // verdictText says what becomes of a target, in words and with the cause of docs/operate.md.
 func verdictText(e *scheduler.Explanation) string {
-	state := "Running"
+	state, more := "Running", ""
 	switch {
 	case e.State == scheduler.TargetSuspending:
 		state = "Suspending"
@@ -28,8 +28,10 @@ func verdictText(e *scheduler.Explanation) string {
 		state = "Running (the shadow policy suspends nothing)"
 	case e.Suspend:
 		state = "To be suspended"
+	case e.Cause == scheduler.CauseNoLease && e.Facts.ShareCap > 0:
+		more = "; " + explained{e.Facts}.shareCap()
 	}
-	return fmt.Sprintf("%s: %s (%s).", state, api.Cause(string(e.Cause)), e.Cause)
+	return fmt.Sprintf("%s: %s (%s)%s.", state, api.Cause(string(e.Cause)), e.Cause, more)
 }
 
 // explained are facts with the words for them.

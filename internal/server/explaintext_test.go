@@ -132,12 +132,14 @@ func TestEachCheckSaysWhatItLookedAt(t *testing.T) {
 func TestTheVerdictSaysWhatBecomesOfATarget(t *testing.T) {
 	shadow := scheduler.Facts{Shadow: true}
 	for want, e := range map[string]scheduler.Explanation{
-		"Running: no lease covers its GPUs (no-lease).":                                  {State: scheduler.TargetRunning, Cause: scheduler.CauseNoLease},
-		"Suspending: a lease covers its GPUs (lease).":                                   {State: scheduler.TargetSuspending, Suspend: true, Cause: scheduler.CauseLease},
-		"Suspended: a lease covers its GPUs (lease).":                                    {State: scheduler.TargetSuspended, Suspend: true, Cause: scheduler.CauseLease},
-		"Resuming: the last lease has ended (lease-ended).":                              {State: scheduler.TargetResuming, Cause: scheduler.CauseLeaseEnded},
-		"To be suspended: a lease covers its GPUs (lease).":                              {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease},
-		"Running (the shadow policy suspends nothing): a lease covers its GPUs (lease).": {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease, Facts: shadow},
+		"Running: no lease covers its GPUs (no-lease).":                                                    {State: scheduler.TargetRunning, Cause: scheduler.CauseNoLease},
+		"Running: no lease covers its GPUs (no-lease); the share cap of 30% permits to run for 4.2s more.": {State: scheduler.TargetRunning, Cause: scheduler.CauseNoLease, Facts: scheduler.Facts{ShareCap: 0.3, CreditLeft: 4200 * time.Millisecond}},
+		"Suspended: the share cap is used up (share-cap).":                                                 {State: scheduler.TargetSuspended, Suspend: true, Cause: scheduler.CauseShareCap, Facts: scheduler.Facts{ShareCap: 0.3, CapEnds: time.Second}},
+		"Suspending: a lease covers its GPUs (lease).":                                                     {State: scheduler.TargetSuspending, Suspend: true, Cause: scheduler.CauseLease},
+		"Suspended: a lease covers its GPUs (lease).":                                                      {State: scheduler.TargetSuspended, Suspend: true, Cause: scheduler.CauseLease},
+		"Resuming: the last lease has ended (lease-ended).":                                                {State: scheduler.TargetResuming, Cause: scheduler.CauseLeaseEnded},
+		"To be suspended: a lease covers its GPUs (lease).":                                                {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease},
+		"Running (the shadow policy suspends nothing): a lease covers its GPUs (lease).":                   {State: scheduler.TargetRunning, Suspend: true, Cause: scheduler.CauseLease, Facts: shadow},
 	} {
 		if got := verdictText(&e); got != want {
 			t.Errorf("%q, want %q", got, want)

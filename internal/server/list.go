@@ -35,6 +35,11 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 		m.Draining, m.Policy = c.Draining(), c.Policy().Preset
 	})
 	m.Clock = durationpb.New(sn.clocks.scheduler)
+	count := func(n *uint32, is bool) {
+		if is {
+			*n++
+		}
+	}
 	for i := range sn.targets {
 		t := &sn.targets[i]
 		if len(t.proc.Queues) == 0 {
@@ -42,15 +47,10 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 		}
 		m.TargetCount++
 		m.QueueCount += uint32(len(t.proc.Queues))
-		if t.class() == gpreempt.Offline {
-			m.OfflineCount++
-		}
-		if t.info.CannotSuspend {
-			m.CannotSuspendCount++
-		}
-		if t.info.State == scheduler.TargetSuspended {
-			m.SuspendedCount++
-		}
+		count(&m.OfflineCount, t.class() == gpreempt.Offline)
+		count(&m.CannotSuspendCount, t.info.CannotSuspend)
+		count(&m.SuspendedCount, t.info.State == scheduler.TargetSuspended)
+		count(&m.ShareCappedCount, t.info.Capped)
 	}
 	for _, w := range s.cfg.Warnings() {
 		m.Warnings = append(m.Warnings, &gpreemptv1.Warning{Code: w.Code, Severity: w.Severity, Text: w.Text, Remedy: w.Remedy})

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,7 +64,7 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 	if err := p.Validate(); err != nil {
 		next := "gpctl policy get shows what is in force"
 		if k, ok := errors.AsType[*scheduler.KnobError](err); ok {
-			next = fmt.Sprintf("use another value of %s", k.Knob)
+			next = cmp.Or(k.Remedy, "use another value of "+k.Knob)
 		}
 		return p, badPolicy(err.Error(), next)
 	}

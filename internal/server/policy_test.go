@@ -86,7 +86,8 @@ func TestErrorOfAnInvalidPolicyNamesTheKnob(t *testing.T) {
 	for knob, req := range map[string]*gpreemptv1.SetPolicyRequest{
 		"bogus":       {Preset: "bogus"},
 		"share_floor": {Policy: &gpreemptv1.Policy{ShareFloor: new(math.NaN())}},
-		"share_cap: 0.05 is less than share_floor, 0.1": {Policy: &gpreemptv1.Policy{ShareCap: new(0.05)}},
+		"share_cap: 0.05 is less than share_floor, 0.1":      {Policy: &gpreemptv1.Policy{ShareCap: new(0.05)}},
+		"raise share_cap, or set share_floor to at most 0.3": {Policy: &gpreemptv1.Policy{ShareCap: new(0.3), ShareFloor: new(0.33)}},
 		"linger":      {Policy: &gpreemptv1.Policy{Linger: durationpb.New(time.Minute)}},
 		"max_suspend": {Policy: &gpreemptv1.Policy{MaxSuspend: &durationpb.Duration{Seconds: 1, Nanos: -1}}},
 		"max_wait":    {Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Minute)}},

@@ -1,6 +1,9 @@
 package scheduler
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // leastBudget returns the budget that a suspension needs to begin.
 func (j *job) leastBudget() time.Duration {
@@ -8,15 +11,14 @@ func (j *job) leastBudget() time.Duration {
 	return cost + j.resumeCost()
 }
 
-// mustRun returns why a suspended job has to run now; "" when it need not.
+// mustRun returns why a suspended job has to run now; "" when it need not. Where no lease asks for the
+// suspension nothing is cut short: that is how one by the share cap ends.
 func (c *Core) mustRun(j *job) Cause {
-	if c.now >= c.maxSuspendAt(j) {
-		return CauseMaxSuspend
+	late, short := c.now >= c.maxSuspendAt(j), c.now >= c.floorAt(j)
+	if (late || short) && j.verdict.cause == CauseShareCap && !j.outranked() {
+		return CauseShareCapOver
 	}
-	if c.now >= c.floorAt(j) {
-		return CauseShareFloor
-	}
-	return ""
+	return cmp.Or(when(late, CauseMaxSuspend), when(short, CauseShareFloor))
 }
 
 func (c *Core) maxSuspendAt(j *job) Time { return j.suspendedSince + c.policy.MaxSuspend }

@@ -102,7 +102,7 @@ var severity = slices.Concat([]Cause{"", CauseShadow, CauseShareFloor, CauseHold
 // blockReason returns the reason for a job that runs for a cause.
 func blockReason(cause Cause) Cause {
 	switch {
-	case cause == CauseMaxSuspend:
+	case cause == CauseMaxSuspend, cause == CauseShareCapOver:
 		return CauseShareFloor
 	case cause == CauseQuarantine:
 		return gpreempt.ReasonCannotSuspend

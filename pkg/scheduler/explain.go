@@ -136,7 +136,7 @@ func (c *Core) facts(j *job) Facts {
 		now := c.chargedNow(j)
 		f.ShareCap, f.CreditLeft = c.policy.ShareCap, max(0, now.credit)
 		if at := c.capAt(now); j.suspended && at != Never {
-			f.CapEnds = at
+			f.CapEnds = min(at, c.runsBy(j)) // max_suspend and the share floor end it too
 		}
 	}
 	f.QuarantinedUntil, f.QuarantineCause = j.quarantine()

@@ -256,7 +256,8 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 		if r.ToTarget == scheduler.TargetQuarantined {
 			o.Counts["Quarantines"]++
 		}
-	case r.ToTarget == scheduler.TargetResuming && (r.Cause == scheduler.CauseMaxSuspend || r.Cause == scheduler.CauseShareFloor):
+	case r.ToTarget == scheduler.TargetResuming && (r.Cause == scheduler.CauseMaxSuspend || r.Cause == scheduler.CauseShareFloor ||
+		r.Cause == scheduler.CauseShareCapOver && o.now >= t.awaySince+o.policy.MaxSuspend):
 		// In a job, or just out of one, it may pay another's debt.
 		t.forced = t.Job == "" && t.awaySince > t.alone
 		o.Counts["Forced"]++

@@ -148,8 +148,8 @@ func (p Policy) Normalize() Policy {
 type KnobError struct {
 	// Knob is the knob's name in the config file and the API.
 	Knob string
-	// Problem says what is wrong and which values are valid.
-	Problem string
+	// Problem says what is wrong and which values are valid, Remedy what to do, "" for another value.
+	Problem, Remedy string
 }
 
 func (e *KnobError) Error() string { return e.Knob + ": " + e.Problem }
@@ -172,7 +172,7 @@ func (p Policy) Validate() error {
 	}
 	for _, d := range durations {
 		if (d.value < d.min || d.value > d.max) && (d.knob != "linger" || d.value != LingerLearned) {
-			return &KnobError{d.knob, fmt.Sprintf("%v is outside %v to %v", d.value, d.min, d.max)}
+			return &KnobError{d.knob, fmt.Sprintf("%v is outside %v to %v", d.value, d.min, d.max), ""}
 		}
 	}
 	if !(p.ShareFloor >= 0 && p.ShareFloor <= 0.95) {
@@ -180,18 +180,18 @@ func (p Policy) Validate() error {
 		if p.ShareFloor > 1 && p.ShareFloor <= 95 {
 			percent = fmt.Sprintf("; %v %% is %v", p.ShareFloor, p.ShareFloor/100)
 		}
-		return &KnobError{"share_floor", fmt.Sprintf("%v is outside 0 to 0.95%s", p.ShareFloor, percent)}
+		return &KnobError{"share_floor", fmt.Sprintf("%v is outside 0 to 0.95%s", p.ShareFloor, percent), ""}
 	}
 	if !(p.ShareCap >= 0.05 && p.ShareCap <= 1) {
-		return &KnobError{"share_cap", fmt.Sprintf("%v is outside 0.05 to 1, which is no cap", p.ShareCap)}
+		return &KnobError{"share_cap", fmt.Sprintf("%v is outside 0.05 to 1, which is no cap", p.ShareCap), ""}
 	}
 	if p.ShareCap < p.ShareFloor {
-		return &KnobError{"share_cap", fmt.Sprintf("%v is less than share_floor, %v", p.ShareCap, p.ShareFloor)}
+		return &KnobError{"share_cap", fmt.Sprintf("%v is less than share_floor, %v", p.ShareCap, p.ShareFloor), fmt.Sprintf("raise share_cap, or set share_floor to at most %v", p.ShareCap)}
 	}
 	// A job runs for MinRun after a suspension of MaxSuspend, whatever its cap.
 	longest := min(p.MaxSuspend, p.ShareWindow-p.MinRun)
 	if least := float64(p.MinRun) / float64(p.MinRun+longest); p.ShareCap < min(1, least) {
-		return &KnobError{"share_cap", fmt.Sprintf("%v is less than %.2g: max_suspend ends each suspension after %v, and a job runs for %v then", p.ShareCap, least, longest, p.MinRun)}
+		return &KnobError{"share_cap", fmt.Sprintf("%v is less than %.2g: max_suspend ends each suspension after %v, and a job runs for %v then", p.ShareCap, least, longest, p.MinRun), ""}
 	}
 	return nil
 }

@@ -44,6 +44,8 @@ type TargetInfo struct {
 	SuspendedTotal time.Duration
 	// Pin is the Cause of the Pin that is in force, "" for none.
 	Pin Cause
+	// Capped: the share cap has it suspended.
+	Capped bool
 	// BudgetLeft is how long the share floor permits its job to be suspended.
 	BudgetLeft time.Duration
 	// Job is its job; the zero value without one.
@@ -128,7 +130,7 @@ func (c *Core) targetInfo(t *target) TargetInfo {
 		Key: t.Target, Class: t.Class, Owners: t.job.owners, Priority: t.Priority, State: t.state, Since: t.since, GPUs: t.GPUs, Ready: t.ready(), Stuck: t.flight.stuck,
 		CannotSuspend: len(t.job.gpus) > 0 && c.cannotSuspend(t) != "", OnResist: t.OnResist, Refusals: t.refusals,
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
-		BudgetLeft: c.budgetLeft(t.job),
+		BudgetLeft: c.budgetLeft(t.job), Capped: t.state == TargetSuspended && t.job.verdict.cause == CauseShareCap,
 	}
 	if c.now < t.pin.until {
 		info.Pin = t.pin.cause

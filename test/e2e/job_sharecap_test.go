@@ -25,6 +25,7 @@ func TestJobWithAShareCapIsSuspendedWithoutALease(t *testing.T) {
 	})
 	m.checkFrozen(job)
 	d.check(0, "the share cap of 5% is reached; ends in", "target", "explain", fmt.Sprint(job.PID))
+	d.check(0, "1 suspended now, 1 by the share cap", "status")
 	lease, answer := d.ask(10 * time.Second)
 	checkSaid(t, "a lease meanwhile", said{true, done, 1}, answer)
 	d.complete(lease)

@@ -236,3 +236,10 @@ func (m *Machine) ListHqds(_ context.Context, req *gpreemptv1.ListHqdsRequest) (
 	}
 	return resp, nil
 }
+
+func balanced() *gpreemptv1.Policy {
+	return &gpreemptv1.Policy{
+		Preset: "balanced", Linger: Dur(0), ShareFloor: new(0.1), ShareCap: new(1.0), MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
+		AttachAfter: Dur(30 * time.Second),
+	}
+}

@@ -154,13 +154,6 @@ func NewMachine() *Machine {
 // uptime is how long the daemon of a machine has been up.
 const uptime = 3*time.Hour + 12*time.Minute
 
-func balanced() *gpreemptv1.Policy {
-	return &gpreemptv1.Policy{
-		Preset: "balanced", Linger: Dur(0), ShareFloor: new(0.1), ShareCap: new(1.0), MaxSuspend: Dur(2 * time.Second), MaxWait: Dur(20 * time.Millisecond),
-		AttachAfter: Dur(30 * time.Second),
-	}
-}
-
 // Serve answers on a unix socket until the test ends.
 func Serve(t testing.TB, socket string, m gpreemptv1.AdminServiceServer, opts ...grpc.ServerOption) {
 	t.Helper()
@@ -212,6 +205,9 @@ func (m *Machine) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpr
 		if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
 			resp.SuspendedCount++
 		}
+	}
+	if m.policy.GetShareCap() < 1 {
+		resp.ShareCappedCount = resp.GetSuspendedCount()
 	}
 	return resp, nil
 }
@@ -347,6 +343,11 @@ func (m *Machine) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTarget
 	if !offline {
 		class.Result, class.Decides = run, true
 		resp.Verdict = "Running: it is not offline (class-changed)."
+		return resp, nil
+	}
+	if m.policy.GetShareCap() < 1 {
+		lease.Check, lease.Detail = "share cap", "the share cap of 30% is reached; ends in 9.4s"
+		resp.Verdict = "Suspended: the share cap is used up (share-cap)."
 		return resp, nil
 	}
 	resp.Leases = m.Leases[:1]

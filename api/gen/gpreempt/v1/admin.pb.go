@@ -220,8 +220,10 @@ type GetStatusResponse struct {
 	Mechanisms []string `protobuf:"bytes,19,rep,name=mechanisms,proto3" json:"mechanisms,omitempty"`
 	// Of offline_count, those that cannot be suspended: the warning CANNOT_SUSPEND.
 	CannotSuspendCount uint32 `protobuf:"varint,20,opt,name=cannot_suspend_count,json=cannotSuspendCount,proto3" json:"cannot_suspend_count,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Of suspended_count, those that the share cap has suspended, with a lease or without.
+	ShareCappedCount uint32 `protobuf:"varint,21,opt,name=share_capped_count,json=shareCappedCount,proto3" json:"share_capped_count,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -390,6 +392,13 @@ func (x *GetStatusResponse) GetMechanisms() []string {
 func (x *GetStatusResponse) GetCannotSuspendCount() uint32 {
 	if x != nil {
 		return x.CannotSuspendCount
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetShareCappedCount() uint32 {
+	if x != nil {
+		return x.ShareCappedCount
 	}
 	return 0
 }
@@ -2484,7 +2493,7 @@ var File_gpreempt_v1_admin_proto protoreflect.FileDescriptor
 const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x17gpreempt/v1/admin.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1agpreempt/v1/diagnose.proto\x1a\x18gpreempt/v1/online.proto\x1a\x17gpreempt/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\x82\x06\n" +
+	"\x10GetStatusRequest\"\xb0\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2511,7 +2520,8 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"mechanisms\x18\x13 \x03(\tR\n" +
 	"mechanisms\x120\n" +
-	"\x14cannot_suspend_count\x18\x14 \x01(\rR\x12cannotSuspendCount\"e\n" +
+	"\x14cannot_suspend_count\x18\x14 \x01(\rR\x12cannotSuspendCount\x12,\n" +
+	"\x12share_capped_count\x18\x15 \x01(\rR\x10shareCappedCount\"e\n" +
 	"\aWarning\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x12\n" +
