@@ -65,6 +65,9 @@ func comparisonSection(runs []evidence.Run) (section, error) {
 		if err != nil {
 			return section{}, fmt.Errorf("%s and %s cannot be shown side by side: %w", clean(runs[0].Name), clean(runs[i+1].Name), err)
 		}
+		if rates := evidence.ChosenRates(&runs[0], &runs[i+1]); rates != "" {
+			s.text("%s", rates)
+		}
 		for _, r := range ratios {
 			t.Rows = append(t.Rows, []string{
 				clean(runs[i+1].Name), clean(r.Arm), r.Figure, r.Unit, number(r.A), number(r.B), number(r.Ratio), number(r.Low), number(r.High),

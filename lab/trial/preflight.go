@@ -76,6 +76,7 @@ func (t *trial) preflight(ctx context.Context) (err error) {
 	}
 	if p.plan.chosenRate() {
 		p.plan.Arrivals = scenario.Arrivals{Kind: scenario.Constant, Rate: rateFor(took)}
+		p.run.ChosenRate = p.plan.Arrivals.Rate
 	}
 	if p.arm.Kind == evidence.Protected && !p.plan.Offline.none() {
 		if err := p.seeSuspension(ctx); err != nil {
