@@ -229,6 +229,9 @@ func printVerdict(p *term.Printer, r *trialResult) {
 			got, limit, spread := "-", "< "+figure(c.Limit), "-"
 			if c.Figure != nil {
 				got = figure(*c.Figure)
+				if c.Name == "offline_overhead_percent" && *c.Figure < 0 {
+					got = "none"
+				}
 			}
 			if c.Spread != nil {
 				spread = figure(*c.Spread)

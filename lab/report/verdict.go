@@ -31,6 +31,9 @@ func criteriaSection(runs []evidence.Run, verdicts []evidence.Verdict, profile e
 			figure, spread, sign := "-", "-", "<"
 			if c.Figure != nil {
 				figure = number(*c.Figure)
+				if c.Name == overhead && *c.Figure < 0 {
+					figure = "none"
+				}
 			}
 			if c.Spread != nil {
 				spread = number(*c.Spread)
