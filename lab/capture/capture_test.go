@@ -133,7 +133,7 @@ func TestReportSaysEachReasonOnce(t *testing.T) {
 		Origin: "emulated", Backend: "a model", Cases: []Summary{{Name: "cnn", Work: "python3 `cnn`.py", Seconds: 60, Steps: 120, Unit: "steps", Device: "device cpu: 2 threads"}, {Name: "b", Work: "b", Seconds: 60, Faults: []string{"it stood still"}}},
 		Figures: Figures([]Case{{Seen: &Seen{Queues: 2}}, {}}), Missing: []string{"no HIP logs: none was written"},
 	}
-	r.Learn = Learning(r.Figures)
+	r.Learn = Learning(r.Figures, "hardware")
 	var b strings.Builder
 	if err := r.Markdown(&b); err != nil {
 		t.Fatal(err)
@@ -146,5 +146,21 @@ func TestReportSaysEachReasonOnce(t *testing.T) {
 		if strings.Count(b.String(), want) != 1 {
 			t.Errorf("%q is there %d times in\n%s", want, strings.Count(b.String(), want), b.String())
 		}
+	}
+}
+
+// The first line names what was missed, by whom. Nobody is sent to trace the driver of an emulated machine.
+func TestVerdictNamesTheCaseThatMissed(t *testing.T) {
+	cases := []Case{{Name: "one", Seen: &Seen{Queues: 10}}, {Name: "two", Seen: &Seen{Queues: 2}}}
+	figures := Figures(cases)
+	got := []string{Verdict(figures, []Summary{{Name: "one"}, {Name: "two"}}), strings.Join(figures[1].Row(), " | "), Verdict(nil, nil)}
+	want := []string{
+		"1 target missed (case one: compute queues of a process 10, target 1 to 3), 7 unknown", "compute queues of a process | 1 to 3 | 10 | 2 | missed by one", "no target missed",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if lines := strings.Join(Learning(figures, "emulated"), "\n"); strings.Contains(lines, "as root") || !strings.Contains(lines, "no driver to trace") {
+		t.Error(lines)
 	}
 }

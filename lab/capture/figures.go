@@ -2,6 +2,7 @@ package capture
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +29,8 @@ type Figure struct {
 	Values []string `json:"values"`
 	// Result is the worst of the cases.
 	Result Result `json:"result"`
+	// MissedBy are the cases that missed the target.
+	MissedBy []string `json:"missed_by,omitempty"`
 	// Learn says how to learn what is unknown, "" if all is known.
 	Learn string `json:"learn,omitempty"`
 }
@@ -149,13 +152,46 @@ func Figures(cases []Case) []Figure {
 					f.Result = Unknown
 				}
 			case !met:
-				f.Result = Missed
+				f.Result, f.MissedBy = Missed, append(f.MissedBy, cases[i].Name)
 			}
 			f.Values = append(f.Values, value)
 		}
 		all = append(all, f)
 	}
 	return all
+}
+
+// Verdict says in a line how many targets were missed, by which cases, and how many figures are unknown.
+func Verdict(figures []Figure, cases []Summary) string {
+	var missed []string
+	unknown := 0
+	for _, f := range figures {
+		if f.Result == Unknown {
+			unknown++
+		}
+		for i := range cases {
+			if slices.Contains(f.MissedBy, cases[i].Name) {
+				missed = append(missed, fmt.Sprintf("case %s: %s %s, target %s", cases[i].Name, f.Name, f.Values[i], f.Target))
+			}
+		}
+	}
+	of := ""
+	if unknown > 0 {
+		of = fmt.Sprintf(", %d unknown", unknown)
+	}
+	n := 0
+	for _, f := range figures {
+		if f.Result == Missed {
+			n++
+		}
+	}
+	switch n {
+	case 0:
+		return "no target missed" + of
+	case 1:
+		return "1 target missed (" + strings.Join(missed, "; ") + ")" + of
+	}
+	return fmt.Sprintf("%d targets missed (%s)%s", n, strings.Join(missed, "; "), of)
 }
 
 // calls returns the sum of the calls of functions whose names begin with one of the prefixes, with the
@@ -177,17 +213,22 @@ func calls(trace *kfdtrace.Report, prefixes ...string) (sum kfdtrace.Latency) {
 }
 
 // Learning returns how to learn what is unknown, each way once with the names of its figures.
-func Learning(figures []Figure) (lines []string) {
+// An emulated machine has no driver that could be traced.
+func Learning(figures []Figure, origin string) (lines []string) {
 	names := map[string][]string{}
 	var order []string
 	for _, f := range figures {
 		if f.Learn == "" {
 			continue
 		}
-		if names[f.Learn] == nil {
-			order = append(order, f.Learn)
+		learn := f.Learn
+		if origin == "emulated" && (learn == fromTrace || learn == fromBoth) {
+			learn = "capture on a host with the GPU, because an emulated machine has no driver to trace"
 		}
-		names[f.Learn] = append(names[f.Learn], f.Name)
+		if names[learn] == nil {
+			order = append(order, learn)
+		}
+		names[learn] = append(names[learn], f.Name)
 	}
 	for _, learn := range order {
 		lines = append(lines, fmt.Sprintf("to learn %s: %s", strings.Join(names[learn], "; "), learn))

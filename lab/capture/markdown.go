@@ -59,13 +59,17 @@ func (r *Report) Headers() []string {
 
 // Row returns the cells of a figure below Headers.
 func (f *Figure) Row() []string {
-	return append(append([]string{f.Name, f.Target}, f.Values...), string(f.Result))
+	result := string(f.Result)
+	if len(f.MissedBy) > 0 {
+		result += " by " + strings.Join(f.MissedBy, ", ")
+	}
+	return append(append([]string{f.Name, f.Target}, f.Values...), result)
 }
 
 // Markdown writes the report as a page.
 func (r *Report) Markdown(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Capture on %s: %s\n\n", r.Backend, strings.ToUpper(r.Origin))
+	fmt.Fprintf(&b, "# Capture on %s: %s\n\n**%s**\n\n", r.Backend, strings.ToUpper(r.Origin), Verdict(r.Figures, r.Cases))
 	for i := range r.Cases {
 		c := &r.Cases[i]
 		fmt.Fprintf(&b, "- **%s**: `%s`, %.0f s, %s\n", c.Name, strings.ReplaceAll(c.Work, "`", "'"), c.Seconds, c.Rate())

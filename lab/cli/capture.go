@@ -194,7 +194,7 @@ func runCapture(a *term.App, cmd *cobra.Command, cases []captured, dir string) e
 		result.Missing = append(result.Missing, "no "+what+of+": "+why)
 	}
 	result.Figures = capture.Figures(all)
-	result.Learn = capture.Learning(result.Figures)
+	result.Learn = capture.Learning(result.Figures, result.Origin)
 	if len(all) == 2 && all[0].Log != nil && all[1].Log != nil {
 		result.Comparison = hiplog.Compare(all[0].Log, all[1].Log)
 	}
@@ -349,6 +349,7 @@ func readLogs(paths []string) (analysis *hiplog.Analysis, err error) {
 }
 
 func printCapture(p *term.Printer, r *capture.Report, page string) {
+	p.Linef("%s", capture.Verdict(r.Figures, r.Cases))
 	p.Linef("capture on %s: %s", r.Backend, strings.ToUpper(r.Origin))
 	for i := range r.Cases {
 		c := &r.Cases[i]
@@ -372,7 +373,7 @@ func printCapture(p *term.Printer, r *capture.Report, page string) {
 		for _, cell := range r.Figures[i].Row() {
 			cells = append(cells, cell)
 		}
-		cells[len(cells)-1] = term.Cell{Text: string(r.Figures[i].Result), Style: styles[r.Figures[i].Result]}
+		cells[len(cells)-1] = term.Cell{Text: fmt.Sprint(cells[len(cells)-1]), Style: styles[r.Figures[i].Result]}
 		t.Row(cells...)
 	}
 	t.Flush()

@@ -86,13 +86,14 @@ func TestCaptureSaysWhatBothCasesMade(t *testing.T) {
 		Dir: "run1", Origin: "hardware", Backend: "the kernel's driver", Cases: []capture.Summary{first, second}, Figures: capture.Figures(cases),
 		Missing: []string{"no KFD trace of chat: the plan has none"}, Comparison: hiplog.Compare(a.Log, b.Log),
 	}
-	r.Learn = capture.Learning(r.Figures)
+	r.Learn = capture.Learning(r.Figures, r.Origin)
 	var out bytes.Buffer
 	app := &term.App{IO: term.IO{Out: &out, Getenv: func(string) string { return "" }}, Output: "table"}
 	p := app.Printer()
 	printCapture(p, &r, "run1/report.md")
 	said, _, _ := strings.Cut(out.String(), "\n  reason:")
-	want := `capture on the kernel's driver: HARDWARE
+	want := `1 target missed (case chat: queues with a slot while it runs 98 %, target 100 %), 4 unknown
+capture on the kernel's driver: HARDWARE
 cnn: python3 cnn.py, 60 s, 10 steps/s
   device cuda: MI300X
 chat: pid:7002, 60 s, 10 steps/s
@@ -105,7 +106,7 @@ jobs on kernel queues (KCQ)                 0       0      unknown  unknown
 queue calls for a dispatch (else doorbell)  < 1     0.167  unknown  unknown
 backlog of a queue, most packets            < 100   7      2        met
 quantum of a slot                           1 ms    1 ms   1 ms     met
-queues with a slot while it runs            100 %   100 %  98 %     missed
+queues with a slot while it runs            100 %   100 %  98 %     missed by chat
 
 no KFD trace of chat: the plan has none
 to learn create a queue, p99; MQD writes for a new queue; jobs on kernel queues (KCQ): run gplab capture as root on the host of the GPU, with a kernel that has kprobe events

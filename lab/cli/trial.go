@@ -299,7 +299,11 @@ func trialRun(a *term.App, cmd *cobra.Command, p *trial.Plan, command, dir strin
 	if err != nil {
 		failed := trialFailed(ctx, a, err, run != nil)
 		if run != nil {
-			failed.Next = fmt.Sprintf("%s; its figures are in %s, and gplab trial --resume %s continues it", term.Or(failed.Next, "see "+dir+"/"+evidence.LogsDir), dir, dir)
+			look := term.Or(failed.Next, "see "+dir+"/"+evidence.LogsDir) + "; "
+			if ctx.Err() != nil {
+				look = ""
+			}
+			failed.Next = fmt.Sprintf("%sgplab trial --resume %s continues it; its figures are in %s", look, dir, dir)
 			if page, err := reportIn(dir, run); err == nil {
 				failed.Next += "; a report of what was run is " + page
 			} else {
@@ -319,7 +323,7 @@ func trialRun(a *term.App, cmd *cobra.Command, p *trial.Plan, command, dir strin
 // trialFailed returns the failure for the error of a trial, which may have measured something before.
 func trialFailed(ctx context.Context, a *term.App, err error, measured bool) *term.Failure {
 	if ctx.Err() != nil {
-		return &term.Failure{Code: term.ExitFailure, Message: err.Error(), Next: "nothing of it is left running"}
+		return &term.Failure{Code: term.ExitFailure, Message: err.Error() + "; nothing of it is left running"}
 	}
 	if preflight, ok := errors.AsType[*trial.PreflightError](err); ok && !measured {
 		return &term.Failure{Code: term.ExitFailure, Message: "nothing was measured: " + preflight.Problem, Next: preflight.Remedy}

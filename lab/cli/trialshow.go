@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -228,6 +229,9 @@ func printVerdict(p *term.Printer, r *trialResult) {
 			got, limit, spread := "-", "< "+figure(c.Limit), "-"
 			if c.Figure != nil {
 				got = figure(*c.Figure)
+				if c.Name == "offline_overhead_percent" && *c.Figure < 0 {
+					got = "none"
+				}
 			}
 			if c.Spread != nil {
 				spread = figure(*c.Spread)
@@ -336,9 +340,11 @@ func trialJudge(a *term.App) *cobra.Command {
 
 // runComparison is the comparison of two runs for programs.
 type runComparison struct {
-	A      string           `json:"a"`
-	B      string           `json:"b"`
-	Origin evidence.Origin  `json:"origin"`
+	A      string          `json:"a"`
+	B      string          `json:"b"`
+	Origin evidence.Origin `json:"origin"`
+	// Rates are those that the trials chose, in a sentence, if they differ.
+	Rates  string           `json:"rates,omitempty"`
 	Ratios []evidence.Ratio `json:"ratios"`
 }
 
@@ -357,13 +363,26 @@ func trialCompare(a *term.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			keys := evidence.Keys(first, second)
+			for _, key := range except {
+				if !slices.Contains(keys, key) {
+					return term.Usage(cmd, "--except %q is no key of the environment of these runs; use %s", key, strings.Join(keys, ", "))
+				}
+			}
 			ratios, err := evidence.Compare(first, second, except...)
 			if err != nil {
-				return &term.Failure{Code: term.ExitRefused, Message: err.Error(), Next: cmd.CommandPath() + " --except KEY, for a key of the environment that differs on purpose"}
+				next := fmt.Sprintf("run the second with the plan of the first (gplab trial --plan %s)", filepath.Join(args[0], evidence.PlanFile))
+				if len(keys) > 0 {
+					next += fmt.Sprintf("; what differs on purpose in the environment (%s): --except KEY", strings.Join(keys, ", "))
+				}
+				return &term.Failure{Code: term.ExitRefused, Message: err.Error(), Next: next}
 			}
-			result := runComparison{A: args[0], B: args[1], Origin: first.Origin, Ratios: ratios}
+			result := runComparison{A: args[0], B: args[1], Origin: first.Origin, Rates: evidence.ChosenRates(first, second), Ratios: ratios}
 			return a.Show(result, func(p *term.Printer) {
 				p.Linef("%s, B divided by A, with 95 %% intervals", strings.ToUpper(string(first.Origin)))
+				if result.Rates != "" {
+					p.Linef("%s", result.Rates)
+				}
 				p.Linef("")
 				t := p.Table("", term.Columns{"ARM", "FIGURE", ">A", ">B", "UNIT", ">RATIO", ">FROM", ">TO", "", "+>N OF A", "+>N OF B"})
 				for _, r := range ratios {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/stat"
@@ -55,16 +56,10 @@ func Compare(a, b *Run, except ...string) ([]Ratio, error) {
 	differ("command", a.Command, b.Command)
 	differ("origin", string(a.Origin), string(b.Origin))
 	differ("backend", a.Backend, b.Backend)
-	if a.Plan != b.Plan {
-		different = append(different, "plan: "+firstDifference(a.Plan, b.Plan))
+	if left, right := a.asked(b), b.asked(a); left != right {
+		different = append(different, "plan: "+firstDifference(left, right))
 	}
-	keys := map[string]bool{}
-	for _, env := range []map[string]string{a.Environment, b.Environment} {
-		for key := range env {
-			keys[key] = true
-		}
-	}
-	for _, key := range slices.Sorted(maps.Keys(keys)) {
+	for _, key := range Keys(a, b) {
 		if !slices.Contains(except, key) {
 			differ(key, a.Environment[key], b.Environment[key])
 		}
@@ -79,6 +74,35 @@ func Compare(a, b *Run, except ...string) ([]Ratio, error) {
 		}
 	}
 	return ratios, nil
+}
+
+// Keys returns the keys of the environments of two runs, sorted.
+func Keys(a, b *Run) []string {
+	keys := maps.Clone(a.Environment)
+	if keys == nil {
+		keys = map[string]string{}
+	}
+	maps.Copy(keys, b.Environment)
+	return slices.Sorted(maps.Keys(keys))
+}
+
+// asked returns the plan for a comparison with another run: without the rate, if both trials chose theirs, which
+// is a figure of the host and nothing that was asked for.
+func (run *Run) asked(other *Run) string {
+	if run.ChosenRate == 0 || other.ChosenRate == 0 {
+		return run.Plan
+	}
+	rate := "rate: " + strconv.FormatFloat(run.ChosenRate, 'g', -1, 64)
+	lines := strings.Split(run.Plan, "\n")
+	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return strings.TrimSpace(line) == rate }), "\n")
+}
+
+// ChosenRates says which rates two trials chose, "" if they are the same.
+func ChosenRates(a, b *Run) string {
+	if a.ChosenRate == b.ChosenRate || a.ChosenRate == 0 || b.ChosenRate == 0 {
+		return ""
+	}
+	return fmt.Sprintf("The trials chose the rate by how long a request took: %g and %g requests per second.", a.ChosenRate, b.ChosenRate)
 }
 
 // Within returns the figures of each protected arm against those of the first with as many queues

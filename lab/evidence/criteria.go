@@ -186,8 +186,8 @@ func (c criterion) evaluate(name string, limit float64, arm *Arm, base []Repeat)
 	}
 	switch {
 	case math.Abs(figure-limit) < spread:
-		got.Why = fmt.Sprintf("the repeats differ by %s %s, which is more than the distance to the limit: repeat it more often, or longer",
-			short(spread), c.unit)
+		got.Why = fmt.Sprintf("it differs by %s %s between the repeats, which is more than the distance to the limit %s; repeat more often, or longer",
+			short(spread), c.unit, short(limit))
 	case within:
 		got.Result = Pass
 	case c.extent:

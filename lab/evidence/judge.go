@@ -49,6 +49,8 @@ type Criterion struct {
 	Spread *float64 `json:"spread,omitempty"`
 	Result Result   `json:"result"`
 	Why    string   `json:"why,omitempty"`
+	// Busy: the repeats differ because the host was too busy for an emulated machine.
+	Busy bool `json:"busy,omitempty"`
 }
 
 // Judge returns the verdict on a run. It is FAIL when a limit is exceeded or the run itself shows
@@ -90,6 +92,11 @@ func Judge(run *Run, p Profile) Verdict {
 				base = run.Arms[at].Repeats
 			}
 			got := c.evaluate(name, p.Limits[name], arm, base)
+			if got.Result == CannotTell && got.Figure != nil && !c.extent {
+				if busy := run.busyHost(); busy != "" {
+					got.Busy, got.Why = true, busy
+				}
+			}
 			limits = append(limits, got)
 			judged++
 			if got.Result != Pass {
@@ -108,6 +115,24 @@ func Judge(run *Run, p Profile) Verdict {
 	v.Result, v.Reasons = found.result(), found.reasons(run)
 	v.Criteria = append(found.criteria(), limits...)
 	return v
+}
+
+// busyTail is how many times as long as its median the 99th percentile of the server alone may take on an emulated
+// machine. Its processors are the host's: other work there makes some requests much slower than others.
+const busyTail = 10
+
+// busyHost says why an emulated run measured other work of its host, "" if it did not.
+func (run *Run) busyHost() string {
+	at := run.first(OnlineAlone)
+	if run.Origin != Emulated || at < 0 {
+		return ""
+	}
+	alone := pool(run.Arms[at].Repeats, latencies)
+	if len(alone) < minForP50 || quantile(0.99)(alone) <= busyTail*quantile(0.5)(alone) {
+		return ""
+	}
+	return fmt.Sprintf("this host is too busy to measure (the server alone needed %.3g ms, and %.3g ms at its slowest): repeat on a quiet host",
+		quantile(0.5)(alone), quantile(1)(alone))
 }
 
 // slotsUnread says in how many repeats the slots of suspended processes were not read, and why in the first of them; "" if

@@ -151,7 +151,7 @@ func TestBrokenRunNeverPasses(t *testing.T) {
 				r.Arms[3].Repeats[i].Requests = r.Arms[3].Repeats[i].Requests[:40]
 			}
 		}, evidence.CannotTell, "80 samples, and it needs at least 100"},
-		"repeats that differ more than the effect": {func(r *evidence.Run) { protected(r).Work = 900 }, evidence.CannotTell, "the repeats differ by 8.00 %"},
+		"repeats that differ more than the effect": {func(r *evidence.Run) { protected(r).Work = 900 }, evidence.CannotTell, "it differs by 8.00 % between the repeats"},
 		"mixed origins": {func(r *evidence.Run) { r.Origin = evidence.Hardware }, evidence.CannotTell, "figures of two origins cannot be mixed"},
 		"hardware called emulated": {
 			func(r *evidence.Run) { r.Backend = "kfd" }, evidence.CannotTell,
@@ -423,5 +423,33 @@ func TestEveryCriterionIsDescribed(t *testing.T) {
 		if _, err := evidence.ParseProfile("p", fmt.Appendf(nil, "version: 1\nname: x\nlimits: {%s: 1.5}", c.Name)); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// On an emulated machine a server alone with a long tail says that other work uses the host's processors: the
+// repeats differ because of it. Of hardware it says nothing.
+func TestBusyHostIsNamedWhereTheRepeatsDiffer(t *testing.T) {
+	const want = "this host is too busy to measure (the server alone needed 6 ms, and 231 ms at its slowest): repeat on a quiet host"
+	limits := evidence.Profile{Name: "p", Limits: map[string]float64{"online_p50_ratio": 5}}
+	judge := func(origin evidence.Origin, slowest, protected float64) []string {
+		run := sound()
+		run.Origin = origin
+		if origin == evidence.Hardware {
+			run.Backend = "kfd"
+		}
+		for q := range 3 {
+			run.Arms[1].Repeats[1].Requests[q].Total = slowest
+		}
+		for q := range run.Arms[3].Repeats[1].Requests {
+			run.Arms[3].Repeats[1].Requests[q].Total = protected
+		}
+		return evidence.Judge(run, limits).Reasons
+	}
+	const differs = "protected: online_p50_ratio: it differs by 8.98 times between the repeats, which is more than the distance to the limit 5.00; repeat more often, or longer"
+	got := map[string][]string{
+		"busy": judge(evidence.Emulated, 231, 60), "quiet": judge(evidence.Emulated, 50, 60), "hardware": judge(evidence.Hardware, 231, 60), "alike": judge(evidence.Emulated, 231, 6),
+	}
+	if diff := cmp.Diff(map[string][]string{"busy": {"protected: online_p50_ratio: " + want}, "quiet": {differs}, "hardware": {differs}, "alike": nil}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

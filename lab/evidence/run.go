@@ -30,6 +30,10 @@ type Run struct {
 	Seed    uint64    `json:"seed"`
 	// Plan is the plan as it was run, in YAML.
 	Plan string `json:"plan"`
+	// Work are the online and the offline work for people, such as "offline: python3 train.py".
+	Work []string `json:"work,omitempty"`
+	// ChosenRate is the rate in Plan, in requests per second, if the trial chose it by how long a request takes.
+	ChosenRate float64 `json:"chosen_rate,omitempty"`
 	// Environment is what may make two runs unlike: versions, driver, GPUs, num_kcq, log level.
 	Environment map[string]string `json:"environment"`
 	Arms        []Arm             `json:"arms"`

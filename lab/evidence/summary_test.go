@@ -59,6 +59,28 @@ func TestCompareRefusesUnlikeRuns(t *testing.T) {
 	}
 }
 
+// The rate that a trial chose is a figure of its host. One that was asked for belongs to the plan.
+func TestRatesThatTheTrialsChoseDoNotMakeThemUnlike(t *testing.T) {
+	plan := func(run *evidence.Run, rate string, chosen float64) *evidence.Run {
+		run.Plan, run.ChosenRate = "version: 1\narrivals:\n    kind: constant\n    rate: "+rate+"\ncount: 40\n", chosen
+		return run
+	}
+	a, b := plan(sound(), "10", 10), plan(sound(), "0.25", 0.25)
+	if _, err := evidence.Compare(a, b); err != nil {
+		t.Error(err)
+	}
+	if want, got := "The trials chose the rate by how long a request took: 10 and 0.25 requests per second.", evidence.ChosenRates(a, b); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	asked := plan(sound(), "9", 0)
+	if _, err := evidence.Compare(a, asked); err == nil || !strings.Contains(err.Error(), `"rate: 10" and "rate: 9"`) {
+		t.Errorf("a rate that was asked for: %v", err)
+	}
+	if got := evidence.ChosenRates(a, a) + evidence.ChosenRates(a, asked); got != "" {
+		t.Errorf("nothing to say: %q", got)
+	}
+}
+
 func TestCompareReturnsRatiosWithIntervals(t *testing.T) {
 	a, b := sound(), sound()
 	for i := range b.Arms[3].Repeats {

@@ -114,7 +114,7 @@ func AnswerOf(run *evidence.Run, v *evidence.Verdict) Answer {
 
 // ProtectedIs is the sentence about the column protected, "" without one.
 func (a *Answer) ProtectedIs() string {
-	if a.Protected == "" {
+	if a.Protected == "" || a.Protected == a.Columns[2].Name {
 		return ""
 	}
 	return "Protected is " + a.Protected + "."
@@ -228,7 +228,7 @@ func amount(v float64, unit string) string {
 func why(v *evidence.Verdict) string {
 	if v.Result == evidence.Pass {
 		c := nearest(v)
-		return fmt.Sprintf("every limit is kept. Nearest to its limit: %s, %s (limit %s).", words(c), amount(*c.Figure, c.Unit), amount(c.Limit, c.Unit))
+		return fmt.Sprintf("every limit is kept. %s; the limit is %s.", sentence(c), limitOf(c))
 	}
 	text := clean(v.Reasons[0])
 	more := len(v.Reasons) - 1
@@ -242,11 +242,18 @@ func why(v *evidence.Verdict) string {
 				}
 			}
 		}
-		text = fmt.Sprintf("%s: %s", words(c), clean(c.Why))
-		if c.Figure != nil && c.Result == evidence.Fail {
-			text = fmt.Sprintf("%s: %s (limit %s)", words(c), amount(*c.Figure, c.Unit), amount(c.Limit, c.Unit))
+		said, ofFigure := strings.CutPrefix(clean(c.Why), "it ")
+		switch {
+		case c.Busy:
+			text = said
+		case c.Figure != nil && c.Result == evidence.Fail:
+			text = fmt.Sprintf("%s: %s (limit %s)", words(c), shown(c), amount(c.Limit, c.Unit))
+		case ofFigure:
+			text = words(c) + " " + said
+		default:
+			text = words(c) + ": " + said
 		}
-		if of > 1 {
+		if of > 1 && !c.Busy {
 			text += fmt.Sprintf(", in %d of %d settings", equal, of)
 		}
 	}
@@ -259,6 +266,58 @@ func why(v *evidence.Verdict) string {
 	}
 	return text
 }
+
+// sentences say a figure of a criterion, of which they have the amount. Other criteria are said by their words.
+var sentences = map[string]string{
+	"online_mean_ms":           "The mean latency of requests was %s",
+	"online_p95_ms":            "95 of 100 requests took at most %s",
+	"online_p99_ms":            "99 of 100 requests took at most %s",
+	"online_max_ms":            "The slowest request took %s",
+	"online_mean_ratio":        "Requests took %s times as long as alone in the mean",
+	"online_p50_ratio":         "Half of the requests took at most %s times as long as alone",
+	"online_p99_ratio":         "99 of 100 requests took at most %s times as long as alone",
+	"suspend_mean_ms":          "A suspend took %s in the mean",
+	"suspend_p50_ms":           "Half of the suspends took at most %s",
+	"suspend_p99_ms":           "99 of 100 suspends took at most %s",
+	"suspend_max_ms":           "The longest suspend took %s",
+	"resume_mean_ms":           "A resume took %s in the mean",
+	"resume_p50_ms":            "Half of the resumes took at most %s",
+	"resume_p99_ms":            "99 of 100 resumes took at most %s",
+	"resume_max_ms":            "The longest resume took %s",
+	"offline_loss_percent":     "%s of the offline work was lost",
+	"offline_overhead_percent": "%s of the offline work was lost beyond the time that requests need",
+}
+
+// sentence says the figure of a criterion.
+func sentence(c *evidence.Criterion) string {
+	switch form := sentences[c.Name]; {
+	case c.Name == overhead && *c.Figure < 0:
+		return "No overhead was measured"
+	case form == "":
+		return fmt.Sprintf("The %s was %s", words(c), shown(c))
+	case c.Unit == times:
+		return fmt.Sprintf(form, amount(*c.Figure, ""))
+	default:
+		return fmt.Sprintf(form, amount(*c.Figure, c.Unit))
+	}
+}
+
+// overhead is the criterion whose figure is negative where the repeats differ by more than it.
+const overhead = "offline_overhead_percent"
+
+// times is the unit of ratios, which sentences have in their words.
+const times = "times"
+
+// shown formats the figure of a criterion.
+func shown(c *evidence.Criterion) string {
+	if c.Name == overhead && *c.Figure < 0 {
+		return "no overhead measured"
+	}
+	return amount(*c.Figure, c.Unit)
+}
+
+// limitOf formats the limit of a criterion after its sentence.
+func limitOf(c *evidence.Criterion) string { return amount(c.Limit, strings.TrimPrefix(c.Unit, times)) }
 
 // deciding returns the limit because of which the result is what it is, nil when it is something else.
 func deciding(v *evidence.Verdict) *evidence.Criterion {
@@ -295,7 +354,7 @@ func nearest(v *evidence.Verdict) *evidence.Criterion {
 // answerChart is the chart of the answers: a bar for each way to run the work, as long as its latency.
 func answerChart(answers []Answer, origin string) *figure {
 	f := &figure{
-		title: origin + ": " + answers[0].Row + ", and offline work",
+		title: fmt.Sprintf("%s: latency (%s), and offline work that is kept", origin, answers[0].Row),
 		alt:   "A bar for each way to run the work. The figures are in the table beside it.",
 		x:     axis{label: "ms", zero: true},
 	}

@@ -155,7 +155,7 @@ func TestTablesSayEqualThingsOnce(t *testing.T) {
 	got.compact()
 	want := table{
 		Head: []string{"arm", ">p99"}, Rows: [][]string{{"strict, share", "1"}, {"shared", "2"}},
-		Above: "In every row: run r; unit ms. Arms with the same figures are one row: these settings make no difference here.",
+		Above: "In every row: run = r; unit = ms. Arms with the same figures are one row: these settings make no difference here.",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -167,7 +167,7 @@ func TestTablesSayEqualThingsOnce(t *testing.T) {
 	}
 	same := table{Head: []string{"run", "reason"}, Rows: [][]string{{"r", "x"}, {"r", "x"}}}
 	same.compact()
-	if diff := cmp.Diff([]string{"run"}, same.Head); diff != "" || same.Above != "In every row: reason x." {
+	if diff := cmp.Diff([]string{"run"}, same.Head); diff != "" || same.Above != "In every row: reason = x." {
 		t.Errorf("%+v", same)
 	}
 }

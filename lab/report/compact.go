@@ -84,7 +84,7 @@ func (t *table) compact() {
 			continue
 		}
 		if value != "-" {
-			above = append(above, strings.TrimPrefix(t.Head[i], ">")+" "+value)
+			above = append(above, strings.TrimPrefix(t.Head[i], ">")+" = "+value)
 		}
 		t.Head = slices.Delete(slices.Clone(t.Head), i, i+1)
 		for n, row := range t.Rows {

@@ -17,6 +17,8 @@ type document struct {
 	Title string
 	// Origin is the word that every chart has, such as SIMULATED, and OriginText explains it.
 	Origin, OriginText string
+	// About are when the runs began and what they ran, below the title.
+	About []string
 	// Answers are the first screen, one for each run, with Chart.
 	Answers []Answer
 	Chart   *chart

@@ -38,7 +38,7 @@ const (
 	above
 )
 
-func (p place) String() string { return [...]string{"below", "between", "above"}[p] }
+func (p place) String() string { return [...]string{"stay", "consider", "next stage"}[p] }
 
 func (t *threshold) place(v float64) place {
 	switch {
@@ -110,11 +110,14 @@ func change(v *evidence.Verdict, slowest place) string {
 	text := ""
 	switch does {
 	case adviceStay:
-		text = fmt.Sprintf("Keep these settings. More load or slower suspensions would change the verdict, when that figure reaches %s.", amount(nearest(v).Limit, nearest(v).Unit))
+		text = fmt.Sprintf("Keep these settings. More load or slower suspensions would change the verdict, when that figure reaches %s.", limitOf(nearest(v)))
 	case adviceMeasure:
-		text = "Measure again, with more repeats or more requests, or choose limits (--profile): the verdict is open, and not a bad one."
-		if c := deciding(v); c == nil {
-			text = "Measure again without what is named above: the verdict is open, and not a bad one."
+		text = "This is not a failure. Measure again, with more repeats or more requests, or choose other limits (--profile)."
+		switch c := deciding(v); {
+		case c == nil:
+			text = "This is not a failure. Measure again without what is named above."
+		case c.Busy:
+			text = "This is not a failure. Measure again when nothing else runs on this host."
 		}
 	case adviceRepair:
 		text = "Repair first what is named above. Limits say nothing about a run with errors."
@@ -145,7 +148,7 @@ func adviceSection(all []arm) section {
 			t.name, fmt.Sprintf("< %g %s", t.low, t.unit), fmt.Sprintf("%g to %g %s", t.low, t.high, t.unit), fmt.Sprintf("> %g %s", t.high, t.unit),
 		})
 	}
-	t := table{Title: "Figures", Head: []string{"arm", "figure", ">value", "is"}}
+	t := table{Title: "Figures", Head: []string{"arm", "figure", ">value", "threshold"}}
 	for i := range all {
 		a := &all[i]
 		if a.Kind != evidence.Protected {

@@ -30,6 +30,9 @@ func New(runs []evidence.Run, profile evidence.Profile) (*Report, error) {
 	var verdicts []evidence.Verdict
 	for i := range runs {
 		names = append(names, clean(runs[i].Name))
+		if about := about(&runs[i]); about != "" {
+			d.About = append(d.About, about)
+		}
 		verdicts = append(verdicts, evidence.Judge(&runs[i], profile))
 		d.Answers = append(d.Answers, AnswerOf(&runs[i], &verdicts[i]))
 	}
@@ -60,6 +63,19 @@ func New(runs []evidence.Run, profile evidence.Profile) (*Report, error) {
 		}
 	}
 	return r, nil
+}
+
+// about says when a run began and what it ran, "" if it does not say.
+func about(run *evidence.Run) string {
+	const most = 100 // characters of a command line
+	var parts []string
+	if !run.Began.IsZero() {
+		parts = append(parts, run.Began.UTC().Format("2006-01-02 15:04 UTC"))
+	}
+	for _, work := range run.Work {
+		parts = append(parts, cut(clean(work), most))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // troubleSection lists alarms and faults.
@@ -131,6 +147,9 @@ func (r *Report) Markdown(w io.Writer) error {
 	d := &r.doc
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s: %s\n\n**%s**: %s.\n", d.Origin, markdown(d.Title), d.Origin, d.OriginText)
+	for _, about := range d.About {
+		fmt.Fprintf(&b, "\n%s\n", markdown(about))
+	}
 	for _, a := range d.Answers {
 		if len(d.Answers) > 1 {
 			fmt.Fprintf(&b, "\n## %s\n", markdown(a.Run))

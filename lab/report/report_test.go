@@ -35,6 +35,7 @@ func madeUp() evidence.Run {
 		Format: evidence.Format, Name: "made-up example", Command: "trial", Origin: evidence.Emulated, Backend: "emulated mi300x", Planned: 3, Seed: 19,
 		Plan:        "version: 1\nname: made-up example\nrate: 5\n",
 		Environment: map[string]string{"gplab": "v0.0.0", "driver": "emulated 6.12", "gpus": "1 x gfx942", "num_kcq": "8"},
+		Work:        []string{"online: python3 serve.py", "offline: python3 train.py"},
 		Began:       time.Date(2026, 11, 26, 4, 0, 0, 0, time.UTC),
 		Alarms:      []evidence.Alarm{{At: time.Date(2026, 11, 26, 4, 1, 0, 0, time.UTC), From: "daemon", Text: "BREAKER_OPEN: made up, to show an alarm"}},
 		Arms: []evidence.Arm{

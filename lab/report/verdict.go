@@ -31,6 +31,9 @@ func criteriaSection(runs []evidence.Run, verdicts []evidence.Verdict, profile e
 			figure, spread, sign := "-", "-", "<"
 			if c.Figure != nil {
 				figure = number(*c.Figure)
+				if c.Name == overhead && *c.Figure < 0 {
+					figure = "none"
+				}
 			}
 			if c.Spread != nil {
 				spread = number(*c.Spread)
@@ -64,6 +67,9 @@ func comparisonSection(runs []evidence.Run) (section, error) {
 		ratios, err := evidence.Compare(&runs[0], &runs[i+1])
 		if err != nil {
 			return section{}, fmt.Errorf("%s and %s cannot be shown side by side: %w", clean(runs[0].Name), clean(runs[i+1].Name), err)
+		}
+		if rates := evidence.ChosenRates(&runs[0], &runs[i+1]); rates != "" {
+			s.text("%s", rates)
 		}
 		for _, r := range ratios {
 			t.Rows = append(t.Rows, []string{

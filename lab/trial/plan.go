@@ -178,6 +178,27 @@ const (
 	highestRate = 10
 )
 
+// work says what is run, for people.
+func (p *Plan) work() (all []string) {
+	add := func(what, text string) {
+		if text != "" {
+			all = append(all, what+": "+text)
+		}
+	}
+	add("online", p.Online.Command)
+	add("request", p.Online.Request)
+	for _, command := range p.Offline.Commands {
+		add("offline", command)
+	}
+	for _, pid := range p.Offline.PIDs {
+		add("offline", "pid "+strconv.Itoa(int(pid)))
+	}
+	for _, container := range p.Offline.Containers {
+		add("offline", "container "+container)
+	}
+	return all
+}
+
 // makes reports whether the trial makes the requests.
 func (p *Plan) makes() bool { return p.Online.Request != "" || p.Online.Hold > 0 }
 

@@ -120,7 +120,9 @@ func (p *play) startOnline(ctx context.Context) error {
 	if p.server, err = startServer(&p.plan, p.log("online"), env); err != nil {
 		return err
 	}
-	return p.server.await(ctx)
+	return p.server.await(ctx, p.bound(readyTime, quickReadyTime), func() {
+		p.say("waiting for the server to be ready, with a line that matches " + p.plan.Online.Ready)
+	})
 }
 
 func (p *play) log(name string) string { return p.path(evidence.LogsDir, "-"+name+".log") }

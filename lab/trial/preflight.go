@@ -19,7 +19,11 @@ import (
 const (
 	progressTime, quickProgressTime = time.Minute, 15 * time.Second
 	suspendTime                     = 15 * time.Second
-	quickReadyTime                  = 40 * time.Second
+	// quickAnswerTime bounds the first requests where nothing is loaded.
+	quickAnswerTime = 15 * time.Second
+	// slowTime is after how long it is said what is waited for.
+	slowTime       = 5 * time.Second
+	quickReadyTime = 40 * time.Second
 	// whyTime is how long a mechanism may take to be ready, and whyPause that between two looks.
 	whyTime, whyPause = time.Second, 100 * time.Millisecond
 	// reportedTime is how long a command that makes its requests itself may take for the first.
@@ -76,6 +80,7 @@ func (t *trial) preflight(ctx context.Context) (err error) {
 	}
 	if p.plan.chosenRate() {
 		p.plan.Arrivals = scenario.Arrivals{Kind: scenario.Constant, Rate: rateFor(took)}
+		p.run.ChosenRate = p.plan.Arrivals.Rate
 	}
 	if p.arm.Kind == evidence.Protected && !p.plan.Offline.none() {
 		if err := p.seeSuspension(ctx); err != nil {
@@ -171,15 +176,18 @@ func (p *play) seeRequest(ctx context.Context) (took time.Duration, err error) {
 				fmt.Sprintf("have it write a line such as %s total_ms=12.5 for each, or name --request, and the trial makes them", requestWord),
 			}
 		case r.Requests[0].Failed != "":
-			return 0, &PreflightError{"the first request failed", r.Requests[0].Failed}
+			return 0, &PreflightError{"the first request failed: " + r.Requests[0].Failed, "look at the output of the online command in " + evidence.LogsDir}
 		}
 		return 0, nil
 	}
+	most := p.bound(requestTime, quickAnswerTime)
 	for range 2 {
 		now := time.Now()
-		q, _ := p.server.request(ctx, now, now, nil)
+		within, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("no answer within %v", most))
+		q, _ := p.server.request(within, now, now, nil)
+		cancel()
 		if q.Failed != "" {
-			return 0, &PreflightError{"the first request failed", q.Failed}
+			return 0, p.server.failed("the first request failed", q.Failed)
 		}
 		took = time.Since(now)
 	}
@@ -200,6 +208,22 @@ func (p *play) seeRequest(ctx context.Context) (took time.Duration, err error) {
 	}
 }
 
+// failed is the failure of a request, with what to do about it.
+func (s *server) failed(what, why string) error {
+	remedy := "run the command of --request by hand: it must end with status 0"
+	switch o := s.plan.Online; {
+	case isURL(o.Request):
+		remedy = "have the server listen there before its line of --ready, or give --request its address"
+	case o.Request == RequestByLine && o.Answer != "":
+		why += fmt.Sprintf("; --answer %q is looked for, and of the online command %s", o.Answer, s.last())
+		remedy = "give --answer a part of the lines that answer"
+	case o.Request == RequestByLine:
+		why += "; of the online command " + s.last()
+		remedy = "have the online command answer each line of its standard input with a line"
+	}
+	return &PreflightError{what + ": " + why, remedy}
+}
+
 // seeSuspension has a request announced, and waits until all jobs were suspended.
 func (p *play) seeSuspension(ctx context.Context) error {
 	p.say("waiting for the suspension of the jobs")
@@ -213,7 +237,7 @@ func (p *play) seeSuspension(ctx context.Context) error {
 			err = lease.Cause()
 		}
 		if err != nil {
-			return &PreflightError{"a request got no lease", err.Error()}
+			return &PreflightError{"a request got no lease: " + err.Error(), "gpctl doctor says what is missing"}
 		}
 		defer func() { _ = lease.Release(ctx) }() // it ends with its time to live otherwise
 	}
@@ -241,7 +265,7 @@ func (p *play) seeSuspension(ctx context.Context) error {
 		}
 		if p.plan.Online.AnnouncedByCommand && p.plan.Online.Request != "" {
 			if q, _ := p.server.request(ctx, time.Now(), time.Now(), nil); q.Failed != "" {
-				return &PreflightError{"a request failed", q.Failed}
+				return p.server.failed("a request failed", q.Failed)
 			}
 		}
 	}
@@ -285,20 +309,20 @@ func notSuspended(status *gpreemptv1.GetStatusResponse, t *gpreemptv1.Target) (k
 	case len(status.GetMechanisms()) == 0:
 		return true, &PreflightError{"the daemon has no mechanism to suspend " + job, "gpctl doctor says what is missing"}
 	case t.GetMechanism() == "" && t.GetAttachError() != "":
-		return true, &PreflightError{job + " cannot be suspended", said}
+		return true, &PreflightError{job + " cannot be suspended: " + said, explain + " says what to do"}
 	default:
 		return false, &PreflightError{
-			fmt.Sprintf("%s was not suspended within %v while a lease was held", job, suspendTime), after(said, "; ") + explain + " says more",
+			fmt.Sprintf("%s was not suspended within %v while a lease was held", job, suspendTime) + after(": ", said), explain + " says more",
 		}
 	}
 }
 
-// after returns a text and what separates it from the next, "" without a text.
-func after(text, separator string) string {
+// after returns a text behind what separates it from the one before, "" without a text.
+func after(separator, text string) string {
 	if text == "" {
 		return ""
 	}
-	return text + separator
+	return separator + text
 }
 
 // seen returns whether a lease was announced, and which targets were suspended, since watch.

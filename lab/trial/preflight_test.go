@@ -41,7 +41,7 @@ func TestJobThatIsNotSuspendedHasAReason(t *testing.T) {
 		"the daemon has no mechanism to suspend train (7): gpctl doctor says what is missing": {
 			&gpreemptv1.GetStatusResponse{}, &gpreemptv1.Target{Class: offline},
 		},
-		"train (7) cannot be suspended: it called no RUNTIME_ENABLE": {
+		"train (7) cannot be suspended: it called no RUNTIME_ENABLE: gpctl target explain 7 says what to do": {
 			serving, &gpreemptv1.Target{Class: offline, AttachError: "it called no RUNTIME_ENABLE"},
 		},
 		"train (7) was not suspended within 15s while a lease was held: gpctl target explain 7 says more": {

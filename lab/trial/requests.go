@@ -79,6 +79,7 @@ type server struct {
 	reported []evidence.Request
 	wrong    error
 	more     chan struct{} // has a value after each
+	text     string        // its last line
 }
 
 // startServer starts the online command, if the plan has one.
@@ -106,6 +107,9 @@ func startServer(p *Plan, log string, env []string) (*server, error) {
 
 // line takes a line of the command.
 func (s *server) line(at time.Time, line string) {
+	s.mu.Lock()
+	s.text = line
+	s.mu.Unlock()
 	select {
 	case <-s.up:
 	default:
@@ -145,10 +149,22 @@ func (s *server) line(at time.Time, line string) {
 	}
 }
 
-// await waits until the command is ready.
-func (s *server) await(ctx context.Context) error {
-	timer := time.NewTimer(readyTime)
+// last says what the command wrote last.
+func (s *server) last() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.text == "" {
+		return "nothing was written"
+	}
+	const most = 80 // bytes
+	return fmt.Sprintf("the last line is %.*q", most, s.text)
+}
+
+// await waits until the command is ready, at most so long. It calls slow when that takes a while.
+func (s *server) await(ctx context.Context, most time.Duration, slow func()) error {
+	timer, late := time.NewTimer(most), time.AfterFunc(slowTime, slow)
 	defer timer.Stop()
+	defer late.Stop()
 	var ended <-chan struct{}
 	if s.process != nil {
 		ended = s.ended
@@ -159,7 +175,10 @@ func (s *server) await(ctx context.Context) error {
 	case <-ended:
 		return fmt.Errorf("the online command ended before it was ready, with %s: its output is in logs/", s.how())
 	case <-timer.C:
-		return fmt.Errorf("the online command wrote no line that matches %s within %v", s.plan.Online.Ready, readyTime)
+		return &PreflightError{
+			fmt.Sprintf("the online command was not ready within %v, because no line of it matches --ready %q; %s", most, s.plan.Online.Ready, s.last()),
+			"give --ready a part of the line by which it is ready, or leave it out if it can be used at once",
+		}
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -166,6 +166,7 @@ func (t *trial) begin(ctx context.Context) (*evidence.Run, error) {
 	run := &evidence.Run{
 		Format: evidence.Format, Name: t.plan.Name, Command: t.Command, Origin: origin, Backend: backend, Began: time.Now().UTC().Truncate(time.Millisecond),
 		Seed: t.plan.Seed, Plan: t.plan.YAML(), Environment: env, Planned: t.plan.Repeats,
+		Work: t.plan.work(),
 	}
 	if t.plan.Offline.running() && !t.plan.wants(evidence.OnlineAlone) {
 		run.LeftOut = map[evidence.ArmKind]string{evidence.OnlineAlone: alreadyRunning}

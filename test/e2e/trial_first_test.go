@@ -77,7 +77,7 @@ func TestTrialFailsBeforeItsArms(t *testing.T) {
 		"job that reports nothing":         {slices.Concat(answer, []string{"--offline", work + " --runtime"}), "job 1 reported no progress within 15s: its last line is "},
 		"job that cannot be suspended":     {slices.Concat(answer, []string{"--offline", work + " --steps", "--progress", "step ([0-9]+)"}), "did not enable its ROCm runtime"},
 		"policy that suspends nothing":     {slices.Concat(answer, job, []string{"--policy", "shadow"}), "the policy shadow suspends nothing\n  try: gpctl policy set balanced"},
-		"failing request":                  {slices.Concat(job, []string{"--request", "echo out of memory >&2; exit 3"}), "the first request failed\n  try: exit status 3: out of memory"},
+		"failing request":                  {slices.Concat(job, []string{"--request", "echo out of memory >&2; exit 3"}), "the first request failed: exit status 3: out of memory\n  try: run the command of --request by hand"},
 		"server that ends":                 {slices.Concat(job, []string{"--online", "exit 4", "--ready", "x", "--request", "stdin"}), "ended before it was ready, with exit status 4"},
 		"server that announces nothing":    {slices.Concat(job, answer, []string{"--announce", "command"}), "the online command announced no request within 15s"},
 		"server with more than the answer": {slices.Concat(job, answer[:4]), "wrote more lines than it got requests"},

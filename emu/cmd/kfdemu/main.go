@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -96,7 +98,7 @@ lasts until the program and all others on it have ended.`,
 				}
 				injected = append(injected, f)
 			}
-			if cfg.Shim, err = os.Executable(); err != nil {
+			if cfg.Shim, err = lookBeside(); err != nil {
 				return err
 			}
 			if log != "" {
@@ -156,6 +158,19 @@ func logTo(name string) (event func(kfdemu.Event), end func() error, err error) 
 	}, nil
 }
 
+// lookBeside returns the path of this program, and puts its folder into PATH, so that the programs of a build find
+// each other. A folder that is in PATH stays in its place: before it may be a virtual environment.
+func lookBeside() (self string, err error) {
+	if self, err = os.Executable(); err != nil {
+		return "", err
+	}
+	path := os.Getenv("PATH")
+	if slices.Contains(filepath.SplitList(path), filepath.Dir(self)) {
+		return self, nil
+	}
+	return self, os.Setenv("PATH", filepath.Dir(self)+string(os.PathListSeparator)+path)
+}
+
 // run emulates a machine while a program runs on it.
 func run(ctx context.Context, cfg kfdemu.Config, faults []kfdemu.Fault, args []string) (err error) {
 	// The program receives the terminal's signals, too, and decides when to end.
@@ -203,6 +218,9 @@ func execCommand() *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			if socket == "" {
 				return fmt.Errorf("no machine to join: name its socket with --socket, or run this under kfdemu run, which sets %s", socketEnv)
+			}
+			if _, err := lookBeside(); err != nil {
+				return err
 			}
 			return kfdemu.Exec(socket, args[0], args, os.Environ())
 		},

@@ -33,7 +33,7 @@ func withDaemonCommand() *cobra.Command {
 // runWithDaemon runs a program beside a gpreemptd, on the machine of this process. The daemon has a
 // folder of its own, which is removed unless the daemon fails.
 func runWithDaemon(ctx context.Context, args []string) (err error) {
-	self, err := os.Executable()
+	self, err := lookBeside()
 	if err != nil {
 		return err
 	}
@@ -73,10 +73,6 @@ func runWithDaemon(ctx context.Context, args []string) (err error) {
 	}
 	s := &stage{client: c}
 	if err := errors.Join(s.awaitDaemon(ctx, served, ""), c.Close()); err != nil {
-		return err
-	}
-	path := filepath.Dir(self) + string(os.PathListSeparator) + os.Getenv("PATH")
-	if err := os.Setenv("PATH", path); err != nil { // the program is looked for beside this one, too
 		return err
 	}
 	program := exec.Command(args[0], args[1:]...) //nolint:gosec,noctx // G204: the user's program, which ends by its own decision
