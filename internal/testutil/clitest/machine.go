@@ -288,6 +288,10 @@ func (m *Machine) SuspendTarget(_ context.Context, req *gpreemptv1.SuspendTarget
 		return nil, Refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange, "a suspension lasts more than 0 and at most 2s", "choose a shorter ttl")
 	}
 	resp := &gpreemptv1.SuspendTargetResponse{Timing: &gpreemptv1.Timing{Total: Dur(861 * time.Microsecond)}}
+	if m.policy.GetShadow() {
+		resp.Reason = gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW
+		return resp, nil
+	}
 	if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_QUARANTINED {
 		resp.Reason = gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE
 		return resp, nil
