@@ -34,7 +34,7 @@ type passage struct {
 var passages = []passage{
 	{"internal/server", "onlineService.NotifyOnline", []string{"prepare", "announce"}, nil},
 	{"internal/server", "Server.prepare", nil, []string{"LeaseRequested", "allTaken", "announcement"}},
-	{"internal/server", "Server.announce", []string{"submit", "answered"}, nil},
+	{"internal/server", "Server.announce", []string{"submit", "countedAnswer"}, nil},
 	{"internal/server", "Server.submit", []string{"Announce"}, nil},
 	{"pkg/scheduler", "Runner.Announce", []string{"Admit", "step"}, []string{"Refusal"}},
 	{"pkg/scheduler", "Runner.step", []string{"Step", "Suspend", "reply"}, nil},
@@ -59,7 +59,7 @@ var passages = []passage{
 	{"internal/mechanism/dbgtrap", "debuggee.suspendQueues", []string{"Suspend"}, nil},
 	{"pkg/kfd", "Device.Suspend", []string{"trapQueues"}, []string{"TrapSuspendQueuesArgs"}},
 	{"pkg/kfd", "Device.trapQueues", nil, []string{"QueueResult"}},
-	{"internal/server", "Server.answered", nil, []string{"NotifyOnlineResponse", "Stages", "Timing"}},
+	{"internal/server", "Server.countedAnswer", nil, []string{"NotifyOnlineResponse", "Stages", "Timing"}},
 }
 
 func TestAnnouncementHasFewForms(t *testing.T) {
