@@ -27,8 +27,8 @@ func (c *Classifier) Hidden() (all []RuleError) {
 func hidden(of string, n int, name, byName string) RuleError {
 	return RuleError{
 		Of: of, Index: n, Name: name, Field: "name",
-		Problem: fmt.Sprintf("never decides: %s %s comes before it and applies to every process to which it applies", of, quoted(byName)),
-		Remedy:  "put it before that one, or remove one of them",
+		Problem: fmt.Sprintf("never decides: every process that it matches is matched by %s %s above", of, quoted(byName)),
+		Remedy:  "move it above that rule, or remove it",
 	}
 }
 

@@ -61,8 +61,8 @@ func TestARuleBehindOneThatAppliesWhereverItDoesIsHidden(t *testing.T) {
 		if tc.want {
 			want = []classify.RuleError{{
 				Of: "rule", Index: 1, Name: "second", Field: "name",
-				Problem: `never decides: rule "first" comes before it and applies to every process to which it applies`,
-				Remedy:  "put it before that one, or remove one of them",
+				Problem: `never decides: every process that it matches is matched by rule "first" above`,
+				Remedy:  "move it above that rule, or remove it",
 			}}
 		}
 		if diff := cmp.Diff(want, c.Hidden()); diff != "" {

@@ -111,3 +111,15 @@ func runOnClock(t *testing.T, m *clitest.Machine, slept func(time.Duration), arg
 	code = Program.Run(t.Context(), append(args, "--socket", socket), streams)
 	return code, out.String(), err.String()
 }
+
+func TestShadowReportIsLastWhenShadowHasEnded(t *testing.T) {
+	for _, inForce := range []bool{true, false} {
+		var out bytes.Buffer
+		p := topApp().Printer()
+		p.W = &out
+		printStats(p, &gpreemptv1.Statistics{Shadow: &gpreemptv1.ShadowReport{InForce: inForce}})
+		if first := strings.Index(out.String(), "The policy ") < strings.Index(out.String(), "SINCE START"); first != inForce {
+			t.Errorf("in force %t, first %t:\n%s", inForce, first, &out)
+		}
+	}
+}

@@ -28,11 +28,11 @@ func doctorCommand(a *term.App) *cobra.Command {
 		Short: "Check whether this host is supported",
 		Args:  term.Operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report, instead, err := examine(a, cmd, daemon)
+			report, instead, denied, err := examine(a, cmd, daemon)
 			if err != nil {
 				return err
 			}
-			if err := a.Show(report, func(p *term.Printer) { printReport(p, report, instead) }); err != nil {
+			if err := a.Show(report, func(p *term.Printer) { printReport(p, report, instead, denied) }); err != nil {
 				return err
 			}
 			return verdictFailure(report)
@@ -43,11 +43,10 @@ func doctorCommand(a *term.App) *cobra.Command {
 }
 
 // examine asks the daemon, or a process of its program when none runs on this host, or it does not
-// answer this user: instead is why.
-func examine(a *term.App, cmd *cobra.Command, daemon string) (report *gpreemptv1.DiagnoseResponse, instead string, err error) {
+// answer this user: instead is why, and denied the refusal.
+func examine(a *term.App, cmd *cobra.Command, daemon string) (report *gpreemptv1.DiagnoseResponse, instead string, denied *term.Failure, err error) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), a.Timeout)
 	defer cancel()
-	var denied *term.Failure
 	instead = "no daemon answers on " + a.Socket
 	if probed := a.Probe(ctx); a.Address != "" || !errors.Is(probed, fs.ErrNotExist) && !errors.Is(probed, syscall.ECONNREFUSED) {
 		err := a.Stream(ctx, func(ctx context.Context, admin term.AdminClient) (err error) {
@@ -56,7 +55,7 @@ func examine(a *term.App, cmd *cobra.Command, daemon string) (report *gpreemptv1
 		})
 		denied, _ = errors.AsType[*term.Failure](err)
 		if err == nil || a.Address != "" || denied == nil || denied.Code != term.ExitDenied {
-			return report, "", err
+			return report, "", nil, err
 		}
 		instead = denied.Message
 	}
@@ -64,20 +63,20 @@ func examine(a *term.App, cmd *cobra.Command, daemon string) (report *gpreemptv1
 	f, ok := errors.AsType[*term.Failure](err)
 	switch {
 	case err != nil && denied != nil:
-		return nil, "", denied
+		return nil, "", nil, denied
 	case ok:
-		return nil, "", &term.Failure{Code: term.ExitUnreachable, Message: instead + ": " + f.Message, Next: f.Next}
+		return nil, "", nil, &term.Failure{Code: term.ExitUnreachable, Message: instead + ": " + f.Message, Next: f.Next}
 	case err != nil:
-		return nil, "", err
+		return nil, "", nil, err
 	}
 	report, why := runDiagnosis(ctx, a, path)
 	if why != "" {
-		return nil, "", &term.Failure{
+		return nil, "", nil, &term.Failure{
 			Code: term.ExitFailure, Message: fmt.Sprintf("%s; %s diagnose failed: %s", instead, path, why),
 			Next: "compare gpreemptd version with gpctl version; --daemon selects another program",
 		}
 	}
-	return report, instead, nil
+	return report, instead, denied, nil
 }
 
 // runDiagnosis runs gpreemptd diagnose, because gpctl itself does not open the driver. It returns why
@@ -130,7 +129,12 @@ func verdictFailure(r *gpreemptv1.DiagnoseResponse) error {
 	}
 }
 
-func printReport(p *term.Printer, r *gpreemptv1.DiagnoseResponse, instead string) {
+func printReport(p *term.Printer, r *gpreemptv1.DiagnoseResponse, instead string, denied *term.Failure) {
+	if denied != nil {
+		p.Line(term.Cell{Text: "The daemon refused this user: " + instead, Style: term.StyleBad})
+		p.Linef("  try: %s", denied.Next)
+		p.Linef("Without the daemon, gpreemptd diagnose says:")
+	}
 	verdict := term.StyleBad
 	switch r.GetVerdict() {
 	case gpreemptv1.Verdict_VERDICT_READY:
@@ -143,7 +147,7 @@ func printReport(p *term.Printer, r *gpreemptv1.DiagnoseResponse, instead string
 	if r.GetRemedy() != "" {
 		p.Linef("  try: %s", r.GetRemedy())
 	}
-	if instead != "" {
+	if instead != "" && denied == nil {
 		p.Linef("From gpreemptd diagnose: %s", instead)
 	}
 	// Without a GPU all other checks are skipped.

@@ -12,6 +12,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/spell"
 	"github.com/gpreempt/gpreempt/internal/term"
 )
 
@@ -114,7 +115,11 @@ func (f eventFilter) check(cmd *cobra.Command) error {
 		return nil
 	}
 	slices.Sort(kinds)
-	return term.Usage(cmd, "no events are of the kind %q: choose one of%s", f.kind, strings.Join(kinds, " "))
+	kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind == "" })
+	return &term.Failure{
+		Code: term.ExitUsage, Message: fmt.Sprintf("no events are of the kind %q; there are %s (target: suspends and resumes)", f.kind, strings.Join(kinds, ", ")),
+		Next: cmd.CommandPath() + " --kind " + term.Or(spell.Nearest(f.kind, kinds), "target"),
+	}
 }
 
 func (f eventFilter) has(e *gpreemptv1.Event) bool {

@@ -136,8 +136,11 @@ func printTarget(p *term.Printer, g *gpreemptv1.Target, names term.GPUNames) {
 	case g.GetMechanism() == "":
 		field("mechanism", "not attached")
 	case g.GetLearnedSuspend() != nil:
-		field("mechanism", fmt.Sprintf("%s (suspend about %s, resume about %s)", g.GetMechanism(),
-			term.Took(g.GetLearnedSuspend()), term.Took(g.GetLearnedResume())))
+		resume := "resume not measured yet"
+		if g.GetLearnedResume() != nil {
+			resume = "resume about " + term.Took(g.GetLearnedResume())
+		}
+		field("mechanism", fmt.Sprintf("%s (suspend about %s, %s)", g.GetMechanism(), term.Took(g.GetLearnedSuspend()), resume))
 	default:
 		field("mechanism", g.GetMechanism())
 	}

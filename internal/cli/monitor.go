@@ -47,13 +47,20 @@ type suspension struct {
 	why   string // cause and lease
 }
 
+// entry is a change of a target into a state. Readings and events come apart: a cause that is kept by its state
+// fits the state of every reading.
+type entry struct {
+	target string
+	state  gpreemptv1.TargetState
+}
+
 // monitor is what gpctl top and gpctl web show of a daemon: the last reading, and what its events
 // add. It does no input or output.
 type monitor struct {
 	now    reading
 	lost   string // why there is no newer reading
 	usage  map[string][]used
-	causes map[string]string // of the last change of each target
+	causes map[entry]string  // of the last change of each target into each state
 	whys   map[string]string // of the suspend in progress of each target: cause and lease
 	calls  map[string]time.Duration
 	quiet  []time.Duration // newest last
@@ -61,7 +68,7 @@ type monitor struct {
 }
 
 func newMonitor() monitor {
-	return monitor{usage: map[string][]used{}, causes: map[string]string{}, whys: map[string]string{}, calls: map[string]time.Duration{}}
+	return monitor{usage: map[string][]used{}, causes: map[entry]string{}, whys: map[string]string{}, calls: map[string]time.Duration{}}
 }
 
 // read replaces the reading.
@@ -84,7 +91,7 @@ func (m *monitor) read(r reading) {
 	}
 	gone := func(id string) bool { return !living[id] }
 	maps.DeleteFunc(m.usage, func(id string, _ []used) bool { return gone(id) })
-	maps.DeleteFunc(m.causes, func(id, _ string) bool { return gone(id) })
+	maps.DeleteFunc(m.causes, func(e entry, _ string) bool { return gone(e.target) })
 	maps.DeleteFunc(m.whys, func(id, _ string) bool { return gone(id) })
 }
 
@@ -121,12 +128,13 @@ func (m *monitor) event(e *gpreemptv1.Event) {
 func (m *monitor) target(e *gpreemptv1.Event) {
 	id, to := e.GetTargetId(), e.GetToTarget()
 	done := e.GetCause() == "done"
-	if !done {
-		m.causes[id] = e.GetCause()
+	m.causes[entry{id, to}] = e.GetCause()
+	if done {
+		m.causes[entry{id, to}] = m.causes[entry{id, e.GetFromTarget()}]
 	}
 	switch to {
 	case gpreemptv1.TargetState_TARGET_STATE_GONE:
-		delete(m.causes, id)
+		maps.DeleteFunc(m.causes, func(e entry, _ string) bool { return e.target == id })
 		delete(m.whys, id)
 	case gpreemptv1.TargetState_TARGET_STATE_SUSPENDING:
 		m.whys[id] = strings.TrimSpace(e.GetCause() + " " + e.GetLeaseId())

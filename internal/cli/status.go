@@ -191,7 +191,7 @@ func printShadow(p *term.Printer, r *gpreemptv1.ShadowReport) {
 		tense = "is shadow, for " + lasted + " now"
 	}
 	if suspends == 0 {
-		p.Linef("The policy %s: it would have suspended nothing.\n", tense)
+		p.Linef("The policy %s: it would have suspended nothing.", tense)
 		return
 	}
 	p.Linef("The policy %s: it would have made %s, for %s in total.", tense, term.Count(suspends, "suspension"), term.Took(durationpb.New(total)))
@@ -203,11 +203,19 @@ func printShadow(p *term.Printer, r *gpreemptv1.ShadowReport) {
 			fmt.Sprintf("%.1f %%", share), term.Took(row.GetLongest()), term.Took(durationpb.New(took*time.Duration(max(1, row.GetGpuCount())))), term.Or(row.GetOwner(), "-"))
 	}
 	t.Flush()
-	p.Linef("")
 }
 
 func printStats(p *term.Printer, s *gpreemptv1.Statistics) {
-	printShadow(p, s.GetShadow())
+	// What a shadow policy would have done comes first only while it is in force.
+	if s.GetShadow().GetInForce() {
+		printShadow(p, s.GetShadow())
+		p.Linef("")
+	} else if s.GetShadow() != nil {
+		defer func() {
+			p.Linef("")
+			printShadow(p, s.GetShadow())
+		}()
+	}
 	t := p.Table("", term.Columns{"SINCE START", ">COUNT", "NOTE"})
 	share := func(part, whole uint64) string {
 		if whole == 0 {

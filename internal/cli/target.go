@@ -272,14 +272,29 @@ func targetSuspend(a *term.App) *cobra.Command {
 			return &term.Failure{Code: term.ExitUsage, Message: "missing --ttl: a suspension must be bounded", Next: cmd.CommandPath() + " " + target + " --ttl 2s"}
 		}
 		req := &gpreemptv1.SuspendTargetRequest{TargetId: target, Ttl: durationpb.New(ttl)}
-		return term.Ask(cmd, a, term.AdminClient.SuspendTarget, req, func(p *term.Printer, resp *gpreemptv1.SuspendTargetResponse) {
-			if resp.GetQuiesced() {
-				p.Linef("target %s is suspended after %s, for at most %s", target, term.Took(resp.GetTiming().GetTotal()), term.Duration(ttl))
-			} else {
-				p.Linef("target %s is not suspended: %s", target, term.Quiesce(resp.GetReason()))
+		shadow := false
+		err := a.Call(cmd, func(ctx context.Context, admin term.AdminClient) error {
+			resp, err := admin.SuspendTarget(ctx, req)
+			if err != nil {
+				return err
 			}
-			p.Linef("  undo: gpctl target resume %s", target)
+			shadow = resp.GetReason() == gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW
+			return a.Show(resp, func(p *term.Printer) {
+				switch {
+				case shadow:
+					return
+				case resp.GetQuiesced():
+					p.Linef("target %s is suspended after %s, for at most %s", target, term.Took(resp.GetTiming().GetTotal()), term.Duration(ttl))
+				default:
+					p.Linef("target %s is not suspended: %s", target, term.Quiesce(resp.GetReason()))
+				}
+				p.Linef("  undo: gpctl target resume %s", target)
+			})
 		})
+		if err == nil && shadow {
+			return &term.Failure{Code: term.ExitRefused, Message: "the policy is shadow: nothing is suspended", Next: "gpctl policy set balanced"}
+		}
+		return err
 	})
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "longest duration, such as 2s")
 	return cmd

@@ -191,14 +191,14 @@ func TestTopMeasuresSharesRatesAndQuietTimes(t *testing.T) {
 	r := topReading(106 * time.Second)
 	r.targets = r.targets[1:]
 	s.read(r)
-	if len(s.usage) != 2 || s.causes["5001@1"] != "" {
+	if len(s.usage) != 2 || s.causes[entry{"5001@1", gpreemptv1.TargetState_TARGET_STATE_SUSPENDED}] != "" {
 		t.Errorf("kept of a target that has exited: %v %v", s.usage, s.causes)
 	}
 	// The daemon's event of the end of a suspend does not have its cause.
 	const running, suspending, suspended = gpreemptv1.TargetState_TARGET_STATE_RUNNING, gpreemptv1.TargetState_TARGET_STATE_SUSPENDING, gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
 	s.event(&gpreemptv1.Event{Kind: gpreemptv1.EventKind_EVENT_KIND_TARGET, TargetId: "5002@1", LeaseId: "9f-9", Cause: "lease", FromTarget: running, ToTarget: suspending})
 	s.event(&gpreemptv1.Event{Kind: gpreemptv1.EventKind_EVENT_KIND_TARGET, TargetId: "5002@1", Cause: "done", FromTarget: suspending, ToTarget: suspended})
-	if got := s.last[0].comm + ": " + s.last[0].why + ", " + s.causes["5002@1"]; got != "python3: lease 9f-9, lease" {
+	if got := s.last[0].comm + ": " + s.last[0].why + ", " + s.causes[entry{"5002@1", gpreemptv1.TargetState_TARGET_STATE_SUSPENDED}]; got != "python3: lease 9f-9, lease" {
 		t.Errorf("the last preemption is %q", got)
 	}
 	// The clock and the counts of a restarted daemon begin again.
@@ -439,5 +439,49 @@ func TestTopOncePrintsAScreen(t *testing.T) {
 	}
 	if got := strings.Count(out.String(), "\n"); got != 24 || !strings.Contains(out.String(), "5001 ") || strings.Contains(out.String(), "\x1b") {
 		t.Errorf("%d lines:\n%s", got, out.String())
+	}
+}
+
+func TestTopShowsTheCauseOfTheStateThatItShows(t *testing.T) {
+	const running, suspended = gpreemptv1.TargetState_TARGET_STATE_RUNNING, gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
+	s := newTopScreen(topApp())
+	s.read(topReading(100 * time.Second))
+	for _, e := range []*gpreemptv1.Event{
+		{Cause: "lease", FromTarget: running, ToTarget: gpreemptv1.TargetState_TARGET_STATE_SUSPENDING},
+		{Cause: "done", FromTarget: gpreemptv1.TargetState_TARGET_STATE_SUSPENDING, ToTarget: suspended},
+		{Cause: "lease-ended", FromTarget: suspended, ToTarget: gpreemptv1.TargetState_TARGET_STATE_RESUMING},
+		{Cause: "done", FromTarget: gpreemptv1.TargetState_TARGET_STATE_RESUMING, ToTarget: running},
+	} {
+		e.Kind, e.TargetId = gpreemptv1.EventKind_EVENT_KIND_TARGET, "5001@1"
+		s.event(e)
+	}
+	got := map[gpreemptv1.TargetState]string{}
+	for _, state := range []gpreemptv1.TargetState{running, suspended, gpreemptv1.TargetState_TARGET_STATE_QUARANTINED} {
+		got[state] = s.why(&gpreemptv1.Target{TargetId: "5001@1", State: state})
+	}
+	want := map[gpreemptv1.TargetState]string{running: "the last lease has ended", suspended: "a lease covers its GPUs", gpreemptv1.TargetState_TARGET_STATE_QUARANTINED: "-"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("why (-want +got):\n%s", diff)
+	}
+}
+
+func TestTopSelectsTheFirstTargetUntilTheUserChooses(t *testing.T) {
+	s := newTopScreen(topApp())
+	var got []string
+	for n, step := range []struct {
+		suspended time.Duration // of 5002; 5001 is suspended for half of the time
+		keys      []string
+	}{{}, {suspended: time.Second}, {keys: []string{"down", "up"}, suspended: 2 * time.Second}, {}} {
+		r := topReading(time.Duration(100+n) * time.Second)
+		r.targets[1].SuspendedTotal = durationpb.New(step.suspended)
+		s.read(r)
+		for _, key := range step.keys {
+			s.key(key)
+		}
+		got = append(got, s.listed()[0].GetTargetId()+" selected "+s.selected)
+	}
+	want := []string{"5001@1 selected 5001@1", "5002@1 selected 5002@1", "5002@1 selected 5002@1", "5001@1 selected 5002@1"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("first (-want +got):\n%s", diff)
 	}
 }

@@ -59,7 +59,7 @@ func TestTopScreens(t *testing.T) {
 	}{
 		{name: "list"},
 		{name: "more than fits", make: busy},
-		{name: "the last of many selected", make: func(s *topScreen) { busy(s); s.selected = "6011@1"; s.choose(0) }},
+		{name: "the last of many selected", make: func(s *topScreen) { busy(s); s.selected, s.moved = "6011@1", true; s.choose(0) }},
 		{name: "help", keys: "?"},
 		{name: "explained", keys: "enter", make: func(s *topScreen) { s.explanation = explanation }},
 		{name: "not explained yet", keys: "enter"},

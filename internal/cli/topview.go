@@ -27,6 +27,7 @@ type topScreen struct {
 	filter   string
 	typing   bool   // keys change the filter
 	selected string // target_id; "" if no target is listed
+	moved    bool   // the user chose it: it stays selected when the order changes
 	view     topView
 	scroll   int // lines of a view other than the targets that are above the screen
 	// explained is the target_id of viewExplain; explanation and failed are the answer, both nil before it.
@@ -63,7 +64,7 @@ func (s *topScreen) lose(err error) {
 }
 
 // choose selects the target that is by lines below the selected one. The first one is selected where
-// that is not listed.
+// that is not listed, or the user has not chosen one.
 func (s *topScreen) choose(by int) {
 	list := s.listed()
 	if len(list) == 0 {
@@ -71,8 +72,13 @@ func (s *topScreen) choose(by int) {
 		return
 	}
 	i := slices.IndexFunc(list, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == s.selected })
-	if i < 0 {
-		i, by = 0, 0
+	switch {
+	case i < 0:
+		i, by, s.moved = 0, 0, false
+	case by != 0:
+		s.moved = true
+	case !s.moved:
+		i = 0
 	}
 	s.selected = list[min(max(0, i+by), len(list)-1)].GetTargetId()
 }
@@ -226,7 +232,7 @@ QUEUES: hardware slots; █ queues that may run, ░ suspended ones, · free slo
 SUSPENDED: the share of the last 10 s of the target that was suspended most.
 SUSP% and /S: the share of the last 10 s in which a target was suspended, and its suspends a second.
 BACKLOG: work in its rings that the GPU has not read.
-WHY: what cannot suspend it, or the cause of its last change.
+WHY: why nothing can suspend it, or why it last came into its state.
 quiet: the time from an announcement until its GPUs were quiet.`
 
 // head writes the first line: what the whole screen depends on is on the left, in reverse video.
@@ -392,7 +398,7 @@ func (s *topScreen) targetTable(p *term.Printer, n int) {
 
 // why says why a target is as it is.
 func (s *topScreen) why(t *gpreemptv1.Target) string {
-	return term.Or(t.GetAttachError(), term.Or(api.Cause(s.causes[t.GetTargetId()]), "-"))
+	return term.Or(t.GetAttachError(), term.Or(api.Cause(s.causes[entry{t.GetTargetId(), t.GetState()}]), "-"))
 }
 
 // key changes what is shown. It returns the target_id to explain, if one is asked for.
@@ -442,6 +448,7 @@ func (s *topScreen) key(name string) (explain string, quit bool) {
 		s.paused = !s.paused
 	case "enter":
 		if s.selected != "" {
+			s.moved = true
 			s.view, s.scroll, s.explained, s.explanation, s.failed = viewExplain, 0, s.selected, nil, nil
 		}
 		return s.selected, false

@@ -80,14 +80,7 @@ func text(key yamlfile.Key) string {
 
 // durationText returns a duration in the form of the file: 1m0s is 1m.
 func durationText(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
+	return strings.NewReplacer("h0m0s", "h", "m0s", "m").Replace(d.String())
 }
 
 // differing returns the names of the entries of a list that another does not have, or not with the

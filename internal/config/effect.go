@@ -94,6 +94,9 @@ func (es *effects) rule(c Config, i int, gpus []gpreempt.GPU) {
 	if r.Class == gpreempt.Offline && r.NeverDebug && len(c.Mechanisms) > 0 && others == nil {
 		es.add(key+"never_debug", "its processes are never suspended: the mechanisms are debuggers", "add freezer to mechanisms, or write class: unmanaged")
 	}
+	if text := r.Match.Cmdline; text != "" && !strings.HasPrefix(text, "/") && !strings.Contains(text, "*") {
+		es.add(key+"match.cmdline", "no *: matches only this whole command line", "write "+yamlfile.Quoted("*"+text+"*"))
+	}
 	for n, text := range r.Match.GPU {
 		if gpus != nil && !classify.NamesOne(text, gpus) {
 			es.add(fmt.Sprintf("%smatch.gpu[%d]", key, n), yamlfile.Quoted(text)+" names no GPU of this host", "write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them")

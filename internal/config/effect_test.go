@@ -23,12 +23,12 @@ func TestWhatHasNoEffectHasPlaceAndRemedy(t *testing.T) {
 		{
 			"rules behind others", rules + "  - {name: all, match: {comm: \"*\"}, class: offline}\n  - name: server\n    match: {uid: 990}\n    class: online\n",
 			Facts{},
-			[]string{`3:11: rules[1].name: never decides: rule "all" comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
+			[]string{`3:11: rules[1].name: never decides: every process that it matches is matched by rule "all" above: move it above that rule, or remove it`},
 		},
 		{
 			"jobs behind others", "jobs: [{name: a, by: [env.A]}, {name: b, by: [env.A, env.B]}]\n",
 			Facts{},
-			[]string{`1:39: jobs[1].name: never decides: job rule "a" comes before it and applies to every process to which it applies: put it before that one, or remove one of them`},
+			[]string{`1:39: jobs[1].name: never decides: every process that it matches is matched by job rule "a" above: move it above that rule, or remove it`},
 		},
 		{
 			"debugfs is off", rules + low + ring + "  - {name: high, match: {queue_priority: {min: 10}}, class: online}\ndiscovery: {debugfs: false}\n",
@@ -47,6 +47,12 @@ func TestWhatHasNoEffectHasPlaceAndRemedy(t *testing.T) {
 			"no such GPU", rules + "  - name: a\n    class: offline\n    match: {gpu: [renderD128, node:2, 10:00.0]}\n",
 			Facts{GPUs: gpus},
 			[]string{"4:31: rules[0].match.gpu[1]: \"node:2\" names no GPU of this host: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them"},
+		},
+		{
+			"a command line without wildcards", rules + "  - {name: a, class: offline, match: {cmdline: train.py}}\n  - {name: b, class: offline, match: {cmdline: \"*serve.py\"}}\n" +
+				"  - {name: c, class: offline, match: {cmdline: /usr/bin/python3 sum.py}}\n",
+			Facts{},
+			[]string{`2:48: rules[0].match.cmdline: no *: matches only this whole command line: write "*train.py*"`},
 		},
 		{"GPUs that are not known", rules + "  - {name: a, class: offline, match: {gpu: [node:2]}}\n", Facts{}, nil},
 		{

@@ -26,7 +26,7 @@ func Load(path string) (Config, error) {
 		remedy := "check the path and its permissions"
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			remedy = "create it (a comment alone has every default) or name another file"
+			remedy = "write one: gpreemptd config default > FILE"
 		case errors.Is(err, regular.ErrKind), errors.Is(err, regular.ErrSize), errors.Is(err, os.ErrDeadlineExceeded):
 			remedy = "name a regular file of this host"
 		}

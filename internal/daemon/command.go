@@ -131,7 +131,8 @@ func check(opts Options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	warnings := cfg.WithoutEffect(opts.Host.facts(cfg))
+	facts := opts.Host.facts(cfg)
+	warnings := cfg.WithoutEffect(facts)
 	for _, w := range keyWarnings(cfg.TCP) {
 		warnings = append(warnings, &yamlfile.Error{File: opts.ConfigPath, Key: "tcp.key", Problem: w.Text, Remedy: w.Remedy})
 	}
@@ -144,6 +145,9 @@ func check(opts Options, stdout, stderr io.Writer) error {
 	verdict := "valid"
 	if len(warnings) > 0 {
 		verdict = fmt.Sprintf("valid, warnings: %d", len(warnings))
+	}
+	if facts.GPUs == nil {
+		verdict += "\nnot checked: what rules name of GPUs, debugfs, containers and Slurm, because no AMD GPU can be read here"
 	}
 	_, err = fmt.Fprintf(stdout, "%s: %s\n", opts.ConfigPath, verdict)
 	return err

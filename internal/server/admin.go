@@ -47,7 +47,7 @@ func (s *Server) resolve(id string) (discovery.Proc, error) {
 	if !ok {
 		return discovery.Proc{}, refusal(gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget,
 			fmt.Sprintf("process %s owns no GPU queues, or has exited", id),
-			"see gpctl target list")
+			"gpctl target list")
 	}
 	return proc, nil
 }
@@ -120,8 +120,8 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 			fmt.Sprintf("classify it first: gpctl target classify %v offline", proc.Key))
 	case ttl <= 0 || ttl > policy.MaxSuspend:
 		return nil, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange,
-			fmt.Sprintf("ttl %v is out of range", ttl),
-			fmt.Sprintf("use more than 0 and at most %v, the policy's max_suspend", policy.MaxSuspend))
+			fmt.Sprintf("ttl %s is out of range", durationText(ttl)),
+			fmt.Sprintf("use more than 0 and at most %s, the policy's max_suspend", durationText(policy.MaxSuspend)))
 	}
 	s.adminEvent(ctx, scheduler.Record{Target: proc.Key}, "target suspend %v for %v", proc.Key, ttl)
 	s.cfg.Scheduler.Post(scheduler.Pin{Target: proc.Key, Cause: scheduler.CauseByHand, For: ttl})
@@ -153,8 +153,8 @@ func (a adminService) ResumeTarget(ctx context.Context, req *gpreemptv1.ResumeTa
 	}
 	if hold < 0 || hold > maxHold {
 		return nil, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonDurationRange,
-			fmt.Sprintf("hold %v is out of range", hold),
-			fmt.Sprintf("use 0 to %v", maxHold))
+			fmt.Sprintf("hold %s is out of range", durationText(hold)),
+			fmt.Sprintf("use 0 to %s", durationText(maxHold)))
 	}
 	state, known := s.targetState(proc.Key)
 	if !known {
@@ -274,7 +274,7 @@ func (s *Server) overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *cl
 	}
 	if req.GetTtl() != nil && ttl <= 0 {
 		return nil, 0, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange,
-			fmt.Sprintf("ttl %v is out of range", ttl),
+			fmt.Sprintf("ttl %s is out of range", durationText(ttl)),
 			"use more than 0, or leave it out to keep the override until the process exits")
 	}
 	return &classify.Decision{Class: class, Priority: priority, By: classify.ByAdmin, Mechanism: req.GetMechanism()}, ttl, nil

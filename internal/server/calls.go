@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"path"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -243,7 +244,7 @@ var errNoIdentity error = &gpreempt.Error{
 func forbidden(peer auth.Peer, method string, need auth.Rights) error {
 	e := &gpreempt.Error{
 		Code: gpreempt.CodePermissionDenied, Reason: gpreempt.ReasonNotOnline,
-		Message: fmt.Sprintf("%v may not call %s", peer, method),
+		Message: fmt.Sprintf("%v may not call %s", peer, path.Base(method)),
 		Next:    howToGet(peer, "online"),
 	}
 	if need&auth.Online != 0 && !strings.HasPrefix(method, adminPrefix) {

@@ -43,6 +43,7 @@ var quiesceReasons = func() map[gpreempt.Reason]gpreemptv1.QuiesceReason {
 	for n := range gpreemptv1.QuiesceReason_name {
 		values[gpreempt.Reason(api.EnumName(gpreemptv1.QuiesceReason(n)))] = gpreemptv1.QuiesceReason(n)
 	}
+	delete(values, "") // UNSPECIFIED is no reason
 	return values
 }()
 

@@ -279,9 +279,9 @@ func TestRefusalAdvisesTheLeastRight(t *testing.T) {
 		got[name] = refusal.Next
 	}
 	want := map[string]string{
-		"read":             "add the user to one of access.online_groups, and log in again",
-		"change":           "add the user to one of access.admin_groups, and log in again",
-		"announce":         "add the user to one of access.online_groups, and log in again",
+		"read":             "join a group of access.online_groups (gpreempt by default) and log in again, or run as root",
+		"change":           "join a group of access.admin_groups (gpreempt-admin by default) and log in again, or run as root",
+		"announce":         "join a group of access.online_groups (gpreempt by default) and log in again, or run as root",
 		"read, remote":     `add "cn:a" to tcp.admin on the daemon's host, and reload gpreemptd`,
 		"announce, remote": `add "cn:a" to tcp.online on the daemon's host, and reload gpreemptd`,
 	}

@@ -111,7 +111,7 @@ func howToGet(p auth.Peer, right string) string {
 		if p.Nested && right == "admin" {
 			return "call from outside of the container, or set access.container_admins in the daemon's config file"
 		}
-		return fmt.Sprintf("add the user to one of access.%s_groups, and log in again", right)
+		return fmt.Sprintf("join a group of access.%s_groups (%s by default) and log in again, or run as root", right, map[string]string{"online": "gpreempt", "admin": "gpreempt-admin"}[right])
 	case auth.Certificate:
 		if len(p.Names) == 0 {
 			return "issue a certificate with a URI, a DNS name or a common name"

@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -15,7 +16,7 @@ func worded(err error) error {
 	if !ok {
 		return err
 	}
-	value, limit := time.Duration(r.Value), time.Duration(r.Limit)
+	value, limit := durationText(time.Duration(r.Value)), durationText(time.Duration(r.Limit))
 	invalid := func(message, next string) error {
 		return refusal(gpreempt.CodeInvalidArgument, r.Reason, message, next)
 	}
@@ -56,6 +57,11 @@ func worded(err error) error {
 	default:
 		return err
 	}
+}
+
+// durationText returns a duration as people write it: 2h0m0s is 2h.
+func durationText(d time.Duration) string {
+	return strings.NewReplacer("h0m0s", "h", "m0s", "m").Replace(d.String())
 }
 
 // unknownGPU is the error for a GPU that is not on this host.

@@ -18,8 +18,8 @@ func TestRefusalsOfTheSchedulerAreInWords(t *testing.T) {
 	}{
 		{scheduler.Refusal{Reason: gpreempt.ReasonRequestIDTooLong, Value: 65, Limit: 64}, gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Message: "request_id has 65 bytes", Next: "use at most 64"}},
 		{scheduler.Refusal{Reason: gpreempt.ReasonPriorityRange, Value: 16, Limit: 15}, gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Message: "priority 16 is out of range", Next: "use 0 to 15"}},
-		{scheduler.Refusal{Reason: gpreempt.ReasonTTLRange, Value: 0, Limit: int64(time.Minute)}, gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Message: "ttl 0s is out of range", Next: "use more than 0 and at most 1m0s"}},
-		{scheduler.Refusal{Reason: gpreempt.ReasonDurationRange, What: "eta", Value: -1, Limit: int64(time.Minute)}, gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Message: "eta -1ns is out of range", Next: "use 0 to 1m0s"}},
+		{scheduler.Refusal{Reason: gpreempt.ReasonTTLRange, Value: 0, Limit: int64(time.Minute)}, gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Message: "ttl 0s is out of range", Next: "use more than 0 and at most 1m"}},
+		{scheduler.Refusal{Reason: gpreempt.ReasonDurationRange, What: "eta", Value: -1, Limit: int64(time.Minute)}, gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Message: "eta -1ns is out of range", Next: "use 0 to 1m"}},
 		{scheduler.Refusal{Reason: gpreempt.ReasonUnknownGPU, What: "7"}, gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Message: "GPU 7 is not on this host", Next: "gpctl gpu list shows those that are"}},
 		{scheduler.Refusal{Reason: gpreempt.ReasonRequestIDReused, What: "a"}, gpreempt.Error{Code: gpreempt.CodeAlreadyExists, Message: `request_id "a" was used by another announcement of this client`, Next: "use a new id for each announcement and the same one only to retry it unchanged"}},
 		{scheduler.Refusal{Reason: gpreempt.ReasonLeasesPerClient, Value: 3}, gpreempt.Error{Code: gpreempt.CodeResourceExhausted, Message: "this client holds 3 leases, which is its limit", Next: "complete some"}},

@@ -165,7 +165,7 @@ func Unreachable(socket string, err error, group string) *Failure {
 		f.Message = fmt.Sprintf("permission denied on the daemon's socket %s", socket)
 		switch group {
 		case "", "root":
-			f.Next = "run this as root"
+			f.Next = "join the group of the socket (gpreempt by default), or run this as root"
 		default:
 			f.Message += ", which needs the group " + group
 			f.Next = fmt.Sprintf("sudo usermod -aG %s $USER, then log in again; or run this as root", group)

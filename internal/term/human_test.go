@@ -106,7 +106,7 @@ func TestUnreachableDaemonsAreExplained(t *testing.T) {
 			"sudo usermod -aG gpreempt $USER, then log in again; or run this as root",
 		}},
 		{"group root", dial(syscall.EACCES), "root", Failure{
-			ExitDenied, "permission denied on the daemon's socket /run/s", "run this as root",
+			ExitDenied, "permission denied on the daemon's socket /run/s", "join the group of the socket (gpreempt by default), or run this as root",
 		}},
 		{"the connection is closed", nil, "gpreempt", Failure{ExitUnreachable, "the daemon at /run/s closed the connection", "systemctl status gpreemptd"}},
 		{"something else", dial(syscall.EMFILE), "gpreempt", Failure{

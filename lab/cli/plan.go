@@ -138,7 +138,7 @@ func (f *planFlags) planOptions(cmd *cobra.Command) (sim.PlanOptions, error) {
 }
 
 func (out *planned) fromScenario(f *planFlags, name string, o sim.PlanOptions) error {
-	s, err := f.scenario(name)
+	s, err := f.scenario("gplab plan", name)
 	if err != nil {
 		return err
 	}

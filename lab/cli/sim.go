@@ -95,8 +95,8 @@ func completeScenario(_ *cobra.Command, args []string, _ string) ([]cobra.Comple
 	return names, cobra.ShellCompDirectiveDefault
 }
 
-// scenario reads a scenario: one of the library, or a file.
-func (f *simFlags) scenario(name string) (scenario.Scenario, error) {
+// scenario reads the scenario that a command names: one of the library, or a file.
+func (f *simFlags) scenario(command, name string) (scenario.Scenario, error) {
 	s, err := scenario.ByName(name)
 	if strings.ContainsAny(name, "./") {
 		s, err = scenario.Read(name)
@@ -106,7 +106,14 @@ func (f *simFlags) scenario(name string) (scenario.Scenario, error) {
 		if errors.Is(err, fs.ErrNotExist) || !strings.ContainsAny(name, "./") {
 			code = term.ExitNotFound
 		}
-		return s, &term.Failure{Code: code, Message: err.Error()}
+		failure := &term.Failure{Code: code, Message: err.Error()}
+		if unknown, ok := errors.AsType[*scenario.UnknownError](err); ok {
+			failure.Next = "gplab sim list"
+			if unknown.Near != "" {
+				failure.Next = command + " " + unknown.Near
+			}
+		}
+		return s, failure
 	}
 	if f.trace != "" {
 		if err := s.UseTrace(f.trace); err != nil {
@@ -380,7 +387,7 @@ func simulateArms(a *term.App, cmd *cobra.Command, f *simFlags, name string, sch
 	if err != nil {
 		return term.Usage(cmd, "%v", err)
 	}
-	s, err := f.scenario(name)
+	s, err := f.scenario(cmd.CommandPath(), name)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"embed"
-	"fmt"
 	"io/fs"
 	"path"
 	"strings"
@@ -27,16 +26,19 @@ func Library() []Scenario {
 	return all
 }
 
-// ByName returns a scenario of the library. The error names one with a similar name.
+// UnknownError says that the library has no scenario of a name. Near is the most similar one that it has, "" for none.
+type UnknownError struct{ Name, Near string }
+
+func (e *UnknownError) Error() string {
+	return "the library has no scenario " + yamlfile.Quoted(e.Name)
+}
+
+// ByName returns a scenario of the library, or an UnknownError.
 func ByName(name string) (Scenario, error) {
 	file := path.Join("library", name+".yaml")
 	data, err := fs.ReadFile(library, file)
 	if err != nil {
-		remedy := "gplab sim list shows them"
-		if near := spell.Nearest(name, names()); near != "" {
-			remedy = "did you mean " + near + "?"
-		}
-		return Scenario{}, fmt.Errorf("the library has no scenario %s: %s", yamlfile.Quoted(name), remedy)
+		return Scenario{}, &UnknownError{Name: name, Near: spell.Nearest(name, names())}
 	}
 	return Parse(file, data)
 }

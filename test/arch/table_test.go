@@ -100,7 +100,7 @@ var table = []struct {
 	{"internal/term", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/spell", "pkg/client", "pkg/gpreempt"}}},
 	{"internal/testutil/clitest", rule{imports: []string{apiV1, "internal/api", "internal/term", "pkg/gpreempt"}}},
 	{"internal/fleet", rule{stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/fleet", "internal/regular", "internal/stat", "internal/term", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/fleet", "internal/regular", "internal/spell", "internal/stat", "internal/term", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli"}}},
 
 	// The lab, a module of its own: what gpreempt does to given work, simulated, emulated or on

@@ -149,7 +149,7 @@ func TestPartsOfGpreemptAreNoStrangersWhileTargetsAreSuspended(t *testing.T) {
 		if text := during["doctor, as nobody"]; strings.Contains(text, "gpctl as root") || strings.Contains(text, "permission denied: check") {
 			t.Errorf("as nobody:\n%s", text)
 		} else {
-			says(t, text, "From gpreemptd diagnose: permission denied on the daemon's socket "+d.socket)
+			says(t, text, "The daemon refused this user: permission denied on the daemon's socket "+d.socket)
 		}
 		d.complete(lease.GetLeaseId())
 		m.stays(d, train, other)

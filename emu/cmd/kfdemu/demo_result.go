@@ -277,14 +277,14 @@ func (r *Result) Print(w io.Writer) error {
 
 // verdict returns the result in one line.
 func (r *Result) verdict() string {
-	skipped := ""
+	all, end := len(r.Checks)+len(r.Figures), "."
 	if len(r.Figures) > 0 {
-		skipped = fmt.Sprintf(" Not judged (skip): %s.", r.NotJudged)
+		end = fmt.Sprintf("; %d not judged: %s.", len(r.Figures), r.NotJudged)
 	}
 	if failed := r.Failed(); len(failed) > 0 {
-		return fmt.Sprintf("FAIL: %d of %d checks failed.%s", len(failed), len(r.Checks), skipped)
+		return fmt.Sprintf("FAIL: %d of %d checks failed%s", len(failed), all, end)
 	}
-	return fmt.Sprintf("PASS: %d of %d checks.%s", len(r.Checks), len(r.Checks), skipped)
+	return fmt.Sprintf("PASS: %d of %d checks%s", len(r.Checks), all, end)
 }
 
 func ms(v float64) string {

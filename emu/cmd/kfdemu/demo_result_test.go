@@ -84,30 +84,30 @@ func TestMedianAndThroughputAreJudgedUnlessTheyMeanNothing(t *testing.T) {
 	}{
 		"enough requests on a quiet host": {
 			change: func(*Result) {}, figures: []Target{p99}, judged: []Target{p50, work},
-			says: "Not judged (skip): other programs on this host can delay a few requests.",
+			says: "not judged: other programs on this host can delay a few requests.",
 		},
 		"few requests": {
 			change:  func(r *Result) { r.Runs[4].LatencyMS, r.Runs[5].LatencyMS = []float64{18, 30}, []float64{18, 30} },
-			figures: []Target{p50, p99, work}, says: "Not judged (skip): 4 requests are fewer than 100.",
+			figures: []Target{p50, p99, work}, says: "not judged: 4 requests are fewer than 100.",
 		},
 		"a busy host": {
 			change:  func(r *Result) { r.Runs[1].LatencyMS = many(6, 6, 6, 400) },
 			figures: []Target{p50, busy, work},
-			says:    "Not judged (skip): this host is too busy to measure (without other work on the GPU the p95 is 400 ms, and the p50 6 ms).",
+			says:    "not judged: this host is too busy to measure (without other work on the GPU the p95 is 400 ms, and the p50 6 ms).",
 		},
 		"a host that stood still": {
 			change:  func(r *Result) { r.Runs[4].Late, r.Runs[5].Late = 11, 0 },
 			figures: []Target{p50, p99, work},
-			says:    "Not judged (skip): this host is too busy to measure (with gpreempt, 11 of 200 requests began more than 3ms late).",
+			says:    "not judged: this host is too busy to measure (with gpreempt, 11 of 200 requests began more than 3ms late).",
 		},
 		"a host that stood still for a moment": {
 			change: func(r *Result) { r.Runs[4].Late, r.Runs[5].Late = 5, 5 }, figures: []Target{p99}, judged: []Target{p50, work},
-			says: "Not judged (skip): other programs on this host can delay a few requests.",
+			says: "not judged: other programs on this host can delay a few requests.",
 		},
 		"a slow host": {
 			change:  func(r *Result) { r.LearnedSuspendMS = 1.5 },
 			figures: []Target{p50, p99, work},
-			says:    "Not judged (skip): this host is too busy to measure (a suspend took 1.5ms, and 400µs of that on the modelled GPU).",
+			says:    "not judged: this host is too busy to measure (a suspend took 1.5ms, and 400µs of that on the modelled GPU).",
 		},
 	} {
 		r := runs()
@@ -144,7 +144,7 @@ func TestTheTableSaysSimulatedAndTheResultOfEachCheck(t *testing.T) {
 	}
 	for _, want := range []string{
 		"SIMULATED mi300x", "Every figure is simulated", "SIMULATED     n", string(Protected), "85.0 %", "±0.50",
-		"ok    online p50 with gpreempt, ms: 7 (target <= 8.4)", "ok    offline throughput with gpreempt: 0.85 (target >= 0.8)", "ok    offline packets lost: 0 (target <= 0)", "FAIL  offline packets run twice", "skip  online p99 with gpreempt, ms: 9 (target <= 10.4)", "FAIL: 1 of 5 checks failed. Not judged (skip): other programs",
+		"ok    online p50 with gpreempt, ms: 7 (target <= 8.4)", "ok    offline throughput with gpreempt: 0.85 (target >= 0.8)", "ok    offline packets lost: 0 (target <= 0)", "FAIL  offline packets run twice", "skip  online p99 with gpreempt, ms: 9 (target <= 10.4)", "FAIL: 1 of 6 checks failed; 1 not judged: other programs",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())

@@ -282,6 +282,8 @@ func (m *Machine) SuspendTarget(_ context.Context, req *gpreemptv1.SuspendTarget
 			"gpctl target classify "+req.GetTargetId()+" offline")
 	case req.GetTtl().AsDuration() <= 0 || req.GetTtl().AsDuration() > m.policy.GetMaxSuspend().AsDuration():
 		return nil, Refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange, "a suspension lasts more than 0 and at most 2s", "choose a shorter ttl")
+	case m.policy.GetShadow():
+		return &gpreemptv1.SuspendTargetResponse{Reason: gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW}, nil
 	}
 	resp := &gpreemptv1.SuspendTargetResponse{Timing: &gpreemptv1.Timing{Total: Dur(861 * time.Microsecond)}}
 	if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_QUARANTINED {
