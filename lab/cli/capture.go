@@ -70,7 +70,7 @@ func captureCommand(a *term.App) *cobra.Command {
 				}
 				c.plan.Duration, c.plan.HIPLog, c.plan.NoKFDTrace = duration, level, !kfdTrace
 				c.plan.Offline.Progress, c.plan.Offline.Unit = progress, unit
-				if err := checkPlan(&c.plan); err != nil {
+				if err := checkPlan(&c.plan, false); err != nil {
 					return err
 				}
 				cases = append(cases, c)

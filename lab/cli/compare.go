@@ -67,7 +67,7 @@ func compareCommand(a *term.App) *cobra.Command {
 			if err := f.findGPUs(a, cmd, &p); err != nil {
 				return err
 			}
-			if err := checkPlan(&p); err != nil {
+			if err := checkPlan(&p, false); err != nil {
 				return err
 			}
 			if err := checkProfile(p.Profile); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/term"
 	"github.com/gpreempt/gpreempt/lab/evidence"
 	"github.com/gpreempt/gpreempt/lab/scenario"
@@ -213,7 +214,7 @@ func runTrial(a *term.App, cmd *cobra.Command, f *trialFlags) error {
 	if err := f.findGPUs(a, cmd, &p); err != nil {
 		return err
 	}
-	if err := checkPlan(&p); err != nil {
+	if err := checkPlan(&p, f.plan != ""); err != nil {
 		return err
 	}
 	if err := checkProfile(p.Profile); err != nil {
@@ -226,12 +227,36 @@ func runTrial(a *term.App, cmd *cobra.Command, f *trialFlags) error {
 }
 
 // checkPlan returns the errors of a plan.
-func checkPlan(p *trial.Plan) error {
+func checkPlan(p *trial.Plan, ofFile bool) error {
 	err := p.Check()
 	if err == nil {
 		return nil
 	}
+	if !ofFile {
+		err = asFlags(err)
+	}
 	return &term.Failure{Code: term.ExitUsage, Message: "the plan is not complete: " + strings.ReplaceAll(err.Error(), "\n", "; "), Next: "gplab trial --help"}
+}
+
+// asFlags names the flags in the place of the keys of a plan, for a plan without a file.
+func asFlags(err error) error {
+	list, ok := errors.AsType[yamlfile.Errors](err)
+	if !ok {
+		return err
+	}
+	flags := map[string]string{
+		"online": "--online", "online.command": "--online", "online.request": "--request", "online.ready": "--ready", "online.answer": "--answer",
+		"offline.progress": "--progress", "arrivals.rate": "--rate", "arrivals.trace": "--trace", "hip_log": "--hip-log", "count": "--count",
+		"duration": "--duration", "repeats": "--repeats",
+	}
+	remedies := strings.NewReplacer("write a count or a duration, or online.request for", "give --count or --duration, or --request for")
+	var named yamlfile.Errors
+	for _, e := range list {
+		one := *e
+		one.Key, one.Remedy = term.Or(flags[e.Key], e.Key), remedies.Replace(e.Remedy)
+		named = append(named, &one)
+	}
+	return named
 }
 
 // checkProfile returns an error for a profile that does not exist.

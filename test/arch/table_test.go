@@ -114,7 +114,7 @@ var table = []struct {
 	{"lab/kfdtrace", rule{imports: []string{"internal/stat/histogram", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"lab/hiplog", rule{imports: []string{"internal/stat/histogram"}}},
 	{"lab/capture", rule{imports: []string{apiV1, "lab/hiplog", "lab/kfdtrace", "pkg/discovery"}}},
-	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/regular", "internal/term", "lab/capture", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/registers", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"lab/cli", rule{imports: []string{apiV1, "internal/api", "internal/cmdline", "internal/config/yamlfile", "internal/regular", "internal/term", "lab/capture", "lab/evidence", "lab/hiplog", "lab/kfdtrace", "lab/report", "lab/scenario", "lab/sim", "lab/spans", "lab/trial", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/registers", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"lab/cmd/gplab", rule{imports: []string{"lab/cli"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
