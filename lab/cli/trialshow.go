@@ -366,7 +366,7 @@ func trialCompare(a *term.App) *cobra.Command {
 			keys := evidence.Keys(first, second)
 			for _, key := range except {
 				if !slices.Contains(keys, key) {
-					return term.Usage(cmd, "--except %q is no key of the environment of these runs; use %s", key, strings.Join(keys, ", "))
+					return term.Usage(cmd, "--except %q names nothing in the environment of these runs; use %s", key, strings.Join(keys, ", "))
 				}
 			}
 			ratios, err := evidence.Compare(first, second, except...)
