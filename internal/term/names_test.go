@@ -1,4 +1,4 @@
-package api_test
+package term_test
 
 import (
 	"testing"
