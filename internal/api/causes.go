@@ -32,6 +32,7 @@ var causes = map[string]string{
 	"replaced":           "it runs another program",
 	"resumed-by-another": "another program resumed it",
 	"retry":              "the last attempt is repeated",
+	"seen":               "it is new",
 	"share-cap":          "the share cap is used up",
 	"share-cap-over":     "it has time to run again",
 	"share-floor":        "it must run for its share floor",
