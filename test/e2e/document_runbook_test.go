@@ -239,6 +239,9 @@ func TestEveryCommandOfTheRunbookWorks(t *testing.T) {
 			n++
 		}
 		d.complete(lease.GetLeaseId())
+		if slices.Equal(words, []string{"gpctl", "policy", "set", "shadow"}) {
+			d.check(0, "balanced", "policy", "set", "balanced") // as its undo does
+		}
 	}
 	t.Logf("%d commands work", n)
 	d.stopJob(pid)

@@ -117,7 +117,7 @@ func TestBadInputIsRejectedWithoutEffect(t *testing.T) {
 		},
 		{
 			"a negative max_wait", change(func(r *gpreemptv1.NotifyOnlineRequest) { r.MaxWait = durationpb.New(-1) }),
-			refusal{codes.InvalidArgument, "DURATION_OUT_OF_RANGE", "0 to 1m0s"}, // of busyHost
+			refusal{codes.InvalidArgument, "DURATION_OUT_OF_RANGE", "use 0 to 1m"}, // of busyHost
 		},
 		{
 			"a long eta", change(func(r *gpreemptv1.NotifyOnlineRequest) { r.Eta = durationpb.New(time.Hour) }),
