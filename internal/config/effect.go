@@ -23,14 +23,14 @@ type Facts struct {
 	Unknown []string
 }
 
-// effects collects what can have no effect.
-type effects struct {
+// ineffective collects what can have no effect.
+type ineffective struct {
 	problems
 	places yamlfile.Places
 }
 
 // add adds one at the place of its key.
-func (es *effects) add(key, problem, remedy string) {
+func (es *ineffective) add(key, problem, remedy string) {
 	es.problems.add(key, problem, remedy)
 	es.places.Put(es.Errors[len(es.Errors)-1])
 }
@@ -38,7 +38,7 @@ func (es *effects) add(key, problem, remedy string) {
 // WithoutEffect returns what is valid in the file and can never take effect on a host, with its place and
 // a remedy.
 func (c Config) WithoutEffect(h Facts) yamlfile.Errors {
-	es := effects{places: c.Places}
+	es := ineffective{places: c.Places}
 	es.access(c, h)
 	if classifier, err := classify.New(c.Rules, c.Jobs); err == nil {
 		for _, e := range classifier.Hidden() {
@@ -69,7 +69,7 @@ func (c Config) WithoutEffect(h Facts) yamlfile.Errors {
 }
 
 // needing adds one entry for all rules that need what the host lacks; "" is nothing.
-func (es *effects) needing(rules []classify.Rule, why, remedy, field, never string, needs func(*classify.Match) bool) {
+func (es *ineffective) needing(rules []classify.Rule, why, remedy, field, never string, needs func(*classify.Match) bool) {
 	var names []string
 	key := ""
 	for i := range rules {
@@ -85,7 +85,7 @@ func (es *effects) needing(rules []classify.Rule, why, remedy, field, never stri
 }
 
 // rule adds what one rule has no effect for.
-func (es *effects) rule(c Config, i int, gpus []gpreempt.GPU) {
+func (es *ineffective) rule(c Config, i int, gpus []gpreempt.GPU) {
 	r, key := &c.Rules[i], fmt.Sprintf("rules[%d].", i)
 	if r.Class == gpreempt.Offline && r.Priority != nil && *r.Priority == gpreempt.MaxPriority {
 		es.add(key+"priority", "no lease suspends its processes: a lease suspends those of lower priority than its own, which is 15 at most", "write a lower one, such as 0")
@@ -106,7 +106,7 @@ func (es *effects) rule(c Config, i int, gpus []gpreempt.GPU) {
 
 // access adds the names that give nobody a right. Those of the default are created with the package, and a
 // file may be checked elsewhere.
-func (es *effects) access(c Config, h Facts) {
+func (es *ineffective) access(c Config, h Facts) {
 	own := Default().Access
 	for _, list := range []struct {
 		kind, key string

@@ -130,14 +130,7 @@ func parseCase(arg string) (captured, error) {
 
 // runCapture captures the cases one after the other, and shows and writes what they are.
 func runCapture(a *term.App, cmd *cobra.Command, cases []captured, dir string) error {
-	if a.Address != "" {
-		return term.Usage(cmd, "--address does not apply: the work must run on the host of the daemon")
-	}
-	socket, err := filepath.Abs(a.Socket)
-	if err != nil {
-		return err
-	}
-	c, err := client.Dial(socket, client.OnUnprotected(func(error) {}))
+	c, socket, err := dialHere(a, cmd)
 	if err != nil {
 		return err
 	}

@@ -288,18 +288,23 @@ func (f *trialFlags) findGPUs(a *term.App, cmd *cobra.Command, p *trial.Plan) er
 	})
 }
 
+// dialHere connects to the daemon of this host, and returns its socket.
+func dialHere(a *term.App, cmd *cobra.Command) (c *client.Client, socket string, err error) {
+	if a.Address != "" {
+		return nil, "", term.Usage(cmd, "--address does not apply: the jobs must run on the host of the daemon")
+	}
+	if socket, err = filepath.Abs(a.Socket); err != nil {
+		return nil, "", err
+	}
+	// Requests without a lease are counted, and need no lines in the log.
+	c, err = client.Dial(socket, client.OnUnprotected(func(error) {}))
+	return c, socket, err
+}
+
 // trialRun runs a plan into a folder, or continues the run in the folder if p is nil, and shows
 // what it measured. With skip, arms with a mechanism that the daemon does not have are left out.
 func trialRun(a *term.App, cmd *cobra.Command, p *trial.Plan, command, dir string, skip bool) error {
-	if a.Address != "" {
-		return term.Usage(cmd, "--address does not apply: the jobs must run on the host of the daemon")
-	}
-	socket, err := filepath.Abs(a.Socket)
-	if err != nil {
-		return err
-	}
-	// Requests without a lease are counted, and need no lines in the log.
-	c, err := client.Dial(socket, client.OnUnprotected(func(error) {}))
+	c, socket, err := dialHere(a, cmd)
 	if err != nil {
 		return err
 	}

@@ -60,13 +60,7 @@ func (p *play) play(ctx context.Context) (err error) {
 	if err := p.daemon.awaitBreakers(ctx); err != nil {
 		return err
 	}
-	if p.events, err = p.daemon.watch(ctx); err != nil {
-		return err
-	}
-	if err := p.setPolicy(ctx); err != nil {
-		return err
-	}
-	if err := p.startJobs(ctx); err != nil {
+	if err := p.begin(ctx); err != nil {
 		return err
 	}
 	if p.arm.Kind != evidence.OfflineAlone {

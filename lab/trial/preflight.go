@@ -45,6 +45,17 @@ func (t *trial) bound(long, quick time.Duration) time.Duration {
 	return quick
 }
 
+// begin watches the daemon, sets the policy of the arm and starts the offline jobs.
+func (p *play) begin(ctx context.Context) (err error) {
+	if p.events, err = p.daemon.watch(ctx); err != nil {
+		return err
+	}
+	if err := p.setPolicy(ctx); err != nil {
+		return err
+	}
+	return p.startJobs(ctx)
+}
+
 // preflight runs the work once before the arms begin: each job has a queue and reports its progress,
 // a request is answered, it gets a lease, and the jobs are suspended for it. It chooses a rate of
 // requests for a plan without one.
@@ -56,13 +67,7 @@ func (t *trial) preflight(ctx context.Context) (err error) {
 		}
 	}()
 	p.say("looking whether the work runs")
-	if p.events, err = p.daemon.watch(ctx); err != nil {
-		return err
-	}
-	if err := p.setPolicy(ctx); err != nil {
-		return err
-	}
-	if err := p.startJobs(ctx); err != nil {
+	if err := p.begin(ctx); err != nil {
 		return err
 	}
 	if err := p.seeProgress(ctx); err != nil {

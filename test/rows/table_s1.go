@@ -1,6 +1,6 @@
 package main
 
-// s1 is queue_finder.
+// s1 has the requirements of document S1 (docs/design-documents.md).
 var s1 = []row{
 	{
 		id: "R1", asks: "queue_finder PID [LOG]; its help without arguments", needs: []string{"captures"},

@@ -1,6 +1,6 @@
 package main
 
-// s2 is TESTING_ROADMAP.
+// s2 has the requirements of document S2 (docs/design-documents.md).
 var s2 = []row{
 	{
 		id: "R12", asks: "one capture of GEMM: HIP log, driver trace, pid map in a folder", on: "trial", needs: []string{"torch", "captures"},

@@ -1,6 +1,6 @@
 package main
 
-// s3 is ARCH_Design_01, POC stage 1.
+// s3 has the requirements of document S3 (docs/design-documents.md).
 var s3 = []row{
 	{
 		id: "R19", asks: "roles: online with priority 15, offline with 2", on: "job", waits: true,

@@ -1,6 +1,6 @@
 package main
 
-// s4 is New_QUICKSTART, the map/unmap scheme.
+// s4 has the requirements of document S4 (docs/design-documents.md).
 var s4 = []row{
 	{
 		id: "R35", asks: "BATCH_UNMAP_QUEUES of several queues by one call", on: "job", needs: []string{"C"}, waits: true,

@@ -1,6 +1,6 @@
 package main
 
-// s5 is POC_Stage1_TODOLIST.
+// s5 has the requirements of document S5 (docs/design-documents.md).
 var s5 = []row{
 	{
 		id: "R50", asks: "test of the calls: they exist, suspend and resume work, error codes, rights", on: "bare",

@@ -189,6 +189,12 @@ func run(ctx context.Context, cfg kfdemu.Config, faults []kfdemu.Fault, args []s
 	program := machine.Command(ctx, args[0], args[1:]...)
 	program.Stdin, program.Stdout, program.Stderr = os.Stdin, os.Stdout, os.Stderr
 	program.Env = append(os.Environ(), socketEnv+"="+machine.Socket())
+	err = runWithSignals(program, signals, func(os.Signal) bool { return true })
+	return errors.Join(err, machine.AwaitUnused())
+}
+
+// runWithSignals runs a program to its end, and passes it the signals that it is meant to have from here.
+func runWithSignals(program *exec.Cmd, signals <-chan os.Signal, passes func(os.Signal) bool) error {
 	if err := program.Start(); err != nil {
 		return err
 	}
@@ -197,16 +203,17 @@ func run(ctx context.Context, cfg kfdemu.Config, faults []kfdemu.Fault, args []s
 		for {
 			select {
 			case s := <-signals:
-				// It may have ended at this moment, which Wait reports.
-				_ = program.Process.Signal(s)
+				if passes(s) {
+					_ = program.Process.Signal(s) // it may have ended at this moment, which Wait reports
+				}
 			case <-ended:
 				return
 			}
 		}
 	}()
-	err = program.Wait()
+	err := program.Wait()
 	close(ended)
-	return errors.Join(err, machine.AwaitUnused())
+	return err
 }
 
 func execCommand() *cobra.Command {

@@ -78,24 +78,6 @@ func runWithDaemon(ctx context.Context, args []string) (err error) {
 	program := exec.Command(args[0], args[1:]...) //nolint:gosec,noctx // G204: the user's program, which ends by its own decision
 	program.Stdin, program.Stdout, program.Stderr = os.Stdin, os.Stdout, os.Stderr
 	program.Env = append(os.Environ(), "GPREEMPT_SOCKET="+socket)
-	if err := program.Start(); err != nil {
-		return err
-	}
-	ended := make(chan struct{})
-	go func() {
-		for {
-			select {
-			case s := <-signals:
-				// A terminal sends Ctrl-C to the program, too. It may have ended at this moment, which Wait reports.
-				if s != os.Interrupt {
-					_ = program.Process.Signal(s)
-				}
-			case <-ended:
-				return
-			}
-		}
-	}()
-	err = program.Wait()
-	close(ended)
-	return err
+	// A terminal sends Ctrl-C to the program, too.
+	return runWithSignals(program, signals, func(s os.Signal) bool { return s != os.Interrupt })
 }

@@ -97,7 +97,7 @@ func DecodeCompute(words []uint32) (Compute, error) {
 	c := Compute{Words: words, Registers: words, Valid: true}
 	if len(words) != hqdRegisters {
 		if len(words) < mqdWords {
-			return Compute{}, fmt.Errorf("%d words are neither the %d registers of a slot nor an MQD of %d words", len(words), hqdRegisters, computeWords)
+			return Compute{}, fmt.Errorf("%d words are neither the %d registers of a slot nor an MQD of %d words", len(words), hqdRegisters, computeMQDWords)
 		}
 		c.Valid, c.Registers = words[0] == computeHeader, words[mqdRegisters:mqdWords:mqdWords]
 	}

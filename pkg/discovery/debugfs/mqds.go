@@ -59,8 +59,8 @@ type MQD struct {
 // The sizes of the dumps, in words. The compute MQD of gfx12.1 is the larger one,
 // and so is the SDMA MQD of gfx10.
 const (
-	computeWords, computeWordsLarge = 512, 1024
-	sdmaWords, sdmaWordsLarge       = 128, 130
+	computeMQDWords, computeMQDWordsLarge = 512, 1024
+	sdmaMQDWords, sdmaMQDWordsLarge       = 128, 130
 )
 
 // ParseMQDs parses mqds (kfd_debugfs_mqds_by_process, pqm_debugfs_mqds) of kernels
@@ -235,9 +235,9 @@ func (p *mqdParser) endQueue(atEnd bool) {
 func (p *mqdParser) whole(kind Kind) bool {
 	n := len(p.words) - p.firstWord
 	if kind == KindSDMA {
-		return n == sdmaWords || n == sdmaWordsLarge
+		return n == sdmaMQDWords || n == sdmaMQDWordsLarge
 	}
-	return n == computeWords || n == computeWordsLarge
+	return n == computeMQDWords || n == computeMQDWordsLarge
 }
 
 // shorter reports whether q, the last queue, has fewer dumps than another of its kind.

@@ -123,9 +123,9 @@ type SDMA struct {
 // inferred from the words. The words are kept, not copied.
 func DecodeSDMA(words []uint32, gfx uint32) (SDMA, error) {
 	if len(words) < sdmaLeast {
-		return SDMA{}, fmt.Errorf("%d words are neither the registers of an SDMA slot nor an SDMA MQD of %d words", len(words), sdmaWords)
+		return SDMA{}, fmt.Errorf("%d words are neither the registers of an SDMA slot nor an SDMA MQD of %d words", len(words), sdmaMQDWords)
 	}
-	s := SDMA{Words: words, Image: len(words) >= sdmaWords, Engine: -1, Queue: -1}
+	s := SDMA{Words: words, Image: len(words) >= sdmaMQDWords, Engine: -1, Queue: -1}
 	inferred := inferSDMA(words)
 	switch {
 	case gfx == 0:
@@ -154,7 +154,7 @@ func DecodeSDMA(words []uint32, gfx uint32) (SDMA, error) {
 	// The last two dwords of an image are private to the driver: 128 and 129 on gfx10,
 	// 126 and 127 on others.
 	isGFX10 := gfx/10000 == 10
-	if n := len(words); n == sdmaWords && !isGFX10 || n == sdmaWordsLarge && (isGFX10 || gfx == 0) {
+	if n := len(words); n == sdmaMQDWords && !isGFX10 || n == sdmaMQDWordsLarge && (isGFX10 || gfx == 0) {
 		s.Engine, s.Queue = int(words[n-2]), int(words[n-1])
 	}
 	return s, nil
@@ -186,7 +186,7 @@ func inferSDMA(words []uint32) SDMALayout {
 	if l := sdmaRegisters(len(words)); l != SDMAUnknown {
 		return l
 	}
-	if len(words) == sdmaWordsLarge {
+	if len(words) == sdmaMQDWordsLarge {
 		return SDMAGFX9
 	}
 	found := SDMAUnknown
